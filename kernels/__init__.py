@@ -1,0 +1,80 @@
+"""The model operators of Pagewire, registered as `torch.ops.pagewire.<op>`.
+
+Importing this package registers every op with its schema, a CPU implementation (C++ when a compiler is at hand,
+plain torch otherwise), a CUDA implementation (Triton) and a fake one for tracing. Implementations load on first
+use: a CUDA process never compiles C++, a CPU process never imports Triton.
+
+`kernels.reference` holds the plain-torch twin of each op; it is the specification that the tests compare with.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels import fake
+
+__all__ = ["PAGEWIRE", "cpu_backend"]
+
+# Tells this package from an unrelated distribution that also installs a top-level `kernels`.
+PAGEWIRE = True
+
+# op schema -> module with its CUDA implementation, a function of the op's name
+_OPS: dict[str, str] = {
+    "paged_attention(Tensor query, Tensor kv_cache, Tensor block_table, Tensor query_start_loc, Tensor seq_lens, "
+    "int max_query_len, float scale, int sliding_window=0, float soft_cap=0.0) -> Tensor": "paged_attention",
+    "store_kv(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping) -> ()": "kv_cache",
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor": "norm",
+    "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor": "norm",
+    "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, int head_dim) -> ()": "rotary",
+    "silu_and_mul(Tensor x) -> Tensor": "activation",
+    "gelu_tanh_and_mul(Tensor x) -> Tensor": "activation",
+    "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor": "linear",
+}
+
+_library = torch.library.Library("pagewire", "DEF")
+
+
+def _on_first_call(resolve: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """A function that finds its implementation when it is first called."""
+    implementation: Callable[..., Any] | None = None
+
+    def call(*args: Any) -> Any:
+        nonlocal implementation
+        if implementation is None:
+            implementation = resolve()
+        return implementation(*args)
+
+    return call
+
+
+def _cpu(name: str) -> Callable[..., Any]:
+    from kernels import cpu
+
+    return cpu.implementation(name)
+
+
+def _cuda(name: str, module: str) -> Callable[..., Any]:
+    return getattr(importlib.import_module(f"kernels.{module}"), name)
+
+
+def _register_all() -> None:
+    for schema, module in _OPS.items():
+        name = schema.partition("(")[0]
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(name, _on_first_call(lambda name=name: _cpu(name)), "CPU")
+        _library.impl(name, _on_first_call(lambda name=name, module=module: _cuda(name, module)), "CUDA")
+        torch.library.register_fake(f"pagewire::{name}", getattr(fake, name), lib=_library)
+
+
+_register_all()
+
+
+def cpu_backend() -> str:
+    """What runs the CPU ops: "cpp", or "torch" where no C++ compiler works (slower; logged once)."""
+    from kernels import cpu
+
+    return cpu.backend()
