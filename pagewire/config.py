@@ -1,0 +1,230 @@
+"""Configuration: one frozen dataclass per service; each field is a flag, a YAML key and an environment variable.
+
+`--max-num-seqs 64`, `max-num-seqs: 64` in the file given by `--config` and `PAGEWIRE_MAX_NUM_SEQS=64` mean the
+same; a flag wins over the environment, the environment over the file, the file over the default stated here.
+`pagewire.flags` does the parsing. What is found out at run time (block count, model length) is never written back.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def flag(default: Any, help: str, *, group: str, choices: tuple[str, ...] = (), kind: str = "") -> Any:
+    """A dataclass field that is also a flag.
+
+    kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
+    """
+    metadata = {"help": help, "group": group, "choices": choices, "kind": kind}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """What every service has."""
+
+    log_level: str = flag(
+        "info",
+        "least severe level to log",
+        group="observability",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = flag(
+        "text", "log lines for people or for machines", group="observability", choices=("text", "json")
+    )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "OTLP gRPC endpoint that receives traces, for instance http://localhost:4317",
+        group="observability",
+    )
+    shutdown_timeout: float = flag(
+        30.0, "seconds that requests in flight are given to end after SIGTERM", group="recovery"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenConfig(ServiceConfig):
+    """What every gRPC service has."""
+
+    listen: str = flag("", "addresses to serve gRPC on, comma separated: unix:/path or host:port", group="network")
+    metrics_port: int | None = flag(
+        None,
+        "serve this service's own Prometheus metrics on this HTTP port (the gateway serves all)",
+        group="observability",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryConfig:
+    recovery_timeout: float = flag(
+        120.0,
+        "seconds to wait for a neighbour service that died before its requests end with UNAVAILABLE",
+        group="recovery",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfigFlags:
+    """Which model; shared by the services that read its files."""
+
+    model: str = flag(
+        DEFAULT_MODEL,
+        "directory in Hugging Face layout, .gguf file, hub id, or the built-in smollm2-135m-instruct",
+        group="model",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Limits of one step; shared by scheduler and executor, which take the smaller of both."""
+
+    max_num_seqs: int | None = flag(
+        None, "requests that may run at once (default: 128 on CPU, 256 on CUDA)", group="scheduling"
+    )
+    max_num_batched_tokens: int | None = flag(
+        None,
+        "tokens that one step may compute (default: 2048 on CPU, 8192 on CUDA)",
+        group="scheduling",
+        kind="size",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(RecoveryConfig, ServiceConfig):
+    """REST, OpenAI-compatible."""
+
+    host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")
+    port: int = flag(8000, "REST port", group="network")
+    api_server_count: int = flag(1, "gateway processes behind the REST port", group="network")
+    api_key: str | None = flag(
+        None, "required as `Authorization: Bearer KEY` on every route but probes", group="network"
+    )
+    tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
+    """Text to tokens and back."""
+
+    listen: str = flag(
+        "0.0.0.0:50051",
+        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
+        group="network",
+    )
+    scheduler_address: str = flag("localhost:50052", "the scheduler service", group="network")
+    served_model_name: str | None = flag(
+        None, "names that clients use, comma separated; the first is reported (default: MODEL)", group="model"
+    )
+    tokenizer: str | None = flag(None, "tokenizer directory or .gguf file (default: the model's own)", group="model")
+    chat_template: str | None = flag(
+        None, "jinja chat template, a path or the template itself (default: the model's own)", group="model"
+    )
+    tokenizer_pool_size: int | None = flag(None, "tokenizer workers (default: from the core count)", group="tokenizer")
+    tokenizer_pool_type: str = flag(
+        "thread",
+        "workers as threads over the Rust tokenizer or as processes",
+        group="tokenizer",
+        choices=("thread", "process"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
+    """Continuous batching over paged KV memory."""
+
+    listen: str = flag(
+        "0.0.0.0:50052",
+        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
+        group="network",
+    )
+    executor_address: str = flag("localhost:50053", "the executor service", group="network")
+    long_prefill_token_threshold: int = flag(
+        0,
+        "longest prefill chunk of one request while others run, tokens; 0 = no limit",
+        group="scheduling",
+        kind="size",
+    )
+    enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="scheduling")
+    enable_chunked_prefill: bool = flag(True, "split prompts over steps", group="scheduling")
+    scheduling_policy: str = flag(
+        "fcfs",
+        "order of waiting requests and of preemption",
+        group="scheduling",
+        choices=("fcfs", "priority"),
+    )
+    max_waiting_requests: int | None = flag(
+        None,
+        "requests that may wait; more are refused with RESOURCE_EXHAUSTED / 429 (default: no bound)",
+        group="scheduling",
+    )
+    pipeline_depth: int = flag(2, "steps in flight, 1 or 2", group="scheduling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
+    """One device: weights, KV cache, steps."""
+
+    listen: str = flag(
+        "0.0.0.0:50053",
+        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
+        group="network",
+    )
+    device: str = flag(
+        "auto",
+        "where the model runs; auto takes CUDA if there is one",
+        group="executor",
+        choices=("auto", "cpu", "cuda"),
+    )
+    dtype: str = flag(
+        "auto",
+        "weights, activations and KV cache; auto takes the checkpoint's, and bfloat16 for GGUF",
+        group="model",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    load_format: str = flag(
+        "auto",
+        "how weights are stored; dummy = random weights from the config alone",
+        group="model",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    model_impl: str = flag(
+        "auto",
+        "Pagewire's own model code, or transformers' with our paged attention; auto prefers our own",
+        group="model",
+        choices=("auto", "pagewire", "transformers"),
+    )
+    max_model_len: int | None = flag(
+        None, "longest request, prompt plus output, tokens (default: the model's)", group="model", kind="size"
+    )
+    block_size: int = flag(16, "tokens per KV block", group="memory")
+    num_gpu_blocks_override: int | None = flag(
+        None, "number of KV blocks, whatever memory there is (tests force preemption with it)", group="memory"
+    )
+    gpu_memory_utilization: float = flag(
+        0.9, "share of device memory for weights, activations and KV cache together", group="memory"
+    )
+    kv_cache_memory_bytes: int | None = flag(
+        None, "size of the KV cache; suffixes as in 4GiB (default: what fits)", group="memory", kind="size"
+    )
+    enforce_eager: bool = flag(False, "no CUDA graphs", group="executor")
+    num_threads: int | None = flag(
+        None, "CPU threads that compute (default: the cores this process may use)", group="executor"
+    )
+    seed: int = flag(0, "seed of dummy weights", group="executor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig):
+    """The whole local stack: every flag of every service, and the stack's own."""
+
+    grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network")
+    uds_dir: str | None = flag(
+        None, "directory of the unix sockets between the services (default: a fresh one)", group="network"
+    )
+
+    def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
+        """The configuration of one service: this one's values for its fields, then the overrides."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service)}
+        return service(**(values | overrides))

@@ -1,0 +1,259 @@
+"""gRPC, the same for every service: server and channel options, health, reflection, errors, signals, trace context."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as grpc_health_aio
+from grpc_reflection.v1alpha import reflection
+
+from pagewire import telemetry
+from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+KEEPALIVE_MS = 20_000
+
+_COMMON_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+_SERVER_OPTIONS = [
+    *_COMMON_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A second process must fail to bind, not share the port.
+    ("grpc.so_reuseport", 0),
+]
+_CHANNEL_OPTIONS = [
+    *_COMMON_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A channel of its own per neighbour: nothing else may share, or shut, its connection.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class RpcError(Exception):
+    """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def number(self) -> int:
+        """The google.rpc.Code number, as RequestError carries it."""
+        return int(self.code.value[0])
+
+
+_CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def code_of(number: int) -> grpc.StatusCode:
+    """The status of a google.rpc.Code number; UNKNOWN for numbers nobody knows."""
+    return _CODE_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Turns exceptions of handlers into gRPC statuses: RpcError as it says, everything else INTERNAL and logged."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith("/pagewire."):
+            return handler
+        if handler.response_streaming:
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            inner_stream = handler.stream_stream or handler.unary_stream
+
+            async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
+                try:
+                    async for response in inner_stream(request, context):
+                        yield response
+                except RpcError as error:
+                    await context.abort(error.code, error.message)
+                except (grpc.aio.AbortError, asyncio.CancelledError):
+                    raise
+                except Exception as error:
+                    await _abort_internal(context, method, error)
+
+            return make(stream, handler.request_deserializer, handler.response_serializer)
+        inner_unary = handler.stream_unary or handler.unary_unary
+
+        async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            try:
+                return await inner_unary(request, context)
+            except RpcError as error:
+                await context.abort(error.code, error.message)
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                await _abort_internal(context, method, error)
+
+        return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
+
+
+async def _abort_internal(context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
+    logger.error("unexpected error in %s", method, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target."""
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def traceparent_of(context: grpc.aio.ServicerContext) -> str:
+    """The W3C trace context in a call's metadata; "" if there is none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent":
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """The metrics of this service and of those behind it."""
+
+    def __init__(self, service: str, behind: Sequence[grpc.aio.Channel] = ()) -> None:
+        self._service = service
+        self._behind = [admin_pb2_grpc.AdminServiceStub(ch) for ch in behind]
+
+    async def GetMetrics(
+        self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.GetMetricsResponse:
+        own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
+        response = admin_pb2.GetMetricsResponse(services=[own])
+        answers = await asyncio.gather(
+            *(stub.GetMetrics(request, timeout=2.0) for stub in self._behind), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, grpc.aio.AioRpcError):
+                logger.debug("no metrics from behind the %s: %s", self._service, answer.details())
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                response.services.extend(answer.services)
+        return response
+
+
+@dataclass
+class Server:
+    """One gRPC service process: what it serves, where, and how it ends.
+
+    `add(servicer, add_to_server, descriptor)` for each service, `await start()`, then `set_serving(True)` when it can
+    work; `await stop()` says NOT_SERVING first, then lets requests end within `shutdown_timeout` seconds.
+    """
+
+    addresses: Sequence[str]
+    shutdown_timeout: float = 30.0
+    _server: grpc.aio.Server = field(init=False)
+    _health: grpc_health_aio.HealthServicer = field(init=False)
+    _names: list[str] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_SERVER_OPTIONS)
+        self._health = grpc_health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def add(self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str) -> None:
+        """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name."""
+        add_to_server(servicer, self._server)
+        self._names.append(name)
+
+    def add_admin(self, service: str, behind: Sequence[grpc.aio.Channel] = ()) -> None:
+        name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+        self.add(AdminServicer(service, behind), admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
+
+    async def start(self) -> None:
+        """Listens, NOT_SERVING until told otherwise. Raises RuntimeError naming an address that cannot be bound."""
+        reflection.enable_server_reflection(
+            [
+                *self._names,
+                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+                reflection.SERVICE_NAME,
+            ],
+            self._server,
+        )
+        await self.set_serving(False)
+        for address in self.addresses:
+            try:
+                bound = self._server.add_insecure_port(address)
+            except RuntimeError as error:
+                raise RuntimeError(f"cannot listen on {address}: is another process using it? ({error})") from error
+            if not bound and not address.startswith("unix:"):
+                raise RuntimeError(f"cannot listen on {address}: is another process using it?")
+        await self._server.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        """Readiness of this service. "" (the whole process) is SERVING as soon as it listens: liveness."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set("", status.SERVING)
+        for name in self._names:
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, drained: Awaitable[object] | None = None) -> None:
+        """NOT_SERVING at once; then waits for `drained` (no request is live), at most shutdown_timeout seconds."""
+        await self._health.enter_graceful_shutdown()
+        if drained is not None:
+            try:
+                await asyncio.wait_for(drained, self.shutdown_timeout)
+            except TimeoutError:
+                logger.warning("requests still running after %g s are cut off", self.shutdown_timeout)
+        # Neighbours' multiplexed streams never end by themselves: they are cut and reconnect elsewhere.
+        await self._server.stop(grace=0.2)
+
+
+async def wait_for_signal() -> None:
+    """Returns at the first SIGINT or SIGTERM. A second one ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+
+        def handle(sig: signal.Signals = sig) -> None:
+            if stop.is_set():
+                loop.remove_signal_handler(sig)
+                signal.raise_signal(sig)
+            stop.set()
+
+        loop.add_signal_handler(sig, handle)
+    await stop.wait()
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits for them; their own errors surface."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def run(main: Awaitable[None]) -> None:
+    """Runs a service's main coroutine on uvloop."""
+
+    async def _run() -> None:
+        await main
+
+    uvloop.run(_run())

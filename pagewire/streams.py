@@ -1,0 +1,167 @@
+"""Both ends of a multiplexed stream: many requests of two neighbours over one bidirectional gRPC stream.
+
+The sending side keeps an `Outbox`: news of a request that was not sent yet is merged, so a slow reader costs its own
+requests latency, never memory without bound and never anybody else's time. The client side is a `Link`: it
+connects, reconnects with back-off for as long as the service lives, and tells its owner, who then resubmits what was
+in flight.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+
+logger = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+
+
+class Outbox(Generic[K, V]):
+    """News by request, merged until it is taken. One producer side, one consumer; all on one event loop."""
+
+    def __init__(self, merge: Callable[[V, V], V]) -> None:
+        """merge(older, newer) returns what one message would have said for both; it may change `older`."""
+        self._merge = merge
+        self._pending: dict[K, V] = {}
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def put(self, key: K, value: V) -> None:
+        older = self._pending.get(key)
+        self._pending[key] = value if older is None else self._merge(older, value)
+        self._wake.set()
+
+    def get_pending(self, key: K) -> V | None:
+        """What would be sent next for this key; lets the producer bound it."""
+        return self._pending.get(key)
+
+    def discard(self, key: K) -> None:
+        self._pending.pop(key, None)
+
+    def close(self) -> None:
+        """No more news: take() returns what is left, then ends."""
+        self._closed = True
+        self._wake.set()
+
+    async def take(self) -> dict[K, V]:
+        """Waits for news and returns all of it, oldest request first; empty only when closed."""
+        while not self._pending and not self._closed:
+            self._wake.clear()
+            await self._wake.wait()
+        taken, self._pending = self._pending, {}
+        return taken
+
+    async def __aiter__(self) -> AsyncIterator[dict[K, V]]:
+        while taken := await self.take():
+            yield taken
+
+
+Out = TypeVar("Out", covariant=True)
+In = TypeVar("In", contravariant=True)
+
+
+class BidiCall(Protocol[In, Out]):
+    """The part of grpc.aio.StreamStreamCall that a Link uses."""
+
+    async def read(self) -> Out: ...
+    async def write(self, request: In) -> None: ...
+    def cancel(self) -> bool: ...
+
+
+class LinkOwner(Protocol[Out, In]):
+    """Who uses a Link, sending Out and receiving In. Every call comes from the Link's own task, one at a time."""
+
+    async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> None:
+        """A new stream is up: nothing that was sent before counts. May send at once."""
+
+    def on_message(self, message: In) -> None:
+        """A message arrived. An exception here ends the stream (and starts a new one)."""
+
+    def on_disconnect(self, reason: str) -> None:
+        """The stream is gone; a new attempt follows. Called once per on_connect."""
+
+
+class Link(Generic[Request, Response]):
+    """The client side of one multiplexed stream, kept up for as long as `run()` runs."""
+
+    def __init__(
+        self,
+        name: str,
+        open_call: Callable[[], BidiCall[Request, Response]],
+        owner: LinkOwner[Request, Response],
+    ) -> None:
+        """open_call starts the call (`stub.Connect()`); name is for the log ("scheduler")."""
+        self._name = name
+        self._open_call = open_call
+        self._owner = owner
+        self._call: BidiCall[Request, Response] | None = None
+        self._write_lock = asyncio.Lock()
+
+    @property
+    def connected(self) -> bool:
+        return self._call is not None
+
+    async def send(self, message: Request) -> None:
+        """Sends in call order. Without a stream the message is dropped: on_connect has to say it all again."""
+        async with self._write_lock:
+            call = self._call
+            if call is None:
+                return
+            try:
+                await call.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                # The reader sees the same end of stream and reports it.
+                logger.debug("write to %s failed: %s", self._name, error)
+
+    def drop(self) -> None:
+        """Ends the current stream, as after a protocol error; run() opens a new one."""
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self) -> None:
+        """Connects and reconnects until cancelled."""
+        backoff = FIRST_BACKOFF_S
+        while True:
+            got_message = await self._run_once()
+            backoff = FIRST_BACKOFF_S if got_message else min(backoff * 2, MAX_BACKOFF_S)
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+
+    async def _run_once(self) -> bool:
+        call = self._open_call()
+        self._call = call
+        got_message = False
+        reason = "stream ended"
+        try:
+            await self._owner.on_connect(self.send)
+            while (message := await call.read()) is not grpc.aio.EOF:
+                got_message = True
+                self._owner.on_message(message)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            # Either this task is being stopped, or drop() cancelled the call under read().
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            reason = "stream dropped"
+        except Exception:
+            logger.exception("protocol error on the stream to %s", self._name)
+            reason = "protocol error"
+        finally:
+            self._call = None
+            call.cancel()
+            self._owner.on_disconnect(reason)
+        if got_message:
+            logger.warning("lost the stream to the %s (%s); reconnecting", self._name, reason)
+        else:
+            logger.debug("no stream to the %s yet (%s)", self._name, reason)
+        return got_message
