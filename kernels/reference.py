@@ -103,9 +103,10 @@ def rotary_embedding(
     cos, sin = cos_sin_cache[positions][:, None, :].chunk(2, dim=-1)
     half = cos.shape[-1]
     for x in (query, key):
-        first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-        x[..., :half] = (first * cos - second * sin).to(x.dtype)
-        x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
+        first, second = x[..., :half].float(), x[..., half : 2 * half].float()  # views of x when it is fp32
+        rotated = (first * cos - second * sin, second * cos + first * sin)
+        x[..., :half] = rotated[0].to(x.dtype)
+        x[..., half : 2 * half] = rotated[1].to(x.dtype)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

@@ -1,7 +1,126 @@
-"""Compile the C++ kernels once per machine and load them."""
+"""Compile the C++ kernels once per machine and load them.
+
+The library lies in the user's cache under a name that covers everything it depends on: sources, flags, compiler and
+processor. A changed machine or source therefore finds no library and compiles a new one (a few seconds).
+"""
 
 from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch  # noqa: F401  (first: our library must find torch's OpenMP runtime already loaded and share it)
+
+__all__ = ["BuildError", "cache_dir", "load_library"]
+
+logger = logging.getLogger(__name__)
+
+_SOURCE_DIR = Path(__file__).parent
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-ffp-contract=fast",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-Wno-psabi",
+)
+_COMPILE_TIMEOUT_S = 300
 
 
 class BuildError(RuntimeError):
     """The C++ kernels cannot be compiled or loaded here; the message names the cause and the remedy."""
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: $PAGEWIRE_CACHE_DIR, else pagewire/ in the user's cache directory."""
+    if explicit := os.environ.get("PAGEWIRE_CACHE_DIR"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pagewire"
+
+
+def load_library() -> ctypes.CDLL:
+    """The compiled kernels, from the cache if it holds a usable library. Raises BuildError."""
+    compiler = _compiler()
+    path = cache_dir() / f"kernels-{_fingerprint(compiler)}.so"
+    if path.exists():
+        try:
+            return _open(path)
+        except OSError as error:
+            logger.warning("compiled kernels %s cannot be loaded (%s): compiling them again", path, error)
+    _compile(compiler, path)
+    try:
+        return _open(path)
+    except OSError as error:
+        raise BuildError(f"compiled kernels do not load: {error}") from error
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))
+
+
+def _compiler() -> list[str]:
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if not command or shutil.which(command[0]) is None:
+        raise BuildError(f"no C++ compiler ({shlex.join(command)} not found): install g++ or set CXX")
+    return command
+
+
+def _sources() -> list[Path]:
+    return sorted(_SOURCE_DIR.glob("*.cpp"))
+
+
+def _fingerprint(compiler: list[str]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*_sources(), *_SOURCE_DIR.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    for part in (*_FLAGS, *compiler, version, platform.machine(), _processor()):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor()
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
+    lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if line.split("\t")[0].strip() in wanted)
+
+
+def _compile(compiler: list[str], path: Path) -> None:
+    """Compile to a temporary name and rename: concurrent processes never see half a library."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".so", dir=path.parent)
+    except OSError as error:
+        raise BuildError(
+            f"cannot write to {path.parent}: {error}; set PAGEWIRE_CACHE_DIR to a writable folder"
+        ) from error
+    os.close(handle)
+    command = [*compiler, *_FLAGS, *map(str, _sources()), "-o", temporary]
+    logger.info("compiling the CPU kernels (once per machine): %s", shlex.join(command))
+    started = time.monotonic()
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
+        os.replace(temporary, path)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{compiler[0]} failed:\n{error.stderr[-2000:]}") from error
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise BuildError(f"{compiler[0]} did not finish: {error}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started, path)

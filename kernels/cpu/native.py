@@ -1,3 +1,257 @@
-from kernels.cpu.build import BuildError
+"""CPU ops in C++: argument checks, then one call through ctypes (which releases the GIL).
 
-raise BuildError("no C++ compiler found; install g++ or set CXX")
+Importing this module compiles the library if need be and raises BuildError where that is impossible.
+Shapes and meanings are those of `kernels.reference`.
+"""
+
+from __future__ import annotations
+
+from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.cpu.build import load_library
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+MAX_HEAD_DIM = 256
+# Elements below which an elementwise op runs on the calling thread alone.
+_SERIAL_ELEMENTS = 32_768
+# Tokens up to which reading row-major weights directly beats torch's blocked product, by dtype.
+_MAX_DIRECT_TOKENS = {torch.bfloat16: 8, torch.float16: 4, torch.float32: 4}
+
+_P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
+
+
+def _bind(library: CDLL, name: str, *argument_types: Any) -> Any:
+    function = getattr(library, name)
+    function.argtypes = argument_types
+    function.restype = None
+    return function
+
+
+_library = load_library()
+_attention = _bind(
+    _library, "pagewire_paged_attention", _I, _I, *[_P] * 6, *[_L] * 4, *[_I] * 5, _F, _I, _F, _I
+)
+_norm = _bind(_library, "pagewire_norm", _I, *[_P] * 4, *[_L] * 4, _I, _F, _I)
+_rotary = _bind(_library, "pagewire_rotary", _I, *[_P] * 4, _L, _I, _I, *[_L] * 4, _I, _I)
+_gated = _bind(_library, "pagewire_gated", _I, _I, _P, _P, _L, _L, _I, _I)
+_store_kv = _bind(_library, "pagewire_store_kv", *[_P] * 4, _L, _I, *[_L] * 7)
+_linear = _bind(_library, "pagewire_linear", _I, *[_P] * 4, *[_L] * 3, _I)
+
+
+def _dtype(x: Tensor) -> int:
+    code = _DTYPES.get(x.dtype)
+    if code is None:
+        raise TypeError(f"CPU kernels take float32, bfloat16 or float16, not {x.dtype}")
+    return code
+
+
+def _threads(elements: int) -> int:
+    return 1 if elements < _SERIAL_ELEMENTS else torch.get_num_threads()
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    num_tokens, num_heads, head_dim = query.shape
+    _, _, num_kv_heads, block_size, _ = kv_cache.shape
+    if query.stride(2) != 1 or not kv_cache[0].is_contiguous():
+        raise ValueError(
+            "paged_attention: query's last dimension and each page of kv_cache must be contiguous"
+        )
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM or head_dim != kv_cache.shape[4]:
+        raise ValueError(f"paged_attention: head_dim {head_dim} must be a multiple of 8 up to {MAX_HEAD_DIM}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"paged_attention: {num_heads} heads cannot share {num_kv_heads} KV heads evenly")
+    for name, table in (
+        ("block_table", block_table),
+        ("query_start_loc", query_start_loc),
+        ("seq_lens", seq_lens),
+    ):
+        if table.dtype != torch.int32 or table.stride(-1) != 1:
+            raise ValueError(f"paged_attention: {name} must be contiguous int32")
+    output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
+    _attention(
+        _dtype(query),
+        _dtype(kv_cache),
+        query.data_ptr(),
+        kv_cache.data_ptr(),
+        output.data_ptr(),
+        block_table.data_ptr(),
+        query_start_loc.data_ptr(),
+        seq_lens.data_ptr(),
+        query.stride(0),
+        query.stride(1),
+        kv_cache.stride(0),
+        block_table.stride(0),
+        seq_lens.shape[0],
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        scale,
+        sliding_window,
+        soft_cap,
+        torch.get_num_threads(),
+    )
+    return output
+
+
+def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    if not kv_cache[0].is_contiguous():
+        raise ValueError("store_kv: each page of kv_cache must be contiguous")
+    if key.dtype != kv_cache.dtype:
+        key, value = key.to(kv_cache.dtype), value.to(kv_cache.dtype)
+    if key.stride(2) != 1 or value.stride(2) != 1:
+        key, value = key.contiguous(), value.contiguous()
+    size = kv_cache.element_size()
+    _store_kv(
+        key.data_ptr(),
+        value.data_ptr(),
+        kv_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        slot_mapping.shape[0],
+        key.shape[1],
+        kv_cache.shape[3],
+        key.shape[2] * size,
+        kv_cache.stride(0) * size,
+        key.stride(0) * size,
+        key.stride(1) * size,
+        value.stride(0) * size,
+        value.stride(1) * size,
+    )
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    size = x.shape[-1]
+    if x.is_contiguous():
+        outer, inner, outer_stride, inner_stride = x.numel() // size, 1, size, size
+    elif x.dim() == 3 and x.stride(2) == 1:
+        (outer, inner, _), (outer_stride, inner_stride, _) = x.shape, x.stride()
+    elif x.dim() == 2 and x.stride(1) == 1:
+        outer, inner, outer_stride, inner_stride = x.shape[0], 1, x.stride(0), size
+    else:
+        return rms_norm(x.contiguous(), weight, eps)
+    return _norm_into(x, None, weight, eps, outer, inner, outer_stride, inner_stride)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if not residual.is_contiguous() or residual.shape != x.shape or residual.dtype != x.dtype:
+        raise ValueError("add_rms_norm: residual must be contiguous, of x's shape and dtype")
+    size = x.shape[-1]
+    x = x.contiguous()
+    return _norm_into(x, residual, weight, eps, x.numel() // size, 1, size, size)
+
+
+def _norm_into(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    outer: int,
+    inner: int,
+    outer_stride: int,
+    inner_stride: int,
+) -> Tensor:
+    if weight.dtype != x.dtype:
+        weight = weight.to(x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _norm(
+        _dtype(x),
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        outer,
+        inner,
+        outer_stride,
+        inner_stride,
+        x.shape[-1],
+        eps,
+        _threads(out.numel()),
+    )
+    return out
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head_dim: int
+) -> None:
+    if query.stride(2) != 1 or key.stride(2) != 1:
+        raise ValueError("rotary_embedding: the last dimension of query and key must be contiguous")
+    if cos_sin_cache.dtype != torch.float32 or positions.dtype != torch.int64:
+        raise TypeError("rotary_embedding: cos_sin_cache must be float32 and positions int64")
+    if cos_sin_cache.shape[1] > head_dim:
+        raise ValueError(
+            f"rotary_embedding: rotary_dim {cos_sin_cache.shape[1]} is larger than head_dim {head_dim}"
+        )
+    _rotary(
+        _dtype(query),
+        positions.data_ptr(),
+        query.data_ptr(),
+        key.data_ptr(),
+        cos_sin_cache.data_ptr(),
+        positions.shape[0],
+        query.shape[1],
+        key.shape[1],
+        query.stride(0),
+        query.stride(1),
+        key.stride(0),
+        key.stride(1),
+        cos_sin_cache.shape[1],
+        _threads(query.numel()),
+    )
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    return _gated_into(x, gelu=0)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    return _gated_into(x, gelu=1)
+
+
+def _gated_into(x: Tensor, gelu: int) -> Tensor:
+    x = x.contiguous()
+    size = x.shape[-1] // 2
+    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype)
+    rows = out.numel() // size
+    _gated(_dtype(x), gelu, x.data_ptr(), out.data_ptr(), rows, 2 * size, size, _threads(out.numel()))
+    return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    num_tokens, in_features = x.shape
+    if (
+        num_tokens > _MAX_DIRECT_TOKENS[x.dtype]
+        or in_features % 32
+        or not weight.is_contiguous()
+        or weight.dtype != x.dtype
+    ):
+        return F.linear(x, weight, bias)
+    x = x.contiguous()
+    out = torch.empty((num_tokens, weight.shape[0]), dtype=x.dtype)
+    _linear(
+        _DTYPES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        in_features,
+        weight.shape[0],
+        torch.get_num_threads(),
+    )
+    return out

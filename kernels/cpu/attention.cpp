@@ -1,0 +1,377 @@
+// Attention over a paged KV cache.
+//
+// The work is cut into tiles: (request, KV head, some query tokens, a range of keys). The query heads that share a
+// KV head are rows of one tile, so each page is read once per tile. A tile walks its keys in batches with the online
+// softmax of flash attention. Key ranges have a fixed size, so that the result of a request never depends on its
+// neighbours in the batch; a request with several ranges gets its partial results merged afterwards.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "pack.h"
+
+namespace {
+
+constexpr int KEY_BATCH = 64;         // keys per softmax step
+constexpr int TILE_ROWS = 64;         // query tokens x heads of a group per tile, more only for larger groups
+constexpr int FEW_ROWS = 16;          // a tile with at most so many rows is bound by memory: short key ranges
+constexpr int KEYS_PER_TILE_FEW = 256;
+constexpr int KEYS_PER_TILE_MANY = 4096;
+constexpr int64_t SERIAL_WORK = 200'000;  // multiply-adds below which waking other threads costs more than it gains
+constexpr float LOWEST = -1e30f;      // a finite "no key seen yet": LOWEST - LOWEST is 0, not NaN
+
+struct Problem {
+    const char* query;
+    const char* kv_cache;
+    char* output;
+    const int32_t* block_table;
+    const int32_t* query_start;
+    const int32_t* seq_lens;
+    int64_t query_stride, query_head_stride;  // elements
+    int64_t block_stride;                     // elements
+    int64_t table_stride;
+    int num_requests, num_heads, num_kv_heads, head_dim, block_size;
+    float scale, soft_cap;
+    int window;
+    int query_dtype;
+
+    int group() const { return num_heads / num_kv_heads; }
+    int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
+};
+
+struct Tile {
+    int request, kv_head;
+    int query_begin, query_end;  // tokens of the request's query
+    int key_begin, key_end;
+    int64_t partial;             // first row of its partial result, -1 if it writes the output itself
+};
+
+struct Merge {
+    Tile tile;  // of the first range
+    int parts;
+};
+
+struct FreeDeleter {
+    void operator()(void* p) const { std::free(p); }
+};
+
+// 64-byte aligned scratch memory that only grows.
+class Scratch {
+   public:
+    char* take(size_t bytes) {
+        bytes = (bytes + 63) / 64 * 64;
+        if (bytes > size_) {
+            memory_.reset(static_cast<char*>(std::aligned_alloc(64, bytes)));
+            size_ = bytes;
+        }
+        return memory_.get();
+    }
+
+   private:
+    std::unique_ptr<char, FreeDeleter> memory_;
+    size_t size_ = 0;
+};
+
+template <class F>
+void with_dtype(int dtype, F function) {
+    if (dtype == FLOAT32) function(float{});
+    if (dtype == BFLOAT16) function(bf16{});
+    if (dtype == FLOAT16) function(f16{});
+}
+
+f32x16 load_any(const void* p, int dtype, int64_t index, int count) {
+    f32x16 x = {};
+    with_dtype(dtype, [&](auto t) { x = load((const decltype(t)*)p + index, count); });
+    return x;
+}
+
+void store_any(void* p, int dtype, int64_t index, f32x16 x, int count) {
+    with_dtype(dtype, [&](auto t) { store((decltype(t)*)p + index, x, count); });
+}
+
+// ---- rows: row r of a tile is query token query_begin + r / group, head kv_head * group + r % group ----
+
+struct Row {
+    int64_t query, output;  // element offsets
+    int position;
+};
+
+Row row_of(const Problem& p, const Tile& tile, int r) {
+    const int group = p.group();
+    const int token = tile.query_begin + r / group;
+    const int head = tile.kv_head * group + r % group;
+    const int start = p.query_start[tile.request];
+    const int query_len = p.query_start[tile.request + 1] - start;
+    return {(start + token) * p.query_stride + head * p.query_head_stride,
+            ((int64_t)(start + token) * p.num_heads + head) * p.head_dim,
+            p.seq_lens[tile.request] - query_len + token};
+}
+
+void write_row(const Problem& p, const Row& row, const float* acc, float denominator) {
+    const float scale = denominator > 0 ? 1.0f / denominator : 0.0f;
+    for (int d = 0; d < p.head_dim; d += LANES)
+        store_any(p.output, p.query_dtype, row.output + d, load(acc + d) * scale, p.head_dim - d);
+}
+
+// ---- one tile ----
+
+// Scaled scores of one row, in units of log2: masked lanes are -inf. Returns the row's maximum.
+float mask_and_scale(const Problem& p, float* scores, int vectors, int begin, int end) {
+    const f32x16 minus_infinity = splat(-INFINITY);
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const float factor = p.soft_cap > 0 ? p.scale / p.soft_cap : p.scale * LOG2E;
+    f32x16 highest = minus_infinity;
+    for (int v = 0; v < vectors; v++) {
+        const int first = v * LANES;
+        f32x16 s = load(scores + first) * factor;
+        if (p.soft_cap > 0) s = tanh(s) * (p.soft_cap * LOG2E);
+        if (begin > first || end < first + LANES) {
+            const i32x16 key = lane + first;
+            s = ((key >= begin) & (key < end)) ? s : minus_infinity;
+        }
+        store(scores + first, s);
+        highest = max(highest, s);
+    }
+    return max(highest);
+}
+
+// Turns scores into weights 2^(s - maximum), in the form the second product reads. Returns their sum.
+template <class M>
+float exponentiate(const float* scores, int vectors, float maximum, typename M::element* weights) {
+    f32x16 total = {};
+    for (int v = 0; v < vectors; v++) {
+        const f32x16 weight = exp2(load(scores + v * LANES) - maximum);
+        total += weight;
+        if constexpr (M::PER_ELEMENT == 1) {
+            store(weights + v * LANES, weight);
+        } else {
+            store((bf16*)weights + v * LANES, weight);
+        }
+    }
+    return sum(total);
+}
+
+template <class M, class T>
+class TileWorker {
+   public:
+    TileWorker(const Problem& p, Scratch& scratch, int max_rows) : p_(p), dim_(p.padded_dim()) {
+        const size_t rows = max_rows, dim = dim_;
+        const size_t sizes[] = {rows * dim, dim * KEY_BATCH, KEY_BATCH * dim, rows * KEY_BATCH,
+                                rows * KEY_BATCH, rows * dim, rows, rows, rows};
+        size_t total = 0;
+        for (size_t s : sizes) total += (s + 15) / 16 * 16;
+        float* next = (float*)scratch.take(total * sizeof(float));
+        float** const targets[] = {(float**)&query_, (float**)&keys_, (float**)&values_, &scores_, (float**)&weights_,
+                                   &acc_, &maximum_, &denominator_, &correction_};
+        for (size_t i = 0; i < std::size(sizes); i++) {
+            *targets[i] = next;
+            next += (sizes[i] + 15) / 16 * 16;
+        }
+    }
+
+    void run(const Tile& tile, float* partials) {
+        const int rows = (tile.query_end - tile.query_begin) * p_.group();
+        load_query(tile, rows);
+        std::fill(acc_, acc_ + rows * dim_, 0.0f);
+        std::fill(maximum_, maximum_ + rows, LOWEST);
+        std::fill(denominator_, denominator_ + rows, 0.0f);
+        find_rows(tile, tile.key_begin);
+        for (int key = tile.key_begin; key < tile.key_end; key += KEY_BATCH) {
+            const int count = std::min(KEY_BATCH, tile.key_end - key);
+            const T* key_rows[KEY_BATCH];
+            const T* value_rows[KEY_BATCH];
+            std::copy(next_keys_, next_keys_ + count, key_rows);
+            for (int i = 0; i < count; i++) value_rows[i] = key_rows[i] + value_offset();
+            if (key + KEY_BATCH < tile.key_end) find_rows(tile, key + KEY_BATCH);
+            step(tile, rows, key, count, key_rows, value_rows);
+        }
+        finish(tile, rows, partials);
+    }
+
+   private:
+    int depth() const { return dim_ / M::PER_ELEMENT; }
+    int64_t value_offset() const { return (int64_t)p_.num_kv_heads * p_.block_size * p_.head_dim; }
+
+    void load_query(const Tile& tile, int rows) {
+        for (int r = 0; r < rows; r++) {
+            const int64_t source = row_of(p_, tile, r).query;
+            for (int d = 0; d < dim_; d += LANES) {
+                const f32x16 q = load_any(p_.query, p_.query_dtype, source + d, p_.head_dim - d);
+                if constexpr (M::PER_ELEMENT == 1) {
+                    store(query_ + r * depth() + d, q);
+                } else {
+                    store((bf16*)(query_ + r * depth()) + d, q);
+                }
+            }
+        }
+    }
+
+    // Where the next batch of keys lies; fetches it into the cache while the current one is computed.
+    void find_rows(const Tile& tile, int key) {
+        const int count = std::min(KEY_BATCH, tile.key_end - key);
+        const int32_t* table = p_.block_table + tile.request * p_.table_stride;
+        const int64_t head = (int64_t)tile.kv_head * p_.block_size * p_.head_dim;
+        int page = key / p_.block_size, offset = key % p_.block_size;
+        for (int i = 0; i < count; page++, offset = 0) {
+            const T* row = (const T*)p_.kv_cache + table[page] * p_.block_stride + head + offset * p_.head_dim;
+            const int end = std::min(count, i + p_.block_size - offset);
+            const int64_t bytes = (int64_t)(end - i) * p_.head_dim * sizeof(T);
+            for (int64_t b = 0; b < bytes; b += 64) {
+                __builtin_prefetch((const char*)row + b);
+                __builtin_prefetch((const char*)(row + value_offset()) + b);
+            }
+            for (; i < end; i++, row += p_.head_dim) next_keys_[i] = row;
+        }
+    }
+
+    void step(const Tile& tile, int rows, int key, int count, const T* const* key_rows, const T* const* value_rows) {
+        const int vectors = (count + LANES - 1) / LANES;
+        pack_keys<M>(key_rows, count, p_.head_dim, keys_, KEY_BATCH);
+        gemm<M>(query_, depth(), keys_, KEY_BATCH, (p_.head_dim + M::PER_ELEMENT - 1) / M::PER_ELEMENT, scores_,
+                KEY_BATCH, nullptr, rows, vectors);
+        const int weight_stride = KEY_BATCH / M::PER_ELEMENT;
+        const int group = p_.group();
+        const int first_position = row_of(p_, tile, 0).position;
+        for (int r = 0; r < rows; r++) {
+            const int position = first_position + r / group;
+            const int end = std::min(count, position + 1 - key);
+            const int begin = p_.window > 0 ? position + 1 - p_.window - key : 0;
+            const float highest = mask_and_scale(p_, scores_ + r * KEY_BATCH, vectors, begin, end);
+            const float maximum = std::max(maximum_[r], highest);
+            correction_[r] = exp2(splat(maximum_[r] - maximum))[0];
+            maximum_[r] = maximum;
+            denominator_[r] = denominator_[r] * correction_[r] +
+                              exponentiate<M>(scores_ + r * KEY_BATCH, vectors, maximum, weights_ + r * weight_stride);
+        }
+        pack_values<M>(value_rows, count, p_.head_dim, values_, dim_);
+        gemm<M>(weights_, weight_stride, values_, dim_, (count + M::PER_ELEMENT - 1) / M::PER_ELEMENT, acc_, dim_,
+                correction_, rows, dim_ / LANES);
+    }
+
+    // A partial row is [acc (dim), maximum, denominator], padded to dim + 16.
+    void finish(const Tile& tile, int rows, float* partials) {
+        for (int r = 0; r < rows; r++) {
+            const float* acc = acc_ + r * dim_;
+            if (tile.partial < 0) {
+                write_row(p_, row_of(p_, tile, r), acc, denominator_[r]);
+                continue;
+            }
+            float* target = partials + (tile.partial + r) * (dim_ + LANES);
+            std::copy(acc, acc + dim_, target);
+            target[dim_] = maximum_[r];
+            target[dim_ + 1] = denominator_[r];
+        }
+    }
+
+    const Problem& p_;
+    const int dim_;
+    typename M::element *query_, *keys_, *values_, *weights_;
+    float *scores_, *acc_, *maximum_, *denominator_, *correction_;
+    const T* next_keys_[KEY_BATCH];
+};
+
+void merge_partials(const Problem& p, const Merge& merge, const float* partials) {
+    const int dim = p.padded_dim(), stride = dim + LANES;
+    const int rows = (merge.tile.query_end - merge.tile.query_begin) * p.group();
+    for (int r = 0; r < rows; r++) {
+        const float* first = partials + (merge.tile.partial + r) * stride;
+        const int64_t part_stride = (int64_t)rows * stride;
+        float maximum = LOWEST, denominator = 0.0f;
+        for (int i = 0; i < merge.parts; i++) maximum = std::max(maximum, first[i * part_stride + dim]);
+        float acc[256] = {};
+        for (int i = 0; i < merge.parts; i++) {
+            const float* part = first + i * part_stride;
+            const float weight = exp2(splat(part[dim] - maximum))[0];
+            denominator += weight * part[dim + 1];
+            for (int d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) + load(part + d) * weight);
+        }
+        write_row(p, row_of(p, merge.tile, r), acc, denominator);
+    }
+}
+
+// ---- the whole batch ----
+
+struct Plan {
+    std::vector<Tile> tiles;
+    std::vector<Merge> merges;
+    int64_t partial_rows = 0;
+    int64_t work = 0;  // multiply-adds, roughly
+    int max_rows = 0;
+};
+
+Plan make_plan(const Problem& p) {
+    Plan plan;
+    const int group = p.group();
+    const int tokens_per_tile = std::max(1, TILE_ROWS / group);
+    for (int b = 0; b < p.num_requests; b++) {
+        const int query_len = p.query_start[b + 1] - p.query_start[b], seq_len = p.seq_lens[b];
+        if (seq_len <= 0) continue;
+        for (int begin = 0; begin < query_len; begin += tokens_per_tile) {
+            const int end = std::min(query_len, begin + tokens_per_tile);
+            const int rows = (end - begin) * group;
+            const int first_position = seq_len - query_len + begin;
+            const int key_end = seq_len - query_len + end;
+            const int key_begin = p.window > 0 ? std::max(0, first_position + 1 - p.window) : 0;
+            const int range = rows <= FEW_ROWS ? KEYS_PER_TILE_FEW : KEYS_PER_TILE_MANY;
+            // Ranges begin at multiples of their size, wherever the window begins.
+            const int first_range = key_begin / range * range;
+            const int parts = (key_end - first_range + range - 1) / range;
+            plan.max_rows = std::max(plan.max_rows, rows);
+            plan.work += (int64_t)(key_end - key_begin) * p.num_kv_heads * p.head_dim * (rows + 8);
+            for (int head = 0; head < p.num_kv_heads; head++) {
+                const int64_t partial = parts > 1 ? plan.partial_rows : -1;
+                if (parts > 1) {
+                    plan.merges.push_back({{b, head, begin, end, 0, 0, partial}, parts});
+                    plan.partial_rows += (int64_t)parts * rows;
+                }
+                for (int i = 0; i < parts; i++) {
+                    const int from = first_range + i * range;
+                    plan.tiles.push_back({b, head, begin, end, std::max(from, key_begin), std::min(from + range, key_end),
+                                          partial < 0 ? -1 : partial + (int64_t)i * rows});
+                }
+            }
+        }
+    }
+    return plan;
+}
+
+template <class M, class T>
+void run_plan(const Problem& p, const Plan& plan, int threads) {
+    static thread_local Scratch partial_memory;
+    float* partials = (float*)partial_memory.take(plan.partial_rows * (p.padded_dim() + LANES) * sizeof(float) + 64);
+    const int num_tiles = (int)plan.tiles.size(), num_merges = (int)plan.merges.size();
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        static thread_local Scratch scratch;
+        TileWorker<M, T> worker(p, scratch, plan.max_rows);
+        // The last tiles of a causal prompt are the longest: they go first.
+#pragma omp for schedule(dynamic)
+        for (int i = num_tiles - 1; i >= 0; i--) worker.run(plan.tiles[i], partials);
+#pragma omp for schedule(static)
+        for (int i = 0; i < num_merges; i++) merge_partials(p, plan.merges[i], partials);
+    }
+}
+
+}  // namespace
+
+extern "C" void pagewire_paged_attention(int query_dtype, int kv_dtype, const void* query, const void* kv_cache,
+                                         void* output, const int32_t* block_table, const int32_t* query_start,
+                                         const int32_t* seq_lens, int64_t query_stride, int64_t query_head_stride,
+                                         int64_t block_stride, int64_t table_stride, int num_requests, int num_heads,
+                                         int num_kv_heads, int head_dim, int block_size, float scale, int window,
+                                         float soft_cap, int threads) {
+    const Problem p = {(const char*)query, (const char*)kv_cache, (char*)output, block_table, query_start, seq_lens,
+                       query_stride, query_head_stride, block_stride, table_stride, num_requests, num_heads,
+                       num_kv_heads, head_dim, block_size, scale, soft_cap, window, query_dtype};
+    const Plan plan = make_plan(p);
+    if (plan.tiles.empty()) return;
+    if (plan.work < SERIAL_WORK) threads = 1;
+#if defined(__AVX512BF16__)
+    if (query_dtype == BFLOAT16 && kv_dtype == BFLOAT16) return run_plan<Bf16Pair, bf16>(p, plan, threads);
+#endif
+    with_dtype(kv_dtype, [&](auto t) { run_plan<Fp32, decltype(t)>(p, plan, threads); });
+}

@@ -1,0 +1,97 @@
+// The register-blocked inner product shared by both matrix products of attention:
+//     C[r][:] = beta[r] * C[r][:] + sum_k A[r][k] * B[k][:]
+// A is row-major, B has its columns in vector lanes. Two element forms exist:
+//   Fp32      A and B are floats;
+//   Bf16Pair  A and B hold pairs of bf16, (2k, 2k + 1) in one 32-bit element, multiplied by the bf16 dot instruction.
+#pragma once
+
+#include "vector.h"
+
+#if defined(__AVX512F__)
+constexpr int MAX_GEMM_VECTORS = 4;  // 6 x 4 accumulators of the 32 registers
+#else
+constexpr int MAX_GEMM_VECTORS = 1;
+#endif
+constexpr int MAX_GEMM_ROWS = 6;
+
+struct Fp32 {
+    typedef float element;
+    typedef f32x16 vector;
+    static constexpr int PER_ELEMENT = 1;
+    static vector broadcast(element a) { return splat(a); }
+    static f32x16 multiply_add(f32x16 sum, vector a, vector b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Pair {
+    typedef uint32_t element;
+    typedef u32x16 vector;
+    static constexpr int PER_ELEMENT = 2;
+    static vector broadcast(element a) { return (vector)_mm512_set1_epi32((int)a); }
+    static f32x16 multiply_add(f32x16 sum, vector a, vector b) {
+        return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+};
+#endif
+
+template <class M, int ROWS, int VECTORS>
+static inline void gemm_block(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride,
+                              int depth, float* c, int c_stride, const float* beta) {
+    f32x16 acc[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++)
+            acc[r][v] = beta ? load(c + r * c_stride + v * LANES) * beta[r] : f32x16{};
+    for (int k = 0; k < depth; k++) {
+        typename M::vector columns[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++)
+            columns[v] = load_raw<typename M::vector>(b + (int64_t)k * b_stride + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const typename M::vector row = M::broadcast(a[r * a_stride + k]);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) acc[r][v] = M::multiply_add(acc[r][v], row, columns[v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) store(c + r * c_stride + v * LANES, acc[r][v]);
+}
+
+template <class M, int VECTORS>
+static void gemm_columns(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride,
+                         int depth, float* c, int c_stride, const float* beta, int rows) {
+    typedef void (*Block)(const typename M::element*, int, const typename M::element*, int, int, float*, int,
+                          const float*);
+    static constexpr Block blocks[MAX_GEMM_ROWS] = {
+        gemm_block<M, 1, VECTORS>, gemm_block<M, 2, VECTORS>, gemm_block<M, 3, VECTORS>,
+        gemm_block<M, 4, VECTORS>, gemm_block<M, 5, VECTORS>, gemm_block<M, 6, VECTORS>,
+    };
+    for (int r = 0; r < rows; r += MAX_GEMM_ROWS) {
+        const int count = rows - r < MAX_GEMM_ROWS ? rows - r : MAX_GEMM_ROWS;
+        blocks[count - 1](a + r * a_stride, a_stride, b, b_stride, depth, c + r * c_stride, c_stride,
+                          beta ? beta + r : nullptr);
+    }
+}
+
+// rows x (vectors * 16) outputs. Null `beta` overwrites C. Strides and depth count elements of the form M.
+template <class M>
+static void gemm(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride, int depth,
+                 float* c, int c_stride, const float* beta, int rows, int vectors) {
+    for (int v = 0; v < vectors; v += MAX_GEMM_VECTORS) {
+        const int count = vectors - v < MAX_GEMM_VECTORS ? vectors - v : MAX_GEMM_VECTORS;
+        const typename M::element* columns = b + v * LANES;
+        float* out = c + v * LANES;
+        switch (count) {
+            case 1: gemm_columns<M, 1>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
+#if defined(__AVX512F__)
+            case 2: gemm_columns<M, 2>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
+            case 3: gemm_columns<M, 3>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
+            case 4: gemm_columns<M, 4>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
+#endif
+        }
+    }
+}

@@ -1,0 +1,77 @@
+// Rearrange key and value rows, scattered over pages, into the tiles that gemm.h multiplies.
+#pragma once
+
+#include "gemm.h"
+
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+
+// Write the transpose of an 8 x 8 tile of 32-bit elements: out[j * stride + i] = in[i][j].
+static inline void transpose_8x8(const u32x8 in[8], uint32_t* out, int stride) {
+    u32x8 pairs[8], quads[8];
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = __builtin_shufflevector(in[i], in[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        pairs[i + 1] = __builtin_shufflevector(in[i], in[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            quads[i + 2 * j] = __builtin_shufflevector(pairs[i + j], pairs[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            quads[i + 2 * j + 1] = __builtin_shufflevector(pairs[i + j], pairs[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int j = 0; j < 4; j++) {
+        const u32x8 low = __builtin_shufflevector(quads[j], quads[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        const u32x8 high = __builtin_shufflevector(quads[j], quads[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        __builtin_memcpy(out + j * stride, &low, 32);
+        __builtin_memcpy(out + (j + 4) * stride, &high, 32);
+    }
+}
+
+// The 8 elements of form M that begin at dimension `dim` of a row; dimensions past `head_dim` are zero.
+template <class M, class T>
+static inline u32x8 load_elements(const T* row, int dim, int head_dim) {
+    constexpr int COUNT = 8 * M::PER_ELEMENT;
+    T padded[COUNT] = {};
+    const T* source = row + dim;
+    if (head_dim - dim < COUNT) {
+        __builtin_memcpy(padded, source, (head_dim - dim) * sizeof(T));
+        source = padded;
+    }
+    if constexpr (COUNT * sizeof(T) == 32) {
+        return load_raw<u32x8>(source);  // already in the form: fp32, or bf16 pairs
+    } else {
+        float wide[LANES];
+        store(wide, load(source, COUNT));
+        return load_raw<u32x8>(wide);
+    }
+}
+
+// keys: `count` rows of head_dim elements -> out[element][key], key stride `stride`. Keys are padded to 8 by repeating
+// the last row: attention masks what they produce.
+template <class M, class T>
+static void pack_keys(const T* const* keys, int count, int head_dim, typename M::element* out, int stride) {
+    for (int k = 0; k < count; k += 8)
+        for (int dim = 0; dim < head_dim; dim += 8 * M::PER_ELEMENT) {
+            u32x8 tile[8];
+            for (int i = 0; i < 8; i++)
+                tile[i] = load_elements<M>(keys[k + i < count ? k + i : count - 1], dim, head_dim);
+            transpose_8x8(tile, (uint32_t*)out + dim / M::PER_ELEMENT * stride + k, stride);
+        }
+}
+
+// values: `count` rows of head_dim elements -> out[element along keys][dimension], dimensions padded with zeros.
+template <class M, class T>
+static void pack_values(const T* const* values, int count, int head_dim, typename M::element* out, int stride) {
+    for (int k = 0; k < count; k += M::PER_ELEMENT)
+        for (int dim = 0; dim < head_dim; dim += LANES) {
+            typename M::element* target = out + k / M::PER_ELEMENT * stride + dim;
+            if constexpr (M::PER_ELEMENT == 1) {
+                store(target, load(values[k] + dim, head_dim - dim));
+            } else {
+                // A bf16 widened to fp32 has its bits in the upper half: the second row stays there, the first goes down.
+                const u32x16 low = (u32x16)load(values[k] + dim, head_dim - dim) >> 16;
+                u32x16 high = {};
+                if (k + 1 < count) high = (u32x16)load(values[k + 1] + dim, head_dim - dim);
+                const u32x16 both = low | high;
+                __builtin_memcpy(target, &both, sizeof both);
+            }
+        }
+}

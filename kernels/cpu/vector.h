@@ -1,0 +1,173 @@
+// Vectors of 16 floats and the element types the kernels read and write.
+//
+// GCC's vector extensions: one AVX-512 register, two AVX2 registers, or whatever the machine has. Intrinsics appear
+// only where the compiler cannot find the instruction by itself.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+constexpr int LANES = 16;
+constexpr float LOG2E = 1.4426950408889634f;
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+// The dtype codes that the Python side passes.
+enum Dtype : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+template <class V>
+static inline V load_raw(const void* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof(V));
+    return v;
+}
+
+static inline f32x16 splat(float x) { return x - f32x16{}; }
+
+// ---- conversions ----
+
+static inline f32x16 widen(u16x16 bits, bf16) {
+    return (f32x16)(__builtin_convertvector(bits, u32x16) << 16);
+}
+
+static inline u16x16 narrow(f32x16 x, bf16) {
+#if defined(__AVX512BF16__)
+    return (u16x16)_mm512_cvtneps_pbh((__m512)x);
+#else
+    const u32x16 u = (u32x16)x;
+    const u32x16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;  // to nearest, ties to even
+    const u32x16 nan = (u >> 16) | 0x40u;
+    return __builtin_convertvector((x != x) ? nan : rounded, u16x16);
+#endif
+}
+
+#if defined(__AVX512F__)
+static inline f32x16 widen(u16x16 bits, f16) { return (f32x16)_mm512_cvtph_ps((__m256i)bits); }
+static inline u16x16 narrow(f32x16 x, f16) {
+    return (u16x16)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#elif defined(__F16C__)
+static inline f32x16 widen(u16x16 bits, f16) {
+    __m128i half[2];
+    __m256 full[2];
+    __builtin_memcpy(half, &bits, 32);
+    for (int i = 0; i < 2; i++) full[i] = _mm256_cvtph_ps(half[i]);
+    return load_raw<f32x16>(full);
+}
+static inline u16x16 narrow(f32x16 x, f16) {
+    __m256 full[2];
+    __m128i half[2];
+    __builtin_memcpy(full, &x, 64);
+    for (int i = 0; i < 2; i++) half[i] = _mm256_cvtps_ph(full[i], _MM_FROUND_TO_NEAREST_INT);
+    return load_raw<u16x16>(half);
+}
+#else
+static inline f32x16 widen(u16x16 bits, f16) {
+    f32x16 x;
+    for (int i = 0; i < LANES; i++) {
+        const uint16_t h = bits[i];
+        _Float16 value;
+        __builtin_memcpy(&value, &h, 2);
+        x[i] = (float)value;
+    }
+    return x;
+}
+static inline u16x16 narrow(f32x16 x, f16) {
+    u16x16 bits;
+    for (int i = 0; i < LANES; i++) {
+        const _Float16 value = (_Float16)x[i];
+        uint16_t h;
+        __builtin_memcpy(&h, &value, 2);
+        bits[i] = h;
+    }
+    return bits;
+}
+#endif
+
+// ---- loads and stores; the `count` forms touch only that many elements (the other lanes read as zero) ----
+
+static inline f32x16 load(const float* p) { return load_raw<f32x16>(p); }
+template <class T>
+static inline f32x16 load(const T* p) {
+    return widen(load_raw<u16x16>(p), T{});
+}
+
+static inline void store(float* p, f32x16 x) { __builtin_memcpy(p, &x, sizeof x); }
+template <class T>
+static inline void store(T* p, f32x16 x) {
+    const u16x16 bits = narrow(x, T{});
+    __builtin_memcpy(p, &bits, sizeof bits);
+}
+
+template <class T>
+static inline f32x16 load(const T* p, int count) {
+    if (count >= LANES) return load(p);
+    T padded[LANES] = {};
+    __builtin_memcpy(padded, p, count * sizeof(T));
+    return load(padded);
+}
+
+template <class T>
+static inline void store(T* p, f32x16 x, int count) {
+    if (count >= LANES) return store(p, x);
+    T padded[LANES];
+    store(padded, x);
+    __builtin_memcpy(p, padded, count * sizeof(T));
+}
+
+// ---- arithmetic ----
+
+static inline float sum(f32x16 x) {
+    float s[LANES];
+    store(s, x);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) s[i] += s[i + width];
+    return s[0];
+}
+
+static inline float max(f32x16 x) {
+    float s[LANES];
+    store(s, x);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) s[i] = s[i] > s[i + width] ? s[i] : s[i + width];
+    return s[0];
+}
+
+static inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+// 2^x, relative error below 1.5e-7; 0 below the smallest normal number, also for -inf.
+static inline f32x16 exp2(f32x16 x) {
+    const f32x16 low = splat(-126.0f), high = splat(127.0f);
+    const f32x16 clamped = x < low ? low : (x > high ? high : x);
+    const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const f32x16 shifted = clamped + magic;
+    const f32x16 r = clamped - (shifted - magic);  // in [-0.5, 0.5]
+    f32x16 p = splat(1.537070482e-4f);  // minimax polynomial of 2^r
+    p = p * r + 1.339984829e-3f;
+    p = p * r + 9.618373251e-3f;
+    p = p * r + 5.550329035e-2f;
+    p = p * r + 2.402264846e-1f;
+    p = p * r + 6.931472056e-1f;
+    p = p * r + 1.0f;
+    const f32x16 power = (f32x16)((u32x16)p + ((u32x16)shifted << 23));
+    return x < low ? f32x16{} : power;
+}
+
+static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp2(x * -LOG2E)); }
+
+static inline f32x16 tanh(f32x16 x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
