@@ -1,0 +1,30 @@
+"""Root-mean-square normalisation, alone or fused with the residual addition before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from services.executor.layers import ops
+from services.executor.layers.placement import Placement
+
+
+class RMSNorm:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in fp32."""
+
+    __slots__ = ("eps", "weight")
+
+    def __init__(self, size: int, eps: float, placement: Placement) -> None:
+        self.weight = placement.empty(size)
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Adds x to the residual stream in place and returns the stream normalised."""
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+    def load_targets(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{name}.weight", self.weight

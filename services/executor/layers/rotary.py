@@ -1,0 +1,104 @@
+"""Rotary position embedding: the frequencies of every variant, evaluated once into a table.
+
+Formulas: RoPE (Su et al. 2021), linear position interpolation (Chen et al. 2023), dynamic NTK scaling, YaRN
+(Peng et al. 2023) and Llama 3.1's frequency bands. Values equal those of transformers' `modeling_rope_utils`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from services.executor.layers import ops
+from services.executor.model_config import ModelConfig, RopeConfig
+
+
+class RotaryEmbedding:
+    """Rotates halves of query and key heads in place, by a table shared by all layers of a model.
+
+    The table is fixed for the life of the model, because keys already in the cache were rotated by it. Dynamic NTK
+    scaling, which transformers re-evaluates at the length of the batch at hand, is therefore evaluated once, at
+    `max_model_len`: up to `max_position_embeddings` nothing is scaled, beyond it every request is treated as one
+    of the longest served length. A request's tokens then never depend on its neighbours or on its own final length.
+    """
+
+    __slots__ = ("cos_sin_cache", "head_dim")
+
+    def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
+        frequencies, attention_factor = rope_frequencies(config, max_model_len)
+        angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
+        cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+        self.cos_sin_cache = cos_sin.to(device)  # fp32 [max_model_len, rotary_dim]
+        self.head_dim = config.head_dim
+
+    def __call__(self, positions: Tensor, query: Tensor, key: Tensor) -> None:
+        """positions int64 [T]; query [T, num_heads, head_dim] and key [T, num_kv_heads, head_dim], in place."""
+        ops.rotary_embedding(positions, query, key, self.cos_sin_cache, self.head_dim)
+
+
+def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
+    """Inverse frequencies, fp32 [rotary_dim / 2], and the factor that cos and sin are multiplied with."""
+    rope = config.rope
+    rotary_dim = int(config.head_dim * rope.partial_rotary_factor)
+    theta = rope.rope_theta
+    if rope.rope_type == "dynamic":
+        theta = _dynamic_theta(rope, rotary_dim, config.max_position_embeddings, max_model_len)
+    wavelengths = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    frequencies = 1.0 / wavelengths
+    if rope.frequency_factors is not None:
+        frequencies = frequencies / torch.tensor(rope.frequency_factors, dtype=torch.float32)
+    if rope.rope_type == "linear":
+        return frequencies / rope.factor, 1.0
+    if rope.rope_type == "llama3":
+        return _llama3(frequencies, rope), 1.0
+    if rope.rope_type == "yarn":
+        return _yarn(wavelengths, rotary_dim, rope), _yarn_attention_factor(rope)
+    return frequencies, 1.0
+
+
+def _dynamic_theta(rope: RopeConfig, rotary_dim: int, trained_len: int, max_model_len: int) -> float:
+    length = max(max_model_len, trained_len)
+    stretch = rope.factor * length / trained_len - (rope.factor - 1)
+    return rope.rope_theta * stretch ** (rotary_dim / (rotary_dim - 2))
+
+
+def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """High frequencies stay, low ones are divided by `factor`, those between are interpolated."""
+    trained_len = rope.original_max_position_embeddings
+    wavelengths = 2 * math.pi / frequencies
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    smooth = (trained_len / wavelengths - low) / (high - low)
+    between = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    scaled = torch.where(wavelengths > trained_len / low, frequencies / rope.factor, between)
+    return torch.where(wavelengths < trained_len / high, frequencies, scaled)
+
+
+def _yarn(wavelengths: Tensor, rotary_dim: int, rope: RopeConfig) -> Tensor:
+    """Blends interpolated and original frequencies by a ramp between `beta_fast` and `beta_slow` rotations."""
+
+    def dimension(rotations: float) -> float:
+        trained = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return rotary_dim * math.log(trained) / (2 * math.log(rope.rope_theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp becomes a step instead of a division by zero
+    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    keep = 1 - ramp
+    return 1.0 / (rope.factor * wavelengths) * (1 - keep) + 1.0 / wavelengths * keep
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)

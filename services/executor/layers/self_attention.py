@@ -1,0 +1,52 @@
+"""The self-attention block: fused QKV projection, optional q/k norm, rotary embedding, paged attention, output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from services.executor.attention import AttentionMetadata, PagedAttention
+from services.executor.layers.linear import Linear
+from services.executor.layers.norm import RMSNorm
+from services.executor.layers.placement import Placement
+from services.executor.layers.rotary import RotaryEmbedding
+from services.executor.model_config import ModelConfig
+
+
+class SelfAttention:
+    """One layer's attention. `rotary` is shared by all layers."""
+
+    __slots__ = ("attention", "head_dim", "head_split", "k_norm", "o", "out_size", "q_norm", "qkv", "rotary")
+
+    def __init__(self, config: ModelConfig, layer_idx: int, rotary: RotaryEmbedding, placement: Placement) -> None:
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        out_size, kv_size = heads * head_dim, kv_heads * head_dim
+        shards = {"q_proj": out_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv = Linear(config.hidden_size, shards, placement, bias=config.qkv_bias)
+        self.o = Linear(out_size, {"o_proj": config.hidden_size}, placement, bias=config.attention_output_bias)
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.rotary = rotary
+        self.attention = PagedAttention(head_dim**-0.5, config.sliding_windows[layer_idx])
+        self.head_split = [heads, kv_heads, kv_heads]
+        self.head_dim = head_dim
+        self.out_size = out_size
+
+    def __call__(self, positions: Tensor, hidden: Tensor, attn: AttentionMetadata) -> Tensor:
+        """positions [num_tokens], hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
+        num_tokens = hidden.shape[0]
+        qkv = self.qkv(hidden).view(num_tokens, -1, self.head_dim)  # heads of q, k and v side by side
+        query, key, value = qkv.split_with_sizes(self.head_split, 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        self.rotary(positions, query, key)
+        output = self.attention(query, key, value, attn)
+        return self.o(output.view(num_tokens, self.out_size))
+
+    def load_targets(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self.qkv.load_targets(prefix)
+        yield from self.o.load_targets(prefix)
+        if self.q_norm is not None and self.k_norm is not None:
+            yield from self.q_norm.load_targets(f"{prefix}q_norm")
+            yield from self.k_norm.load_targets(f"{prefix}k_norm")

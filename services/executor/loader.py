@@ -1,0 +1,175 @@
+"""Makes a ready model from a directory or a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.executor.attention import AttentionMetadata
+from services.executor.checkpoint import DirectoryCheckpoint, GGUFCheckpoint, open_checkpoint
+from services.executor.model_config import ModelConfig, ModelLoadError
+from services.executor.models import ARCHITECTURES
+from services.executor.models.decoder import DecoderModel
+from services.executor.weights import WeightSource
+from services.executor.weights.dummy import fill_random
+
+Progress = Callable[[float, str], None]
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Model(Protocol):
+    """What the model runner drives: our own models and transformers' look the same to it."""
+
+    config: ModelConfig
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that need a KV cache."""
+
+    @property
+    def num_params(self) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:
+        """One [num_blocks, 2, num_kv_heads, block_size, head_dim] per attention layer, in layer order."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attn: AttentionMetadata) -> Tensor:
+        """input_ids, positions int64 [num_tokens] -> hidden states [num_tokens, hidden_size]"""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, hidden_size] -> [S, vocab_size]"""
+
+
+def load_model(
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device,
+    load_format: str = "auto",
+    model_impl: str = "auto",
+    max_model_len: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Model:
+    """Loads weights into a model on `device`.
+
+    model: directory with `config.json`, or a `.gguf` file. load_format: auto, safetensors, gguf, or dummy (random
+    weights by `seed`). model_impl: auto takes our own implementation where there is one, else transformers'.
+    dtype auto: the checkpoint's, if that has 16 bits, else bfloat16. max_model_len: longest request to serve, by
+    default `max_position_embeddings`. progress is called with the fraction done and what was read.
+
+    Raises ModelLoadError with the cause and the remedy.
+    """
+    progress = progress or _no_progress
+    checkpoint = open_checkpoint(Path(model), load_format)
+    torch_dtype = resolve_dtype(dtype, checkpoint.dtype)
+    own = checkpoint.architecture in ARCHITECTURES
+    if model_impl == "pagewire" and not own:
+        raise ModelLoadError(
+            f"{checkpoint.path}: architecture {checkpoint.architecture} is not one of {', '.join(ARCHITECTURES)}; "
+            "use --model-impl transformers"
+        )
+    if model_impl == "transformers" or not own:
+        # Imported here: transformers costs seconds that our own models do without.
+        from services.executor.models.transformers_model import load_transformers_model
+
+        return load_transformers_model(
+            checkpoint, torch_dtype, device, dummy_seed=seed if load_format == "dummy" else None, progress=progress
+        )
+    return _load_own(checkpoint, torch_dtype, device, load_format, max_model_len, seed, progress)
+
+
+def _load_own(
+    checkpoint: DirectoryCheckpoint | GGUFCheckpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str,
+    max_model_len: int | None,
+    seed: int,
+    progress: Progress,
+) -> DecoderModel:
+    config = checkpoint.config(dtype)
+    model = DecoderModel(config, served_len(config, max_model_len), device)
+    if load_format == "dummy":
+        fill_random(model.load_targets(), seed)
+        progress(1.0, "random weights")
+        return model
+    weights = checkpoint.weights(config)
+    targets = model.load_targets()
+    check_tensors(checkpoint.path, weights, targets, model.ignored)
+    read_tensors(weights, targets, progress)
+    return model
+
+
+def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype to compute in; see `load_model` for auto."""
+    if name == "auto":
+        is_half = checkpoint_dtype in (torch.bfloat16, torch.float16)
+        return checkpoint_dtype if checkpoint_dtype is not None and is_half else torch.bfloat16
+    if name not in _DTYPES:
+        raise ModelLoadError(f"--dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def served_len(config: ModelConfig, max_model_len: int | None) -> int:
+    """`max_model_len`, checked against what the model's positions reach."""
+    if max_model_len is None:
+        return config.max_position_embeddings
+    if max_model_len > config.max_supported_len:
+        raise ModelLoadError(
+            f"--max-model-len {max_model_len} exceeds the model's {config.max_supported_len} positions; lower it"
+        )
+    return max_model_len
+
+
+def check_tensors(
+    path: Path, weights: WeightSource, targets: Mapping[str, Tensor], ignored: Callable[[str], bool]
+) -> None:
+    """Raises ModelLoadError naming the tensors that are missing, unexpected or of the wrong shape."""
+    missing = [name for name in targets if name not in weights.shapes]
+    unexpected = [name for name in weights.shapes if name not in targets and not ignored(name)]
+    if missing or unexpected:
+        raise ModelLoadError(
+            f"{path}: the checkpoint does not fit its config: {_listing('missing', missing)}"
+            f"{'; ' if missing and unexpected else ''}{_listing('unexpected', unexpected)}"
+        )
+    for name, target in targets.items():
+        if weights.shapes[name] != tuple(target.shape):
+            raise ModelLoadError(
+                f"{path}: tensor {name}: expected shape {list(target.shape)}, found {list(weights.shapes[name])}"
+            )
+
+
+def read_tensors(weights: WeightSource, targets: Mapping[str, Tensor], progress: Progress) -> None:
+    """Fills all targets from a few threads: copying and dequantizing release the interpreter lock."""
+    total, done = sum(target.nbytes for target in targets.values()), 0
+    largest_first = sorted(targets, key=lambda name: -targets[name].nbytes)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="load") as pool:
+        reads = {pool.submit(weights.read_into, name, targets[name]): name for name in largest_first}
+        try:
+            for read in as_completed(reads):
+                read.result()
+                done += targets[reads[read]].nbytes
+                progress(done / total, reads[read])
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _listing(kind: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{len(names)} tensors {kind}: {', '.join(names[:5])}{more}"
+
+
+def _no_progress(fraction: float, text: str) -> None:
+    pass

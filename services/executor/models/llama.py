@@ -1,0 +1,27 @@
+"""Llama, and what is a Llama by its weights: SmolLM2, and Mistral with its sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from services.executor.model_config import ModelConfig, decoder_config, required
+
+
+def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
+    attention_bias = raw.get("attention_bias", False)
+    return decoder_config(
+        raw,
+        dtype,
+        qkv_bias=attention_bias,
+        attention_output_bias=attention_bias,
+        mlp_bias=raw.get("mlp_bias", False),
+    )
+
+
+def mistral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
+    """One window for all layers; null, as in Mistral 7B from version 0.2 on, means none."""
+    num_layers = required(raw, "num_hidden_layers")
+    return decoder_config(raw, dtype, sliding_windows=(raw.get("sliding_window") or 0,) * num_layers)

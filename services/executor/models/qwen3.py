@@ -1,0 +1,23 @@
+"""Qwen3: q and k are normalised per head, and head_dim is independent of hidden_size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from services.executor.model_config import ModelConfig, decoder_config, layer_windows
+
+
+def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
+    attention_bias = raw.get("attention_bias", False)
+    return decoder_config(
+        raw,
+        dtype,
+        head_dim=raw.get("head_dim") or 128,
+        qkv_bias=attention_bias,
+        attention_output_bias=attention_bias,
+        qk_norm=True,
+        sliding_windows=layer_windows(raw),
+    )

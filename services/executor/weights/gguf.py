@@ -1,0 +1,175 @@
+"""Models from GGUF files: metadata to configuration, llama.cpp's tensor names to ours, dequantization."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from gguf.quants import dequantize
+from torch import Tensor
+
+from services.executor.model_config import ModelConfig, ModelLoadError
+from services.executor.models import ARCHITECTURES
+from services.executor.weights.gguf_file import GGUFFile, GGUFTensor
+
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+_CHUNK_ELEMENTS = 1 << 18  # dequantized at a time: 1 MiB of fp32, which stays in the core's cache
+
+
+class GGUFSource:
+    """Dequantizes tensors into the model's memory, a few rows at a time."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        self._file = file
+        self._tensors = {checkpoint_name(name): t for name, t in file.tensors.items() if name != _ROPE_FACTORS}
+        self._row_orders: dict[str, Tensor] = {}
+        if file.metadata["general.architecture"] == "llama":
+            self._row_orders["self_attn.q_proj"] = half_rotation_rows(config.num_heads, config.head_dim)
+            self._row_orders["self_attn.k_proj"] = half_rotation_rows(config.num_kv_heads, config.head_dim)
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def read_into(self, name: str, target: Tensor) -> None:
+        tensor, order = self._tensors[name], self._row_order(name)
+        num_rows = target.shape[0]
+        values = target.view(num_rows, -1)  # a vector is read as rows of one element
+        data = tensor.data.reshape(num_rows, -1)
+        rows_per_chunk = max(1, _CHUNK_ELEMENTS // values.shape[1])
+        for start in range(0, num_rows, rows_per_chunk):
+            rows = slice(start, start + rows_per_chunk)
+            chunk = torch.from_numpy(self._dequantize(tensor, data[rows])).view(-1, values.shape[1])
+            if order is None:
+                values[rows] = chunk
+            else:
+                values[order[rows].to(target.device)] = chunk.to(target.device, target.dtype)
+
+    def _row_order(self, name: str) -> Tensor | None:
+        return next((order for part, order in self._row_orders.items() if f".{part}." in name), None)
+
+    def _dequantize(self, tensor: GGUFTensor, data: np.ndarray) -> np.ndarray:
+        try:
+            return dequantize(data.reshape(1, -1), tensor.type)
+        except NotImplementedError as error:
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which cannot be dequantized; "
+                "convert the model to another quantization"
+            ) from error
+
+
+def half_rotation_rows(num_heads: int, head_dim: int) -> Tensor:
+    """int64 [num_heads * head_dim]: file row -> model row of a q or k projection of the llama architecture.
+
+    llama.cpp rotates neighbouring rows (0, 1), (2, 3), ... of a head where we rotate (0, d/2), (1, d/2 + 1), ...,
+    so that file row 2j + s of a head is model row s * d/2 + j. Example, head_dim 6: [0, 3, 1, 4, 2, 5].
+    """
+    rows = torch.arange(num_heads * head_dim).view(num_heads, 2, head_dim // 2)
+    return rows.transpose(1, 2).reshape(-1)
+
+
+def checkpoint_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay as they are."""
+    match = _TENSOR_NAME.fullmatch(name)
+    if match is None or match[2] not in _NAMES:
+        return name
+    prefix = "" if match[1] is None else f"model.layers.{match[1]}."
+    return f"{prefix}{_NAMES[match[2]]}.{match[3]}"
+
+
+def gguf_architecture(file: GGUFFile) -> str:
+    """Hugging Face class name, or the name in the file for an architecture that we do not implement."""
+    arch = file.metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ModelLoadError(f"{file.path}: metadata key general.architecture is missing: not a language model")
+    return _CLASSES.get(arch, arch)
+
+
+def gguf_config(file: GGUFFile, dtype: torch.dtype) -> ModelConfig:
+    """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
+    arch = file.metadata["general.architecture"]
+    config = ARCHITECTURES[_CLASSES[arch]](_config_keys(file, arch), dtype)
+    if _ROPE_FACTORS not in file.tensors:
+        return config
+    factors = tuple(file.tensors[_ROPE_FACTORS].data.view(np.float32).ravel().tolist())
+    return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_factors=factors))
+
+
+def _config_keys(file: GGUFFile, arch: str) -> dict[str, Any]:
+    def value(key: str, default: Any = None) -> Any:
+        return file.metadata.get(f"{arch}.{key}", default)
+
+    if value("expert_count", 0):
+        raise ModelLoadError(f"{file.path}: {arch}.expert_count: mixture-of-experts models are not supported")
+    hidden_size, num_heads, num_layers = (
+        value(key) for key in ("embedding_length", "attention.head_count", "block_count")
+    )
+    if "token_embd.weight" not in file.tensors or None in (hidden_size, num_heads, num_layers):
+        raise ModelLoadError(f"{file.path}: {arch} metadata or token_embd.weight is missing: not a language model")
+    head_dim = value("attention.key_length", hidden_size // num_heads)
+    window = value("attention.sliding_window", 0)
+    return {
+        "architectures": [_CLASSES[arch]],
+        "model_type": arch,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": value("feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": value("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": value("context_length"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon", 1e-6),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if window else "full_attention"] * num_layers,
+        "use_sliding_window": bool(window),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "rope_parameters": _rope_keys(file, arch, head_dim),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": [
+            file.metadata[key]
+            for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+            if key in file.metadata
+        ],
+    }
+
+
+def _rope_keys(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any]:
+    prefix = f"{arch}.rope."
+    given = {key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)}
+    factor = given.get("scaling.factor", given.get("scale_linear", 1.0))
+    rope_type = given.get("scaling.type", "linear" if factor != 1.0 else "none")
+    keys = {
+        "rope_type": "default" if rope_type == "none" else rope_type,
+        "rope_theta": given.get("freq_base", 10000.0),
+        "partial_rotary_factor": given.get("dimension_count", head_dim) / head_dim,
+    }
+    if rope_type == "none":
+        return keys
+    return keys | {
+        "factor": factor,
+        "original_max_position_embeddings": given.get("scaling.original_context_length"),
+        "beta_fast": given.get("scaling.yarn_beta_fast"),
+        "beta_slow": given.get("scaling.yarn_beta_slow"),
+    }
