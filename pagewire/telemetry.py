@@ -5,6 +5,7 @@ prometheus_client's, on its default registry. Spans are made by hand when their 
 per token; the context travels as a W3C traceparent string in metadata and messages.
 """
 
+import asyncio
 import json
 import logging
 import sys
@@ -18,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import REGISTRY, generate_latest, start_http_server
+from prometheus_client import REGISTRY, Gauge, generate_latest, start_http_server
 
 from pagewire import __version__
 from pagewire.config import ServiceConfig
@@ -30,6 +31,8 @@ LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75,
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
 )  # fmt: skip
+
+ASYNCIO_TASKS = Gauge("pagewire:asyncio_tasks", "Tasks alive on the service's event loop; grows only with live requests")
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _tracer: trace.Tracer | None = None
@@ -130,7 +133,8 @@ class Span:
 
 
 def exposition() -> str:
-    """This process's metrics in Prometheus text format."""
+    """This process's metrics in Prometheus text format. Called on the event loop."""
+    ASYNCIO_TASKS.set(len(asyncio.all_tasks()))
     return generate_latest(REGISTRY).decode()
 
 

@@ -1,0 +1,24 @@
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.line import Line, running_line
+
+# fp32: greedy tokens do not depend on rounding.
+EXECUTOR_FLAGS = ["--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"]
+
+
+@pytest.fixture(scope="session")
+def sockets() -> Iterator[Path]:
+    """A directory whose name leaves room for a socket's (at most 107 bytes on Linux)."""
+    with tempfile.TemporaryDirectory(prefix="pw-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def line(sockets: Path, smollm2_gguf: Path) -> Iterator[Line]:
+    """The default model, shared by all tests: each leaves it ready, with the flags it found."""
+    with running_line(sockets, str(smollm2_gguf), executor=EXECUTOR_FLAGS) as line:
+        yield line

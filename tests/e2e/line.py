@@ -1,0 +1,183 @@
+"""The four services as real processes on unix sockets, each of which a test can kill, stop and start by itself."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from openai import AsyncOpenAI
+
+from pagewire import rpc
+from protos.pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+
+REPOSITORY = Path(__file__).parents[2]
+FULL_NAMES = {
+    "tokenizer": "pagewire.v1.InferenceService",
+    "scheduler": "pagewire.v1.SchedulerService",
+    "executor": "pagewire.v1.ExecutorService",
+}
+START_TIMEOUT_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Line:
+    """gateway -> tokenizer -> scheduler -> executor for one model."""
+
+    def __init__(self, directory: Path, model: str, **flags: list[str]) -> None:
+        """flags: further arguments by service name, for instance executor=["--dtype", "float32"]."""
+        self.directory = directory
+        self.model = model
+        self.flags = flags
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def address(self, service: str) -> str:
+        return f"unix:{self.directory / service}.sock"
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def pid(self, service: str) -> int:
+        return self.processes[service].pid
+
+    def log(self, service: str) -> str:
+        return (self.directory / f"{service}.log").read_text(errors="replace")
+
+    def _arguments(self, service: str) -> list[str]:
+        listen = ["--listen", self.address(service)]
+        return {
+            "executor": [*listen, "--model", self.model],
+            "scheduler": [*listen, "--executor-address", self.address("executor")],
+            "tokenizer": [
+                *listen,
+                *("--model", self.model),
+                *("--served-model-name", "m"),
+                *("--scheduler-address", self.address("scheduler")),
+            ],
+            "gateway": ["--port", str(self.port), "--tokenizer-address", self.address("tokenizer")],
+        }[service] + self.flags.get(service, [])
+
+    def start(self, service: str) -> None:
+        with (self.directory / f"{service}.log").open("ab") as log:
+            self.processes[service] = subprocess.Popen(
+                [sys.executable, "-m", "pagewire.cli", service, *self._arguments(service)],
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, service: str) -> None:
+        """kill -9, as an out-of-memory killer would."""
+        process = self.processes[service]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def restart(self, service: str, *flags: str) -> None:
+        """kill -9 and start again, with other flags if given."""
+        if flags:
+            self.flags[service] = list(flags)
+        self.kill(service)
+        self.start(service)
+
+    async def wait_ready(self, *services: str) -> None:
+        """Until each of the services (default: all) says that it can serve."""
+        names = services or ("executor", "scheduler", "tokenizer", "gateway")
+        deadline = time.monotonic() + START_TIMEOUT_S
+        for name in names:
+            while not await self._is_ready(name):
+                process = self.processes[name]
+                if process.poll() is not None:
+                    raise RuntimeError(f"{name} exited with {process.returncode}:\n{self.log(name)[-4000:]}")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{name} is not ready:\n{self.log(name)[-4000:]}")
+                await asyncio.sleep(0.05)
+
+    async def _is_ready(self, service: str) -> bool:
+        try:
+            if service == "gateway":
+                async with httpx.AsyncClient() as client:
+                    return (await client.get(f"{self.base_url}/readyz", timeout=5)).status_code == 200
+            async with rpc.channel(self.address(service)) as channel:
+                request = health_pb2.HealthCheckRequest(service=FULL_NAMES[service])
+                answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+                return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        except (grpc.aio.AioRpcError, httpx.HTTPError):
+            return False
+
+    def openai(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=180)
+
+    @asynccontextmanager
+    async def inference(self) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
+        async with rpc.channel(self.address("tokenizer")) as channel:
+            yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+    @asynccontextmanager
+    async def scheduler(self) -> AsyncIterator[scheduler_pb2_grpc.SchedulerServiceStub]:
+        async with rpc.channel(self.address("scheduler")) as channel:
+            yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
+
+    async def load(self) -> scheduler_pb2.GetLoadResponse:
+        async with self.scheduler() as stub:
+            return await stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=10)
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics by "service name{labels}" as the exposition prints it."""
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(f"{self.base_url}/metrics", timeout=30)).text
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    async def wait_idle(self) -> scheduler_pb2.GetLoadResponse:
+        """Until nothing runs or waits and every block is free again; the last load seen if that does not come."""
+        for _ in range(100):
+            load = await self.load()
+            if not load.num_running and not load.num_waiting and load.num_free_blocks == load.num_blocks:
+                break
+            await asyncio.sleep(0.1)
+        return load
+
+    def open_files(self, service: str) -> int:
+        return len(list(Path(f"/proc/{self.pid(service)}/fd").iterdir()))
+
+    def stop(self) -> None:
+        """SIGTERM from left to right, as the local stack does."""
+        for service in ("gateway", "tokenizer", "scheduler", "executor"):
+            process = self.processes.get(service)
+            if process is None or process.poll() is not None:
+                continue
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def running_line(directory: Path, model: str, **flags: list[str]) -> Iterator[Line]:
+    """A line that is ready. Not bound to an event loop: tests of a whole session share one."""
+    line = Line(directory, model, **flags)
+    try:
+        for service in ("executor", "scheduler", "tokenizer", "gateway"):
+            line.start(service)
+        asyncio.run(line.wait_ready())
+        yield line
+    finally:
+        line.stop()

@@ -1,0 +1,125 @@
+"""The line's greedy tokens are transformers' own, however the scheduler arranges the work."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from protos.pagewire.v1 import common_pb2, inference_pb2
+from tests.e2e.conftest import EXECUTOR_FLAGS
+from tests.e2e.line import Line
+from tests.e2e.prompts import PROMPTS
+
+NEW_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Expected:
+    prompt: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+
+
+@pytest.fixture(scope="session")
+def expected(smollm2_gguf: Path) -> list[Expected]:
+    """transformers' greedy continuation of every prompt, end-of-sequence token included."""
+    where = {"pretrained_model_name_or_path": smollm2_gguf.parent, "gguf_file": smollm2_gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    result = []
+    for prompt in PROMPTS:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        ids = inputs["input_ids"]
+        with torch.inference_mode():
+            output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+        result.append(Expected(prompt, ids[0].tolist(), output[0, ids.shape[1] :].tolist()))
+    return result
+
+
+async def generate(line: Line, prompts: list[inference_pb2.GenerateRequest]) -> list[inference_pb2.GenerateResponse]:
+    """Every response of each request folded into one, all requests at the same time."""
+    async with line.inference() as stub:
+
+        async def one(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
+            total = inference_pb2.GenerateResponse()
+            async for response in stub.Generate(request, timeout=250):
+                total.MergeFrom(response)
+            return total
+
+        return await asyncio.gather(*(one(request) for request in prompts))
+
+
+def requests(expected: list[Expected]) -> list[inference_pb2.GenerateRequest]:
+    greedy = common_pb2.SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    return [inference_pb2.GenerateRequest(text=e.prompt, sampling_params=greedy) for e in expected]
+
+
+def check(expected: list[Expected], responses: list[inference_pb2.GenerateResponse]) -> None:
+    for wanted, got in zip(expected, responses, strict=True):
+        assert list(got.prompt_token_ids) == wanted.prompt_token_ids
+        assert list(got.token_ids) == wanted.output_token_ids, wanted.prompt[:60]
+        assert got.usage.prompt_tokens == len(wanted.prompt_token_ids)
+        assert got.usage.completion_tokens == len(wanted.output_token_ids)
+
+
+@contextmanager
+def flags(line: Line, service: str, *more: str) -> Iterator[None]:
+    """The line with one service restarted under further flags, and as it was afterwards."""
+    before = line.flags.get(service, [])
+    line.restart(service, *before, *more)
+    asyncio.run(line.wait_ready())
+    yield
+    line.restart(service)
+    line.flags[service] = before
+    line.restart(service)
+    asyncio.run(line.wait_ready())
+
+
+def test_prompts_cover_one_to_two_thousand_tokens(expected: list[Expected]) -> None:
+    lengths = sorted(len(e.prompt_token_ids) for e in expected)
+    assert lengths[0] == 1
+    assert 1900 <= lengths[-1] <= 2100
+
+
+async def test_alone(line: Line, expected: list[Expected]) -> None:
+    for wanted, request in zip(expected, requests(expected), strict=True):
+        check([wanted], await generate(line, [request]))
+
+
+async def test_batched_and_from_the_prefix_cache(line: Line, expected: list[Expected]) -> None:
+    first = await generate(line, requests(expected))
+    check(expected, first)
+    again = await generate(line, requests(expected))
+    check(expected, again)
+    longest = again[-1].usage
+    assert longest.cached_tokens > longest.prompt_tokens - 64
+
+
+def test_whole_prompts_without_prefix_cache(line: Line, expected: list[Expected]) -> None:
+    with flags(line, "scheduler", "--no-enable-prefix-caching", "--no-enable-chunked-prefill"):
+        responses = asyncio.run(generate(line, requests(expected)))
+    check(expected, responses)
+    assert all(r.usage.cached_tokens == 0 for r in responses)
+
+
+def test_chunked_prefill_one_step_in_flight(line: Line, expected: list[Expected]) -> None:
+    with flags(line, "scheduler", "--max-num-batched-tokens", "96", "--pipeline-depth", "1"):
+        check(expected, asyncio.run(generate(line, requests(expected))))
+
+
+def test_preemption(line: Line, expected: list[Expected]) -> None:
+    # The longest request needs 128 to 132 blocks of 16 tokens, all twenty together about twice that.
+    with flags(line, "executor", "--num-gpu-blocks-override", "140"):
+        before = asyncio.run(preemptions(line))
+        check(expected, asyncio.run(generate(line, requests(expected))))
+        assert asyncio.run(preemptions(line)) > before
+    assert "--num-gpu-blocks-override" not in line.flags["executor"] == EXECUTOR_FLAGS
+
+
+async def preemptions(line: Line) -> float:
+    return (await line.metrics())['pagewire:num_preemptions_total{service="scheduler"}']

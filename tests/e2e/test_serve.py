@@ -1,0 +1,85 @@
+"""`pagewire serve`, as a newcomer uses it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.line import REPOSITORY, free_port
+
+
+@pytest.fixture
+def stack(smollm2_gguf: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    port, log = free_port(), tmp_path / "serve.log"
+    command = [sys.executable, "-m", "pagewire.cli", "serve", str(smollm2_gguf)]
+    command += ["--port", str(port), "--grpc-port", str(free_port()), "--served-model-name", "m"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + 120
+        while not is_ready(port):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield process, port, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def services_of(process: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
+    pattern = re.compile(r"\b(gateway|tokenizer|scheduler|executor)\b")
+    children = psutil.Process(process.pid).children()
+    named = ((pattern.search(" ".join(child.cmdline()[1:5])), child) for child in children)
+    return {match.group(1): child for match, child in named if match}
+
+
+def complete(port: int) -> str:
+    body = {"model": "m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    return str(response.raise_for_status().json()["choices"][0]["text"])
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not alive
+
+
+def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
+    process, port, log = stack
+    assert "Paris" in complete(port)
+    services = services_of(process)
+    assert set(services) == {"gateway", "tokenizer", "scheduler", "executor"}
+    services["executor"].kill()
+    assert "Paris" in complete(port), "the request waits for the executor's successor"
+    restarted = services_of(process)
+    assert restarted["executor"].pid != services["executor"].pid
+    assert restarted["scheduler"].pid == services["scheduler"].pid
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert gone(list(restarted.values()))
+    banner = log.read_text()
+    assert f"http://127.0.0.1:{port}" in banner and "curl" in banner
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_no_orphan_when_the_stack_itself_is_killed(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
+    process, _, _ = stack
+    services = list(services_of(process).values())
+    assert len(services) == 4
+    os.kill(process.pid, signal.SIGKILL)
+    assert gone(services)

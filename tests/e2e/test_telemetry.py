@@ -1,0 +1,94 @@
+"""One trace per request across the services, structured logs with request ids, all metrics in one scrape."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc
+import httpx
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.line import Line, free_port, running_line
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT_ID = "00f067aa0ba902b7"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """An OTLP receiver: (service name, span) of everything exported."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, trace_pb2.Span]] = []
+
+    async def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.aio.ServicerContext
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            names = [a.value.string_value for a in resource.resource.attributes if a.key == "service.name"]
+            self.spans += [(names[0], span) for scope in resource.scope_spans for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def test_one_trace_and_json_logs(tmp_path: Path, smollm2_gguf: Path) -> None:
+    port = free_port()
+    flags = ["--otlp-traces-endpoint", f"http://127.0.0.1:{port}", "--log-format", "json"]
+    names = ("gateway", "tokenizer", "scheduler", "executor")
+    with running_line(tmp_path, str(smollm2_gguf), **dict.fromkeys(names, flags)) as line:
+        spans = asyncio.run(traced_request(line, port))
+    by_id = {span.span_id.hex(): (service, span) for service, span in spans}
+    parents = {
+        (service, by_id[parent][0] if (parent := span.parent_span_id.hex()) in by_id else parent)
+        for service, span in spans
+    }
+    pagewire = {name: f"pagewire-{name}" for name in names}
+    assert (pagewire["gateway"], PARENT_ID) in parents
+    assert (pagewire["tokenizer"], pagewire["gateway"]) in parents
+    assert (pagewire["scheduler"], pagewire["tokenizer"]) in parents
+    assert (pagewire["executor"], pagewire["scheduler"]) in parents
+    assert {parent for _, parent in parents} <= {PARENT_ID, *pagewire.values()}
+    gateway = next(span for service, span in spans if service == "pagewire-gateway")
+    attributes = {a.key: a.value for a in gateway.attributes}
+    assert attributes["gen_ai.usage.output_tokens"].int_value == 5
+
+    logged = [json.loads(row) for row in line.log("gateway").splitlines() if row.startswith("{")]
+    assert any(row.get("request_id") == "my-request" for row in logged)
+
+
+async def traced_request(line: Line, port: int) -> list[tuple[str, trace_pb2.Span]]:
+    """Sends one request with a client's trace context and waits for the spans of all four services."""
+    collector = Collector()
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    body = {"model": "m", "prompt": "One, two,", "max_tokens": 5, "ignore_eos": True}
+    headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "X-Request-Id": "my-request"}
+    async with httpx.AsyncClient(timeout=60) as http:
+        response = await http.post(f"{line.base_url}/v1/completions", json=body, headers=headers)
+    assert response.status_code == 200
+
+    def ours() -> list[tuple[str, trace_pb2.Span]]:
+        return [(service, span) for service, span in collector.spans if span.trace_id.hex() == TRACE_ID]
+
+    for _ in range(200):
+        if len({service for service, _ in ours()}) == 4:
+            break
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
+    await server.stop(None)
+    return ours()
+
+
+async def test_one_scrape_shows_every_service(line: Line) -> None:
+    async with line.openai() as client:
+        await client.completions.create(model="m", prompt="Hello", max_tokens=3)
+    async with httpx.AsyncClient() as http:
+        text = (await http.get(f"{line.base_url}/metrics")).text
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    services = {sample.labels["service"] for family in families for sample in family.samples}
+    assert services == {"gateway", "tokenizer", "scheduler", "executor"}
+    assert {"pagewire:num_requests_running", "pagewire:kv_cache_usage_perc", "pagewire:generation_tokens"} <= set(names)
