@@ -1,0 +1,51 @@
+"""Who goes first: the order of waiting requests and, from the other end, of preemption."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from services.scheduler.request import Request
+
+# request, arrival number -> its place; unique, smaller first.
+Policy = Callable[[Request, int], tuple[int, int]]
+
+by_order = attrgetter("order")
+
+
+def fcfs(request: Request, arrival: int) -> tuple[int, int]:
+    """First come, first served."""
+    return (0, arrival)
+
+
+def priority(request: Request, arrival: int) -> tuple[int, int]:
+    """Lower priority values first, first come among equals."""
+    return (request.sampling_params.priority, arrival)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+
+
+class WaitingQueue:
+    """Requests in the policy's order. A preempted request returns to its place, which under fcfs is the front."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def push(self, request: Request) -> None:
+        insort(self._requests, request, key=by_order)
+
+    def peek(self) -> Request:
+        return self._requests[0]
+
+    def pop(self) -> Request:
+        return self._requests.pop(0)
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out that is known to wait here."""
+        del self._requests[bisect_left(self._requests, request.order, key=by_order)]

@@ -1,0 +1,159 @@
+"""One generation, as the scheduler sees it."""
+
+import enum
+from typing import TYPE_CHECKING
+
+from services.scheduler.sampling_params import InvalidRequest, SamplingParams, check_token_ids
+
+if TYPE_CHECKING:
+    from services.scheduler.block_pool import Block
+    from services.scheduler.step import ExecutorInfo
+
+
+class RequestStatus(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+    FINISHED = enum.auto()
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; the numbers are common.proto's."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+class Request:
+    """One generation: its tokens, how far its KV is, what ends it.
+
+    `token_ids` is the prompt followed by the output known so far. Tokens that were sampled on the device but are not
+    known here yet are counted by `num_output_placeholders`:
+
+        token_ids                      [p p p p p o o]            num_tokens = 7
+        with num_output_placeholders=1 [p p p p p o o ?]
+        num_computed_tokens = 7        [k k k k k k k]            the next step computes "?" without knowing it
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "epoch",
+        "finish_reason",
+        "max_num_tokens",
+        "num_cached_blocks",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_resumed_tokens",
+        "order",
+        "request_id",
+        "sampling_params",
+        "status",
+        "stop_token_id",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        resume_token_ids: list[int] | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.sampling_params = sampling_params
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_resumed_tokens = len(resume_token_ids or ())
+        self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
+        self.num_preemptions = 0
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_token_id: int | None = None  # the entry of sampling_params.stop_token_ids that ended it
+        # Changes whenever tokens in flight become void, because the request ended or was preempted.
+        self.epoch = 0
+        # Place in the queues, smaller first; given by the policy.
+        self.order: tuple[int, int] = (0, 0)
+
+        # Resolved against the executor's model and capacity by `resolve`.
+        self.max_num_tokens = 0
+        self.stop_token_ids: frozenset[int] = frozenset()
+
+        # Owned by the KVCacheManager.
+        self.block_table: list[Block] = []
+        self.block_hashes: list[bytes] = []
+        self.num_cached_blocks = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def resolve(self, info: "ExecutorInfo") -> None:
+        """Fixes the limits of the request for this executor.
+
+        Raises:
+            InvalidRequest: it does not fit the model or the KV cache.
+        """
+        check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
+        params = self.sampling_params
+        params.validate_for(info.vocab_size, info.max_logprobs)
+        num_prompt_tokens = self.num_prompt_tokens
+        if num_prompt_tokens + 1 > info.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt_tokens} tokens, but prompt and output together may have at most "
+                f"{info.max_model_len} (max_model_len); shorten the prompt"
+            )
+        if num_prompt_tokens + 1 > info.max_num_tokens:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {info.num_blocks} blocks of "
+                f"{info.block_size} tokens = {info.max_num_tokens}; shorten the prompt or raise the executor's "
+                "--kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override"
+            )
+        self.max_num_tokens = info.max_num_tokens
+        if params.max_tokens is not None:
+            self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
+        self.stop_token_ids = params.stop_token_ids
+        if not params.ignore_eos:
+            self.stop_token_ids |= info.eos_token_ids
+
+    def find_end(self) -> FinishReason | None:
+        """Why the request ends with its last known token, or None if it goes on."""
+        num_output_tokens = self.num_output_tokens
+        # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
+        if num_output_tokens > self.sampling_params.min_tokens:
+            last = self.token_ids[-1]
+            if last in self.stop_token_ids:
+                self.stop_token_id = last if last in self.sampling_params.stop_token_ids else None
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request; tokens in flight become void."""
+        self.status = RequestStatus.FINISHED
+        self.finish_reason = reason
+        self.num_output_placeholders = 0
+        self.epoch += 1
+
+    def preempt(self) -> None:
+        """Sends the request back to waiting, with its tokens and without KV; tokens in flight become void."""
+        self.status = RequestStatus.PREEMPTED
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_preemptions += 1
+        self.epoch += 1

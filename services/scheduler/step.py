@@ -1,0 +1,86 @@
+"""The values that pass between the scheduler and its executor. Fields carry the names of `executor.proto`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.scheduler.request import Request
+from services.scheduler.sampling_params import SamplingParams
+
+
+class ProtocolError(Exception):
+    """The executor answered something it was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What an executor described of itself: its model and its capacity."""
+
+    incarnation: int
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    max_logprobs: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Longest request, prompt plus output, that the model takes and the KV cache can hold."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that enters the executor."""
+
+    request_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling_params: SamplingParams
+
+
+@dataclass(slots=True)
+class Step:
+    """One scheduling decision, as columns over the n requests that run."""
+
+    step_id: int
+    finished_request_ids: list[int] = field(default_factory=list)
+    new_requests: list[NewRequest] = field(default_factory=list)
+    request_ids: list[int] = field(default_factory=list)  # [n]
+    num_scheduled_tokens: list[int] = field(default_factory=list)  # [n]
+    num_new_blocks: list[int] = field(default_factory=list)  # [n]
+    new_block_ids: list[int] = field(default_factory=list)  # [sum(num_new_blocks)]
+
+    # Not sent. Who enters, parallel to new_requests, and who gains a token, in batch order, with the epoch in
+    # which each was scheduled.
+    admitted: list[Request] = field(default_factory=list)
+    sampled: list[Request] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of one step, as columns over the requests that were sampled, in batch order."""
+
+    step_id: int
+    request_ids: list[int]
+    num_tokens: list[int]
+    token_ids: list[int]
+    # Index into request_ids -> log probabilities, which the scheduler only passes on.
+    logprobs: Mapping[int, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What a step brought to the requests that are still alive: one token each, in parallel columns."""
+
+    requests: list[Request] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    # Index into requests -> log probabilities of the token.
+    logprobs: dict[int, Any] = field(default_factory=dict)

@@ -1,0 +1,318 @@
+"""Fakes of the services, for tests without a model.
+
+`FakeExecutor` samples tokens that are a pure function of all tokens before them, and checks everything an executor may
+rely on: a wrong block table, a wrong prefix hit, a lost or repeated token or a row too many is an AssertionError.
+`FakeExecutorServicer` puts it behind the real gRPC contract.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from pagewire import rpc
+from protos.pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
+from services.scheduler.step import StepResult
+
+_MASK = (1 << 64) - 1
+EMPTY_HISTORY = 0x9E3779B97F4A7C15
+
+
+def extend_history(history: int, token_id: int) -> int:
+    """The 64-bit fingerprint of a token sequence, one token longer."""
+    history = ((history ^ (token_id + 1)) * 0xBF58476D1CE4E5B9) & _MASK
+    return history ^ (history >> 29)
+
+
+def next_token(history: int, vocab_size: int, banned: Collection[int] = ()) -> int:
+    """The token that follows a history."""
+    token_id = (history >> 7) % vocab_size
+    while token_id in banned:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def expected_output(
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    vocab_size: int,
+    end_token_ids: Collection[int] = (),
+    min_tokens: int = 0,
+) -> list[int]:
+    """What generation through a FakeExecutor must give; end_token_ids are end-of-sequence and stop tokens together."""
+    history = EMPTY_HISTORY
+    for token_id in prompt_token_ids:
+        history = extend_history(history, token_id)
+    output: list[int] = []
+    while len(output) < max_tokens:
+        banned = end_token_ids if len(output) < min_tokens else ()
+        output.append(next_token(history, vocab_size, banned))
+        history = extend_history(history, output[-1])
+        if output[-1] in end_token_ids and len(output) > min_tokens:
+            break
+    return output
+
+
+@dataclass(slots=True)
+class FakeRow:
+    """What the executor keeps of one request."""
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling_params: Any
+    histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
+
+    def extend_histories(self) -> None:
+        for token_id in self.token_ids[len(self.histories) :]:
+            self.histories.append(extend_history(self.histories[-1] if self.histories else EMPTY_HISTORY, token_id))
+
+
+class FakeExecutor:
+    """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
+
+    KV is a dict slot -> fingerprint of the tokens up to and including the slot's.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        vocab_size: int = 1000,
+        eos_token_ids: Collection[int] = (),
+        check_kv: bool = True,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.check_kv = check_kv
+        self.num_executed_tokens = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty rows and KV cache, as at the start of a stream."""
+        self.rows: dict[int, FakeRow] = {}
+        self._kv: dict[int, int] = {}
+        self._last_step_id = 0
+
+    def execute(self, step: Any) -> StepResult:
+        """Executes the next step. Raises AssertionError if it breaks a promise of `executor.proto`."""
+        assert step.step_id == self._last_step_id + 1, f"step {step.step_id} follows {self._last_step_id}"
+        self._last_step_id = step.step_id
+        self._apply_rows(step)
+        self._apply_blocks(step)
+        assert sum(step.num_scheduled_tokens) <= self.max_num_batched_tokens, "more tokens than a step may compute"
+        self._write_kv(step)
+        sampled: list[int] = []
+        token_ids: list[int] = []
+        logprobs: dict[int, Any] = {}
+        for request_id in step.request_ids:
+            row = self.rows[request_id]
+            if self.check_kv:
+                self._check_kv(request_id, row)
+            if row.num_computed_tokens == len(row.token_ids):
+                if (num_logprobs := _logprobs_of(row.sampling_params)) is not None:
+                    logprobs[len(sampled)] = _fake_logprobs(self._sample(row), num_logprobs, self.vocab_size)
+                sampled.append(request_id)
+                token_ids.append(self._sample(row))
+                row.token_ids.append(token_ids[-1])
+        self.num_executed_tokens += sum(step.num_scheduled_tokens)
+        return StepResult(step.step_id, sampled, [1] * len(sampled), token_ids, logprobs)
+
+    def _apply_rows(self, step: Any) -> None:
+        for request_id in step.finished_request_ids:
+            assert request_id in self.rows, f"request {request_id} has no row to free"
+            del self.rows[request_id]
+        for new in step.new_requests:
+            assert new.request_id not in self.rows, f"request {new.request_id} has a row already"
+            assert new.request_id in step.request_ids, f"new request {new.request_id} does not run"
+            assert 0 <= new.num_computed_tokens < len(new.token_ids), "nothing is left to compute"
+            assert 1 <= new.num_prompt_tokens <= len(new.token_ids)
+            self.rows[new.request_id] = FakeRow(
+                list(new.token_ids),
+                new.num_prompt_tokens,
+                new.num_computed_tokens,
+                list(new.block_ids),
+                new.sampling_params,
+            )
+        assert len(self.rows) <= self.max_num_seqs, f"{len(self.rows)} requests in {self.max_num_seqs} rows"
+
+    def _apply_blocks(self, step: Any) -> None:
+        num_requests = len(step.request_ids)
+        assert num_requests > 0 and len(set(step.request_ids)) == num_requests, "an empty step or a request twice"
+        assert len(step.num_scheduled_tokens) == len(step.num_new_blocks) == num_requests, "columns of unequal length"
+        assert sum(step.num_new_blocks) == len(step.new_block_ids)
+        new_request_ids = {new.request_id for new in step.new_requests}
+        start = 0
+        for request_id, num_new_blocks in zip(step.request_ids, step.num_new_blocks, strict=True):
+            assert request_id in self.rows, f"request {request_id} runs without a row"
+            assert not (num_new_blocks and request_id in new_request_ids), "a new request has its blocks already"
+            row = self.rows[request_id]
+            row.block_ids += step.new_block_ids[start : start + num_new_blocks]
+            start += num_new_blocks
+            assert len(set(row.block_ids)) == len(row.block_ids), f"request {request_id} has a block twice"
+            assert all(0 <= block_id < self.num_blocks for block_id in row.block_ids)
+
+    def _write_kv(self, step: Any) -> None:
+        """Writes all slots of the step, before anything is read: what a model does layer by layer."""
+        written: set[int] = set()
+        for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
+            row = self.rows[request_id]
+            assert num_tokens >= 1, f"request {request_id} runs without tokens"
+            end = row.num_computed_tokens + num_tokens
+            assert end <= len(row.token_ids), f"request {request_id} runs beyond its tokens"
+            assert end <= len(row.block_ids) * self.block_size, f"request {request_id} runs beyond its blocks"
+            if self.check_kv:
+                row.extend_histories()
+                for position in range(row.num_computed_tokens, end):
+                    slot = self._slot(row, position)
+                    assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
+                    written.add(slot)
+                    self._kv[slot] = row.histories[position]
+            row.num_computed_tokens = end
+
+    def _check_kv(self, request_id: int, row: FakeRow) -> None:
+        for position in range(row.num_computed_tokens):
+            found = self._kv.get(self._slot(row, position))
+            assert found == row.histories[position], f"request {request_id} reads wrong KV at position {position}"
+
+    def _slot(self, row: FakeRow, position: int) -> int:
+        return row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _sample(self, row: FakeRow) -> int:
+        if not self.check_kv:
+            return next_token(row.token_ids[-1] * 0xBF58476D1CE4E5B9, self.vocab_size)
+        params = row.sampling_params
+        banned: Collection[int] = ()
+        if len(row.token_ids) - row.num_prompt_tokens < params.min_tokens:
+            banned = set(params.stop_token_ids) | (set() if params.ignore_eos else self.eos_token_ids)
+        return next_token(row.histories[-1], self.vocab_size, banned)
+
+
+def _logprobs_of(params: Any) -> int | None:
+    """The logprobs field of SamplingParams, as a value or as a message."""
+    if isinstance(params, common_pb2.SamplingParams):
+        return params.logprobs if params.HasField("logprobs") else None
+    return params.logprobs
+
+
+def _fake_logprobs(token_id: int, num_logprobs: int, vocab_size: int) -> common_pb2.Logprobs:
+    """The chosen token as the most probable, its successors as the alternatives."""
+    token_ids = [token_id, *((token_id + i) % vocab_size for i in range(num_logprobs))]
+    return common_pb2.Logprobs(
+        entries_per_token=num_logprobs + 1,
+        token_ids=token_ids,
+        logprobs=[-1.0, *(-1.0 - i for i in range(num_logprobs))],
+        ranks=[1],
+    )
+
+
+class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+    """A FakeExecutor behind the gRPC contract.
+
+    step_seconds is the device time of a step. `fail_next_step()` ends the stream as a dying process would.
+    """
+
+    def __init__(
+        self,
+        make_executor: Callable[[], FakeExecutor] = FakeExecutor,
+        *,
+        model: str = "fake",
+        max_model_len: int = 4096,
+        max_logprobs: int = 20,
+        step_seconds: float = 0.0,
+    ) -> None:
+        self.incarnation = random.getrandbits(63)
+        self.executor = make_executor()
+        self.step_seconds = step_seconds
+        self.num_steps = 0
+        self.num_streams = 0
+        self.new_requests: list[executor_pb2.NewRequest] = []
+        self._model_info = common_pb2.ModelInfo(
+            model=model,
+            max_model_len=max_model_len,
+            vocab_size=self.executor.vocab_size,
+            eos_token_ids=sorted(self.executor.eos_token_ids),
+            max_logprobs=max_logprobs,
+        )
+        self._stream: asyncio.Task[Any] | None = None
+        self._steps_until_failure: int | None = None
+
+    def fail_after(self, num_steps: int) -> None:
+        """Makes the stream break, with UNAVAILABLE, after so many more steps."""
+        self._steps_until_failure = num_steps
+
+    async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> executor_pb2.DescribeResponse:
+        return executor_pb2.DescribeResponse(
+            incarnation=self.incarnation,
+            model_info=self._model_info,
+            num_blocks=self.executor.num_blocks,
+            block_size=self.executor.block_size,
+            max_num_seqs=self.executor.max_num_seqs,
+            max_num_batched_tokens=self.executor.max_num_batched_tokens,
+            device="fake",
+            dtype="none",
+        )
+
+    async def Execute(
+        self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[executor_pb2.StepResult]:
+        current = asyncio.current_task()
+        if self._stream is not None and self._stream is not current:
+            self._stream.cancel()
+        self._stream = current
+        self.num_streams += 1
+        self.executor.reset()
+        async for step in request_iterator:
+            if self.step_seconds:
+                await asyncio.sleep(self.step_seconds)
+            if self._steps_until_failure is not None:
+                self._steps_until_failure -= 1
+                if self._steps_until_failure < 0:
+                    self._steps_until_failure = None
+                    raise rpc.RpcError(grpc.StatusCode.UNAVAILABLE, "the fake executor was told to fail")
+            self.new_requests.extend(step.new_requests)
+            result = self.executor.execute(step)
+            self.num_steps += 1
+            yield executor_pb2.StepResult(
+                step_id=result.step_id,
+                request_ids=result.request_ids,
+                num_tokens=result.num_tokens,
+                token_ids=result.token_ids,
+                logprobs=result.logprobs,
+                execute_ns=int(self.step_seconds * 1e9),
+            )
+
+
+async def serve_fake_executor(address: str, servicer: FakeExecutorServicer) -> rpc.Server:
+    """Serves a fake executor at an address such as "unix:/path"; `await server.stop()` is its death."""
+    server = rpc.Server([address], shutdown_timeout=0)
+    name = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+    server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, name)
+    server.add_admin("executor")
+    await server.start()
+    await server.set_serving(True)
+    return server
+
+
+@dataclass
+class FakePipeline:
+    """Steps on their way to a FakeExecutor and results on their way back, as deep as the scheduler sends them."""
+
+    executor: FakeExecutor
+    results: deque[StepResult] = field(default_factory=deque)
+
+    def send(self, step: Any) -> None:
+        self.results.append(self.executor.execute(step))
