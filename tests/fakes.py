@@ -7,7 +7,6 @@ rely on: a wrong block table, a wrong prefix hit, a lost or repeated token or a 
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +76,8 @@ class FakeRow:
 class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
-    KV is a dict slot -> fingerprint of the tokens up to and including the slot's.
+    KV is a dict slot -> fingerprint of the tokens up to and including the slot's; check_kv=False does without it, for
+    speed.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class FakeExecutor:
             end = row.num_computed_tokens + num_tokens
             assert end <= len(row.token_ids), f"request {request_id} runs beyond its tokens"
             assert end <= len(row.block_ids) * self.block_size, f"request {request_id} runs beyond its blocks"
+            row.extend_histories()
             if self.check_kv:
-                row.extend_histories()
                 for position in range(row.num_computed_tokens, end):
                     slot = self._slot(row, position)
                     assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
@@ -192,8 +192,6 @@ class FakeExecutor:
         return row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
 
     def _sample(self, row: FakeRow) -> int:
-        if not self.check_kv:
-            return next_token(row.token_ids[-1] * 0xBF58476D1CE4E5B9, self.vocab_size)
         params = row.sampling_params
         banned: Collection[int] = ()
         if len(row.token_ids) - row.num_prompt_tokens < params.min_tokens:
@@ -222,7 +220,7 @@ def _fake_logprobs(token_id: int, num_logprobs: int, vocab_size: int) -> common_
 class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """A FakeExecutor behind the gRPC contract.
 
-    step_seconds is the device time of a step. `fail_next_step()` ends the stream as a dying process would.
+    step_seconds is the device time of a step. `fail_after(n)` breaks the stream as a dying process would.
     """
 
     def __init__(
@@ -306,13 +304,3 @@ async def serve_fake_executor(address: str, servicer: FakeExecutorServicer) -> r
     await server.set_serving(True)
     return server
 
-
-@dataclass
-class FakePipeline:
-    """Steps on their way to a FakeExecutor and results on their way back, as deep as the scheduler sends them."""
-
-    executor: FakeExecutor
-    results: deque[StepResult] = field(default_factory=deque)
-
-    def send(self, step: Any) -> None:
-        self.results.append(self.executor.execute(step))
