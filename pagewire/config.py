@@ -12,12 +12,54 @@ from typing import Any
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
-def flag(default: Any, help: str, *, group: str, choices: tuple[str, ...] = (), kind: str = "") -> Any:
+@dataclass(frozen=True)
+class Range:
+    """The valid values of a number: minimum <= value <= maximum, and value > above."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    power_of_two: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.above is None or value > self.above)
+            and (not self.power_of_two or int(value).bit_count() == 1)
+        )
+
+    def __str__(self) -> str:
+        bounds = [
+            f"above {self.above:g}" if self.above is not None else "",
+            f"at least {self.minimum:g}" if self.minimum is not None else "",
+            f"at most {self.maximum:g}" if self.maximum is not None else "",
+            "a power of two" if self.power_of_two else "",
+        ]
+        return ", ".join(filter(None, bounds))
+
+
+POSITIVE = Range(minimum=1)
+NOT_NEGATIVE = Range(minimum=0)
+PORT = Range(minimum=0, maximum=65535)
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    choices: tuple[str, ...] = (),
+    kind: str = "",
+    valid: Range | None = None,
+    secret: bool = False,
+) -> Any:
     """A dataclass field that is also a flag.
 
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
+    secret: handed to child processes through the environment, never through their command line.
     """
-    metadata = {"help": help, "group": group, "choices": choices, "kind": kind}
+    metadata = {"help": help, "group": group, "choices": choices, "kind": kind, "valid": valid, "secret": secret}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -40,7 +82,7 @@ class ServiceConfig:
         group="observability",
     )
     shutdown_timeout: float = flag(
-        30.0, "seconds that requests in flight are given to end after SIGTERM", group="recovery"
+        30.0, "seconds that requests in flight are given to end after SIGTERM", group="recovery", valid=NOT_NEGATIVE
     )
 
 
@@ -53,6 +95,7 @@ class ListenConfig(ServiceConfig):
         None,
         "serve this service's own Prometheus metrics on this HTTP port (the gateway serves all)",
         group="observability",
+        valid=PORT,
     )
 
 
@@ -62,6 +105,7 @@ class RecoveryConfig:
         120.0,
         "seconds to wait for a neighbour service that died before its requests end with UNAVAILABLE",
         group="recovery",
+        valid=NOT_NEGATIVE,
     )
 
 
@@ -81,13 +125,14 @@ class BatchConfig:
     """Limits of one step; shared by scheduler and executor, which take the smaller of both."""
 
     max_num_seqs: int | None = flag(
-        None, "requests that may run at once (default: 128 on CPU, 256 on CUDA)", group="scheduling"
+        None, "requests that may run at once (default: 128 on CPU, 256 on CUDA)", group="scheduling", valid=POSITIVE
     )
     max_num_batched_tokens: int | None = flag(
         None,
         "tokens that one step may compute (default: 2048 on CPU, 8192 on CUDA)",
         group="scheduling",
         kind="size",
+        valid=POSITIVE,
     )
 
 
@@ -96,10 +141,10 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
     """REST, OpenAI-compatible."""
 
     host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")
-    port: int = flag(8000, "REST port", group="network")
-    api_server_count: int = flag(1, "gateway processes behind the REST port", group="network")
+    port: int = flag(8000, "REST port", group="network", valid=PORT)
+    api_server_count: int = flag(1, "gateway processes behind the REST port", group="network", valid=POSITIVE)
     api_key: str | None = flag(
-        None, "required as `Authorization: Bearer KEY` on every route but probes", group="network"
+        None, "required as `Authorization: Bearer KEY` on every route but probes", group="network", secret=True
     )
     tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
 
@@ -121,7 +166,9 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
     chat_template: str | None = flag(
         None, "jinja chat template, a path or the template itself (default: the model's own)", group="model"
     )
-    tokenizer_pool_size: int | None = flag(None, "tokenizer workers (default: from the core count)", group="tokenizer")
+    tokenizer_pool_size: int | None = flag(
+        None, "tokenizer workers (default: from the core count)", group="tokenizer", valid=POSITIVE
+    )
     tokenizer_pool_type: str = flag(
         "thread",
         "workers as threads over the Rust tokenizer or as processes",
@@ -145,6 +192,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         "longest prefill chunk of one request while others run, tokens; 0 = no limit",
         group="scheduling",
         kind="size",
+        valid=NOT_NEGATIVE,
     )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="scheduling")
     enable_chunked_prefill: bool = flag(True, "split prompts over steps", group="scheduling")
@@ -158,8 +206,9 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         None,
         "requests that may wait; more are refused with RESOURCE_EXHAUSTED / 429 (default: no bound)",
         group="scheduling",
+        valid=NOT_NEGATIVE,
     )
-    pipeline_depth: int = flag(2, "steps in flight, 1 or 2", group="scheduling")
+    pipeline_depth: int = flag(2, "steps in flight, 1 or 2", group="scheduling", valid=Range(minimum=1, maximum=2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,21 +245,37 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         choices=("auto", "pagewire", "transformers"),
     )
     max_model_len: int | None = flag(
-        None, "longest request, prompt plus output, tokens (default: the model's)", group="model", kind="size"
+        None,
+        "longest request, prompt plus output, tokens (default: the model's)",
+        group="model",
+        kind="size",
+        valid=POSITIVE,
     )
-    block_size: int = flag(16, "tokens per KV block", group="memory")
+    block_size: int = flag(
+        16, "tokens per KV block", group="memory", valid=Range(minimum=8, maximum=256, power_of_two=True)
+    )
     num_gpu_blocks_override: int | None = flag(
-        None, "number of KV blocks, whatever memory there is (tests force preemption with it)", group="memory"
+        None,
+        "number of KV blocks, whatever memory there is (tests force preemption with it)",
+        group="memory",
+        valid=POSITIVE,
     )
     gpu_memory_utilization: float = flag(
-        0.9, "share of device memory for weights, activations and KV cache together", group="memory"
+        0.9,
+        "share of device memory for weights, activations and KV cache together",
+        group="memory",
+        valid=Range(above=0, maximum=1),
     )
     kv_cache_memory_bytes: int | None = flag(
-        None, "size of the KV cache; suffixes as in 4GiB (default: what fits)", group="memory", kind="size"
+        None,
+        "size of the KV cache; suffixes as in 4GiB (default: what fits)",
+        group="memory",
+        kind="size",
+        valid=POSITIVE,
     )
     enforce_eager: bool = flag(False, "no CUDA graphs", group="executor")
     num_threads: int | None = flag(
-        None, "CPU threads that compute (default: the cores this process may use)", group="executor"
+        None, "CPU threads that compute (default: the cores this process may use)", group="executor", valid=POSITIVE
     )
     seed: int = flag(0, "seed of dummy weights", group="executor")
 
@@ -219,7 +284,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
 class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig):
     """The whole local stack: every flag of every service, and the stack's own."""
 
-    grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network")
+    grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network", valid=PORT)
     uds_dir: str | None = flag(
         None, "directory of the unix sockets between the services (default: a fresh one)", group="network"
     )
@@ -228,3 +293,43 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
         """The configuration of one service: this one's values for its fields, then the overrides."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service)}
         return service(**(values | overrides))
+
+
+# What the stack itself sets for its services: not flags of `pagewire serve`.
+SET_BY_STACK = ("listen", "metrics_port", "tokenizer_address", "scheduler_address", "executor_address")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig:
+    """What the command-line clients of the public gRPC API have in common."""
+
+    address: str = flag("localhost:8001", "public gRPC address of a running stack", group="connection")
+    model: str = flag("", "served model name (default: the only one)", group="connection")
+    max_tokens: int | None = flag(
+        None, "most tokens to generate (default: what the model's length allows)", group="generation", valid=POSITIVE
+    )
+    temperature: float | None = flag(
+        None, "0 = always the most probable token (default: 1)", group="generation", valid=NOT_NEGATIVE
+    )
+    top_p: float | None = flag(
+        None,
+        "sample from the most probable tokens with this total probability (default: 1)",
+        group="generation",
+        valid=Range(above=0, maximum=1),
+    )
+    seed: int | None = flag(None, "same seed, same text (default: a random one)", group="generation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig(ClientConfig):
+    """`pagewire chat`."""
+
+    system: str | None = flag(None, "system message that opens the conversation", group="generation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(ClientConfig):
+    """`pagewire generate`."""
+
+    prompt: str | None = flag(None, "text to continue (default: standard input)", group="generation")
+    chat: bool = flag(False, "send PROMPT as a chat message instead of text to continue", group="generation")

@@ -15,6 +15,7 @@ from grpc_health.v1.health import aio as grpc_health_aio
 from grpc_reflection.v1alpha import reflection
 
 from pagewire import telemetry
+from pagewire.errors import StartupError
 from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ class Server:
         self.add(AdminServicer(service, behind), admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
 
     async def start(self) -> None:
-        """Listens, NOT_SERVING until told otherwise. Raises RuntimeError naming an address that cannot be bound."""
+        """Listens, NOT_SERVING until told otherwise. Raises StartupError naming an address that cannot be bound."""
         reflection.enable_server_reflection(
             [
                 *self._names,
@@ -201,9 +202,9 @@ class Server:
             try:
                 bound = self._server.add_insecure_port(address)
             except RuntimeError as error:
-                raise RuntimeError(f"cannot listen on {address}: is another process using it? ({error})") from error
+                raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
             if not bound and not address.startswith("unix:"):
-                raise RuntimeError(f"cannot listen on {address}: is another process using it?")
+                raise StartupError(f"cannot listen on {address}: is another process using it?")
         await self._server.start()
 
     async def set_serving(self, serving: bool) -> None:

@@ -1,0 +1,45 @@
+# `make serve` and `make test` set up .venv first. PYTHON picks the interpreter, ARGS are passed on:
+#   make serve ARGS="--port 9000 --max-num-seqs 32"
+#   make test ARGS="tests/pagewire -x"
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+.PHONY: help setup serve test lint protos clean
+
+help:
+	@echo "make serve   set up and start the whole stack on the built-in model"
+	@echo "make test    set up and run the test suite"
+	@echo "make lint    formatting, lint, types, protos"
+	@echo "make protos  regenerate the gRPC stubs"
+	@echo "make clean   remove .venv and caches"
+
+setup: $(READY)
+
+# torch comes first and by its exact version: pip then keeps what it finds, the CUDA build or the CPU build.
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $(READY)
+
+serve: $(READY)
+	@exec $(BIN)/pagewire serve $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+	$(BIN)/buf lint
+
+protos: $(READY)
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/pagewire/v1/*.proto
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

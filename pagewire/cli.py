@@ -1,0 +1,175 @@
+"""The `pagewire` command. Each subcommand imports what it needs when it runs; `--help` stays quick."""
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from pagewire import __version__, config, flags, process
+from pagewire.errors import StartupError
+
+# service -> (module with `async def serve(config)`, configuration, positional argument)
+_SERVICES: dict[str, tuple[str, type[config.ServiceConfig], str | None]] = {
+    "gateway": ("gateway.main", config.GatewayConfig, None),
+    "tokenizer": ("services.tokenizer.main", config.TokenizerConfig, "model"),
+    "scheduler": ("services.scheduler.main", config.SchedulerConfig, None),
+    "executor": ("services.executor.main", config.ExecutorConfig, "model"),
+}
+
+_HELP = """\
+usage: pagewire <command> [flags]
+
+Serve a large language model:
+  serve [MODEL]      the whole stack on this machine: REST on port 8000, gRPC on port 8001
+
+Talk to a running stack:
+  chat               a conversation in the terminal
+  generate "PROMPT"  one completion
+  bench serve        measure latency and throughput under load
+
+One service each, as containers run them:
+  gateway            REST, OpenAI-compatible
+  tokenizer          text to tokens and back; the public gRPC API
+  scheduler          continuous batching over paged KV memory
+  executor           runs the model on a device
+
+  pagewire <command> --help    flags of a command
+  pagewire --version           version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    process.die_with_parent()
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(_dispatch(argv))
+    except StartupError as error:
+        sys.exit(f"pagewire: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output is gone; keep the interpreter from flushing to it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _dispatch(argv: list[str]) -> int:
+    command, rest = (argv[0], argv[1:]) if argv else ("", [])
+    if command in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    if command in ("-V", "--version", "version"):
+        print(f"pagewire {__version__}")
+        return 0
+    if command in _SERVICES:
+        return _service(command, rest)
+    if command in _COMMANDS:
+        return _COMMANDS[command](rest)
+    if not command:
+        print(_HELP, end="", file=sys.stderr)
+        return 2
+    match = flags.nearest(command, [*_SERVICES, *_COMMANDS])
+    hint = f"; did you mean {match}?" if match else ""
+    print(f"pagewire: error: unknown command {command}{hint}\nsee `pagewire --help`", file=sys.stderr)
+    return 2
+
+
+def _service(name: str, argv: list[str]) -> int:
+    module_name, config_class, positional = _SERVICES[name]
+    settings: config.ServiceConfig = flags.parse(
+        config_class,
+        argv,
+        prog=f"pagewire {name}",
+        description=f"Runs the {name} service. {config_class.__doc__}",
+        positional=positional,
+    )
+    _check_packages()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise _missing(name, error) from error
+    from pagewire import rpc, telemetry
+
+    telemetry.setup(name, settings)
+    try:
+        rpc.run(module.serve(settings))
+    finally:
+        telemetry.shutdown()
+    return 0
+
+
+def _missing(extra: str, error: ModuleNotFoundError) -> Exception:
+    """A dependency that the extra brings; a missing module of our own is a defect and surfaces as it is."""
+    top = (error.name or "").partition(".")[0]
+    if top in ("pagewire", "gateway", "services", "kernels", "protos"):
+        return error
+    return StartupError(f"the Python package {top!r} is not installed: pip install 'pagewire[{extra}]'")
+
+
+def _check_packages() -> None:
+    from pagewire.environment import check_packages
+
+    check_packages()
+
+
+def _serve(argv: list[str]) -> int:
+    settings = flags.parse(
+        config.ServeConfig,
+        argv,
+        prog="pagewire serve",
+        description="Serves MODEL on this machine: starts gateway, tokenizer, scheduler and executor as processes,"
+        " restarts those that die, and stops all of them on Ctrl-C.",
+        positional="model",
+        without=config.SET_BY_STACK,
+    )
+    _check_packages()
+    from pagewire import stack
+
+    return stack.run(settings)
+
+
+def _chat(argv: list[str]) -> int:
+    settings = flags.parse(
+        config.ChatConfig,
+        argv,
+        prog="pagewire chat",
+        description="A conversation with a running stack. /reset forgets it, /exit or Ctrl-D leaves,"
+        " Ctrl-C stops the current answer.",
+        flags_only=True,
+    )
+    from pagewire import chat
+
+    return asyncio.run(chat.chat(settings))
+
+
+def _generate(argv: list[str]) -> int:
+    settings = flags.parse(
+        config.GenerateConfig,
+        argv,
+        prog="pagewire generate",
+        description="One completion by a running stack, printed as it is generated.",
+        positional="prompt",
+        flags_only=True,
+    )
+    from pagewire import generate
+
+    return asyncio.run(generate.generate(settings))
+
+
+def _bench(argv: list[str]) -> int:
+    from pagewire.bench import cli
+
+    return cli.main(argv)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "serve": _serve,
+    "chat": _chat,
+    "generate": _generate,
+    "bench": _bench,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""How a service process ends together with the supervisor that started it."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+# Set by a supervisor for its children: its own process id.
+PARENT_PID = "PAGEWIRE_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ties this process's life to the supervisor's, even if that is killed with SIGKILL. No-op without a supervisor.
+
+    Called first thing by a child, in its main thread.
+    """
+    parent = os.environ.pop(PARENT_PID, None)
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    else:
+        threading.Thread(target=_watch, args=(int(parent),), name="watch-parent", daemon=True).start()
+    # The supervisor may have died before the call above.
+    if os.getppid() != int(parent):
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
