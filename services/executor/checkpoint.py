@@ -12,7 +12,7 @@ import torch
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from services.executor.models import ARCHITECTURES
 from services.executor.weights import WeightSource
-from services.executor.weights.gguf import GGUFSource, gguf_architecture, gguf_config
+from services.executor.weights.gguf import GGUFSource, gguf_architecture, gguf_config, gguf_eos_token_ids
 from services.executor.weights.gguf_file import GGUFFile
 from services.executor.weights.safetensors import SafetensorsSource
 
@@ -59,6 +59,9 @@ class GGUFCheckpoint:
     def config(self, dtype: torch.dtype) -> ModelConfig:
         """Only for our own architectures."""
         return gguf_config(self._file, dtype)
+
+    def eos_token_ids(self, default: tuple[int, ...]) -> tuple[int, ...]:
+        return gguf_eos_token_ids(self._file) or default
 
     def weights(self, config: ModelConfig) -> WeightSource:
         return GGUFSource(self._file, config)

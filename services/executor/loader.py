@@ -82,9 +82,10 @@ def load_model(
         # Imported here: transformers costs seconds that our own models do without.
         from services.executor.models.transformers_model import load_transformers_model
 
-        return load_transformers_model(
-            checkpoint, torch_dtype, device, dummy_seed=seed if load_format == "dummy" else None, progress=progress
-        )
+        dummy_seed = seed if load_format == "dummy" else None
+        loaded = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
+        progress(1.0, checkpoint.path.name)
+        return loaded
     return _load_own(checkpoint, torch_dtype, device, load_format, max_model_len, seed, progress)
 
 
@@ -152,14 +153,19 @@ def check_tensors(
 def read_tensors(weights: WeightSource, targets: Mapping[str, Tensor], progress: Progress) -> None:
     """Fills all targets from a few threads: copying and dequantizing release the interpreter lock."""
     total, done = sum(target.nbytes for target in targets.values()), 0
+
+    @torch.inference_mode()  # the mode is a thread's own: the caller may have allocated the targets in it
+    def read(name: str) -> None:
+        weights.read_into(name, targets[name])
+
     largest_first = sorted(targets, key=lambda name: -targets[name].nbytes)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="load") as pool:
-        reads = {pool.submit(weights.read_into, name, targets[name]): name for name in largest_first}
+        reads = {pool.submit(read, name): name for name in largest_first}
         try:
-            for read in as_completed(reads):
-                read.result()
-                done += targets[reads[read]].nbytes
-                progress(done / total, reads[read])
+            for finished in as_completed(reads):
+                finished.result()
+                done += targets[reads[finished]].nbytes
+                progress(done / total, reads[finished])
         finally:
             pool.shutdown(cancel_futures=True)
 

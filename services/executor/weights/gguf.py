@@ -105,6 +105,12 @@ def gguf_architecture(file: GGUFFile) -> str:
     return _CLASSES.get(arch, arch)
 
 
+def gguf_eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
+    """End of text, and end of turn where the file names one."""
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    return tuple(dict.fromkeys(file.metadata[key] for key in keys if key in file.metadata))
+
+
 def gguf_config(file: GGUFFile, dtype: torch.dtype) -> ModelConfig:
     """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
     arch = file.metadata["general.architecture"]
@@ -147,11 +153,7 @@ def _config_keys(file: GGUFFile, arch: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_parameters": _rope_keys(file, arch, head_dim),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": [
-            file.metadata[key]
-            for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-            if key in file.metadata
-        ],
+        "eos_token_id": list(gguf_eos_token_ids(file)),
     }
 
 

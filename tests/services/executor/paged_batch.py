@@ -1,0 +1,69 @@
+"""Runs a model over a paged KV cache as the runner does, with request lengths and blocks chosen by a test."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.executor.attention import AttentionMetadata
+from services.executor.loader import Model
+
+BLOCK_SIZE = 4
+
+
+class PagedBatch:
+    """Requests by index; their block ids are interleaved and out of order, block 0 stays unused."""
+
+    def __init__(self, model: Model, num_requests: int, max_len: int) -> None:
+        config = model.config
+        max_blocks = -(-max_len // BLOCK_SIZE)
+        num_blocks = num_requests * max_blocks + 1
+        shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        # Not a number wherever nothing was stored: reading past a request's tokens shows.
+        self.kv_caches = [torch.full(shape, torch.nan, dtype=config.dtype) for _ in range(model.num_attention_layers)]
+        model.bind_kv_cache(self.kv_caches)
+        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
+        self.block_table = order.view(num_requests, max_blocks).int()
+        self.context_lens = [0] * num_requests
+        self.model = model
+
+    @torch.inference_mode()
+    def step(self, tokens: dict[int, list[int]]) -> dict[int, Tensor]:
+        """request -> its next tokens; returns request -> logits of each of these tokens [query_len, vocab_size]."""
+        requests = list(tokens)
+        query_lens = [len(tokens[request]) for request in requests]
+        positions = torch.cat(
+            [torch.arange(query_len) + self.context_lens[r] for r, query_len in zip(requests, query_lens, strict=True)]
+        )
+        owners = torch.tensor(requests).repeat_interleave(torch.tensor(query_lens))
+        blocks = self.block_table[owners, positions // BLOCK_SIZE].long()
+        for request, query_len in zip(requests, query_lens, strict=True):
+            self.context_lens[request] += query_len
+        attn = AttentionMetadata(
+            query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int(),
+            seq_lens=torch.tensor([self.context_lens[request] for request in requests], dtype=torch.int32),
+            block_table=self.block_table[requests],
+            slot_mapping=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
+            max_query_len=max(query_lens),
+            logits_indices=torch.arange(sum(query_lens)),
+        )
+        input_ids = torch.tensor([token for request in requests for token in tokens[request]])
+        logits = self.model.compute_logits(self.model.forward(input_ids, positions, attn))
+        return dict(zip(requests, logits.split(query_lens), strict=True))
+
+
+def mixed_batch_logits(model: Model, vocab_size: int) -> list[tuple[list[int], Tensor]]:
+    """Three requests through steps that mix whole prompts, chunks and decodes: (token ids, logits of each token)."""
+    steps = [{0: 6, 1: 7, 2: 1}, {2: 9, 0: 1, 1: 1}, {1: 1, 0: 12, 2: 7}, {0: 1, 1: 1, 2: 1}]
+    lengths = [sum(step.get(request, 0) for step in steps) for request in range(3)]
+    generator = torch.Generator().manual_seed(2)
+    ids = [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
+    batch = PagedBatch(model, num_requests=3, max_len=max(lengths))
+    logits: list[list[Tensor]] = [[], [], []]
+    for step in steps:
+        chunks = {
+            request: ids[request][batch.context_lens[request] :][:query_len] for request, query_len in step.items()
+        }
+        for request, chunk_logits in batch.step(chunks).items():
+            logits[request].append(chunk_logits)
+    return [(ids[request], torch.cat(logits[request])) for request in range(3)]
