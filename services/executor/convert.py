@@ -1,0 +1,119 @@
+"""Between the wire and the values that the model runner works with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protos.pagewire.v1 import common_pb2, executor_pb2
+from services.executor.startup import ExecutorInfo
+from services.executor.step import HostTokens, NewRequest, ProtocolError, RowSampling, Step, StepOutput
+
+MAX_LOGPROBS = 20
+
+
+def step_from_proto(message: executor_pb2.StepRequest) -> Step:
+    """Raises ProtocolError for columns that do not fit together."""
+    num_reqs = len(message.request_ids)
+    if not len(message.num_scheduled_tokens) == len(message.num_new_blocks) == num_reqs:
+        raise ProtocolError(
+            f"step {message.step_id}: {num_reqs} request_ids, {len(message.num_scheduled_tokens)} "
+            f"num_scheduled_tokens and {len(message.num_new_blocks)} num_new_blocks"
+        )
+    traceparents = message.traceparents or [""] * len(message.new_requests)
+    if len(traceparents) != len(message.new_requests):
+        raise ProtocolError(f"step {message.step_id}: traceparents are not parallel to new_requests")
+    return Step(
+        step_id=message.step_id,
+        request_ids=list(message.request_ids),
+        num_scheduled_tokens=np.array(message.num_scheduled_tokens, dtype=np.int64),
+        num_new_blocks=np.array(message.num_new_blocks, dtype=np.int64),
+        new_block_ids=np.array(message.new_block_ids, dtype=np.int32),
+        finished_request_ids=list(message.finished_request_ids),
+        new_requests=[
+            _new_request(request, traceparent)
+            for request, traceparent in zip(message.new_requests, traceparents, strict=True)
+        ],
+    )
+
+
+def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewRequest:
+    return NewRequest(
+        request_id=message.request_id,
+        token_ids=np.array(message.token_ids, dtype=np.int32),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=np.array(message.block_ids, dtype=np.int32),
+        sampling=sampling_from_proto(message.sampling_params, message.request_id),
+        traceparent=traceparent,
+    )
+
+
+def sampling_from_proto(params: common_pb2.SamplingParams, request_id: int) -> RowSampling:
+    """Fills in the defaults that common.proto names. Raises ProtocolError for a random request without a seed."""
+    temperature = params.temperature if params.HasField("temperature") else 1.0
+    if temperature > 0 and not params.HasField("seed"):
+        raise ProtocolError(f"new request {request_id} samples with temperature {temperature:g} but has no seed")
+    if len(params.logit_bias_ids) != len(params.logit_bias_values):
+        raise ProtocolError(f"new request {request_id}: logit_bias ids and values differ in number")
+    return RowSampling(
+        temperature=temperature,
+        top_p=params.top_p if params.HasField("top_p") else 1.0,
+        top_k=max(0, params.top_k),
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty if params.HasField("repetition_penalty") else 1.0,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=tuple(zip(params.logit_bias_ids, params.logit_bias_values, strict=True)),
+        seed=params.seed,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=tuple(params.stop_token_ids),
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
+    )
+
+
+def result_to_proto(output: StepOutput, tokens: HostTokens, execute_ns: int, queue_ns: int) -> executor_pb2.StepResult:
+    return executor_pb2.StepResult(
+        step_id=output.step_id,
+        request_ids=output.request_ids,
+        num_tokens=[1] * len(output.request_ids),
+        token_ids=tokens.token_ids.tolist(),
+        logprobs=_logprobs(output, tokens),
+        execute_ns=execute_ns,
+        queue_ns=queue_ns,
+    )
+
+
+def _logprobs(output: StepOutput, tokens: HostTokens) -> dict[int, common_pb2.Logprobs]:
+    if tokens.logprobs is None or tokens.logprob_token_ids is None or tokens.ranks is None:
+        return {}
+    return {
+        index: common_pb2.Logprobs(
+            entries_per_token=1 + num_top,
+            token_ids=tokens.logprob_token_ids[line, : 1 + num_top].tolist(),
+            logprobs=tokens.logprobs[line, : 1 + num_top].tolist(),
+            ranks=[int(tokens.ranks[line])],
+        )
+        for line, (index, num_top) in enumerate(output.logprobs_of)
+    }
+
+
+def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
+    return executor_pb2.DescribeResponse(
+        incarnation=info.incarnation,
+        model_info=common_pb2.ModelInfo(
+            model=info.model,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            max_logprobs=MAX_LOGPROBS,
+        ),
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        device=info.device,
+        dtype=info.dtype,
+        weight_bytes=info.weight_bytes,
+        kv_cache_bytes=info.kv_cache_bytes,
+    )

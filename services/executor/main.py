@@ -1,0 +1,107 @@
+"""The executor process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from tqdm import tqdm
+
+from pagewire import rpc, telemetry
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from pagewire.models import resolve_model
+from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
+from services.executor.model_config import ModelLoadError
+from services.executor.servicer import ExecutorServicer
+from services.executor.startup import ExecutorInfo, resolve_device, start_runner
+from services.executor.worker import DeviceError, Worker
+
+logger = logging.getLogger(__name__)
+
+_SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+_REPORT_EVERY_S = 0.5
+
+
+class LoadProgress:
+    """What loading is at: a bar on a terminal, else a log line `loading FRACTION TEXT` twice a second."""
+
+    def __init__(self) -> None:
+        self.text = "starting"
+        self._last_report = 0.0
+        self._bar = tqdm(total=100, desc="loading", unit="%", leave=False) if sys.stderr.isatty() else None
+
+    def __call__(self, fraction: float, text: str) -> None:
+        """Called on the device thread."""
+        self.text = f"{fraction:.0%} {text}"
+        if self._bar is not None:
+            self._bar.update(round(100 * fraction) - self._bar.n)
+        elif time.monotonic() - self._last_report >= _REPORT_EVERY_S:
+            self._last_report = time.monotonic()
+            logger.info("loading %.2f %s", fraction, text)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+async def serve(config: ExecutorConfig) -> None:
+    """Serves until SIGINT or SIGTERM. Raises StartupError if the model cannot be served, or if the device fails later:
+    the process has to end then.
+    """
+    on_cuda = resolve_device(config.device).type == "cuda"
+    progress = LoadProgress()
+    worker = Worker(lambda: start_runner(config, str(resolve_model(config.model)), progress), on_cuda=on_cuda)
+    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+    servicer = ExecutorServicer(worker, lambda: progress.text)
+    server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
+    server.add_admin("executor")
+    await server.start()
+    telemetry.serve_metrics(config.metrics_port)
+    worker.start()
+    stopping = asyncio.create_task(rpc.wait_for_signal())
+    try:
+        if await _first(worker.loaded, stopping):
+            progress.close()
+            _announce(worker.loaded.result(), config.listen)
+            await server.set_serving(True)
+            await _first(worker.failed, stopping)
+    except ModelLoadError as error:
+        raise StartupError(str(error)) from error
+    except DeviceError as error:
+        raise StartupError(f"{error}; ending, so that a supervisor starts anew") from error
+    finally:
+        await rpc.cancel([stopping])
+        await server.stop()
+        worker.stop()
+
+
+async def _first(work: Future[Any], stopping: asyncio.Task[None]) -> bool:
+    """Whether `work` was done before the process was told to stop. Raises what `work` raised."""
+    waiting = asyncio.wrap_future(work)
+    await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not waiting.done():
+        return False
+    waiting.result()
+    return True
+
+
+def _announce(info: ExecutorInfo, listen: str) -> None:
+    logger.info(
+        "serving %s on %s: %s, %s, %.0f MiB weights, KV cache %d blocks x %d tokens (%.0f MiB), "
+        "max_model_len %d, listening on %s",
+        info.model,
+        info.device,
+        info.dtype,
+        f"up to {info.max_num_seqs} requests",
+        info.weight_bytes / 2**20,
+        info.num_blocks,
+        info.block_size,
+        info.kv_cache_bytes / 2**20,
+        info.max_model_len,
+        listen,
+    )

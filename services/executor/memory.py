@@ -1,0 +1,42 @@
+"""How much memory the device has, and the error for what does not fit into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pagewire.errors import StartupError
+
+
+class OutOfMemoryError(StartupError):
+    """The model or its KV cache does not fit; the message has both numbers and the remedy."""
+
+
+def mib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024**2:.0f} MiB"
+
+
+def available_cpu_bytes() -> int:
+    """Memory that can be had without swapping, within the container's limit (cgroup v2) if it has one."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    cgroup = Path("/sys/fs/cgroup")
+    limit_file, usage_file = cgroup / "memory.max", cgroup / "memory.current"
+    if limit_file.exists() and usage_file.exists() and (limit := limit_file.read_text().strip()) != "max":
+        available = min(available, int(limit) - int(usage_file.read_text()))
+    return max(available, 0)
+
+
+def available_bytes(device: torch.device) -> int:
+    return available_cpu_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def check_weights_fit(weight_bytes: int, device: torch.device) -> None:
+    """Raises OutOfMemoryError before memory is taken for weights that cannot fit."""
+    available = available_bytes(device)
+    if weight_bytes > available:
+        raise OutOfMemoryError(
+            f"the weights need {mib(weight_bytes)}, {device} has {mib(available)} free: use a smaller model or "
+            "--dtype bfloat16, or a larger device"
+        )

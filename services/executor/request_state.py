@@ -1,0 +1,97 @@
+"""One fixed row of state per request, from its admission to its end.
+
+Token ids live on the device: sampling writes the next one there, so the next step needs nothing from the host. How
+many there are, and how many of them are computed, the host knows without seeing a token: every step says how many
+it computes, and every sampling adds one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.executor.sampling_state import SamplingState
+from services.executor.step import NewRequest, ProtocolError
+from services.executor.upload import upload
+
+
+class RequestState:
+    """Rows of up to max_num_seqs requests of up to max_model_len tokens each."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._device = device
+        self.token_ids: Tensor = torch.zeros(
+            (max_num_seqs, max_model_len), dtype=torch.int32, device=device
+        )  # [max_num_seqs, max_model_len]
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], known, with those on the device only
+        self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs]
+        self.sampling = SamplingState(max_num_seqs, vocab_size, eos_token_ids)
+        self._row_of: dict[int, int] = {}  # request_id -> row
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))  # the lowest row is taken first
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def rows(self, request_ids: list[int]) -> np.ndarray:
+        """batch index -> row, int64 [n]. Raises ProtocolError naming an unknown or repeated request."""
+        try:
+            rows = [self._row_of[request_id] for request_id in request_ids]
+        except KeyError as error:
+            raise ProtocolError(f"unknown request {error.args[0]}: it has no row here") from None
+        if len(set(rows)) != len(rows):
+            raise ProtocolError("a request is scheduled twice in one step")
+        return np.array(rows, dtype=np.int64)
+
+    def add(self, request: NewRequest) -> int:
+        """Fills a row. Raises ProtocolError."""
+        self._check(request)
+        row = self._free_rows.pop()
+        self._row_of[request.request_id] = row
+        num_tokens = len(request.token_ids)
+        token_ids = upload(self._device, {"token_ids": request.token_ids})["token_ids"]
+        self.token_ids[row, :num_tokens] = token_ids
+        self.num_tokens[row] = num_tokens
+        self.num_computed_tokens[row] = request.num_computed_tokens
+        self.sampling.fill(row, request.sampling, request.num_prompt_tokens)
+        return row
+
+    def _check(self, request: NewRequest) -> None:
+        name, num_tokens = f"new request {request.request_id}", len(request.token_ids)
+        if request.request_id in self._row_of:
+            raise ProtocolError(f"{name} already has a row")
+        if not self._free_rows:
+            raise ProtocolError(f"{name} finds no free row: max_num_seqs is {len(self._row_of)}")
+        if not 1 <= num_tokens <= self.max_model_len:
+            raise ProtocolError(f"{name} has {num_tokens} tokens; 1 to {self.max_model_len} are possible")
+        if not 0 <= request.num_computed_tokens < num_tokens:
+            raise ProtocolError(f"{name} has {request.num_computed_tokens} of {num_tokens} tokens computed")
+        if not 1 <= request.num_prompt_tokens <= num_tokens:
+            raise ProtocolError(f"{name} has {request.num_prompt_tokens} prompt tokens of {num_tokens}")
+        lowest, highest = int(request.token_ids.min()), int(request.token_ids.max())
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise ProtocolError(f"{name} has token id {wrong}, outside the vocabulary of {self._vocab_size}")
+
+    def remove(self, request_id: int) -> int:
+        """Frees and returns the request's row. Raises ProtocolError."""
+        row = self._row_of.pop(request_id, None)
+        if row is None:
+            raise ProtocolError(f"unknown request {request_id} cannot finish: it has no row here")
+        self.sampling.clear(row)
+        self._free_rows.append(row)
+        return row
+
+    def advance(self, rows: np.ndarray, num_scheduled_tokens: np.ndarray, sampled_rows: np.ndarray) -> None:
+        """The step is launched: its tokens count as computed, and each sampled row as one token longer."""
+        self.num_computed_tokens[rows] += num_scheduled_tokens
+        self.num_tokens[sampled_rows] += 1

@@ -1,0 +1,65 @@
+"""Metrics of the executor and the spans of traced requests."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from pagewire import telemetry
+from services.executor.step import Step
+
+_STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
+_STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
+_QUEUE_SECONDS = Histogram(
+    "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS
+)
+_STEP_TOKENS = Histogram(
+    "pagewire:executor_step_tokens",
+    "Tokens computed by a step",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+)
+_REQUESTS = Gauge("pagewire:executor_rows_used", "Requests that hold a row")
+WEIGHT_BYTES = Gauge("pagewire:executor_weight_bytes", "Bytes of the model's weights")
+KV_CACHE_BYTES = Gauge("pagewire:executor_kv_cache_bytes", "Bytes of the KV cache")
+LOAD_SECONDS = Gauge("pagewire:executor_load_seconds", "Time that starting took, by phase", ["phase"])
+CPU_BACKEND = Gauge("pagewire:executor_cpu_kernels", "1 for the CPU kernels in use: cpp, or torch (slow)", ["backend"])
+
+
+def step_kind(step: Step) -> str:
+    """decode: one token per request; prefill: more for each; mixed; empty: only rows were freed."""
+    if not step.request_ids:
+        return "empty"
+    is_single = step.num_scheduled_tokens == 1
+    if is_single.all():
+        return "decode"
+    return "mixed" if is_single.any() else "prefill"
+
+
+def record_step(kind: str, num_tokens: int, num_requests: int, execute_ns: int, queue_ns: int) -> None:
+    _STEPS.labels(kind).inc()
+    _STEP_SECONDS.observe(execute_ns / 1e9)
+    _QUEUE_SECONDS.observe(queue_ns / 1e9)
+    _STEP_TOKENS.observe(num_tokens)
+    _REQUESTS.set(num_requests)
+
+
+class RequestSpans:
+    """One span per traced request, from its first step here to its end."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, telemetry.Span] = {}
+
+    def update(self, step: Step) -> None:
+        """Call once per step that was executed."""
+        if self._open:
+            for request_id in step.finished_request_ids:
+                if (span := self._open.pop(request_id, None)) is not None:
+                    span.end({"request_id": request_id})
+        for request in step.new_requests:
+            if request.traceparent and telemetry.tracing():
+                self._open[request.request_id] = telemetry.Span("executor.request", request.traceparent)
+
+    def end_all(self, reason: str) -> None:
+        """The stream is gone, and all rows with it."""
+        for request_id, span in self._open.items():
+            span.end({"request_id": request_id}, error=reason)
+        self._open.clear()

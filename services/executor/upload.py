@@ -1,0 +1,36 @@
+"""Host to device, without ever waiting for the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 16
+
+
+def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """The arrays as tensors on `device`, in one copy; each keeps its dtype and shape.
+
+    On the CPU the tensors share the arrays' memory, so the caller must not write to them afterwards. On CUDA every
+    call fills a pinned buffer of its own: a copy in flight is never overwritten (torch's pinned allocator reuses the
+    memory only after the copy is done).
+    """
+    if device.type == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    offsets, size = {}, 0
+    for name, array in arrays.items():
+        offsets[name] = size
+        size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    pinned = torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
+    staging = pinned.numpy()
+    for name, array in arrays.items():
+        begin = offsets[name]
+        staging[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    packed = pinned.to(device, non_blocking=True)
+    tensors = {}
+    for name, array in arrays.items():
+        begin = offsets[name]
+        dtype = torch.from_numpy(array[:0]).dtype
+        tensors[name] = packed[begin : begin + array.nbytes].view(dtype).view(array.shape)
+    return tensors

@@ -1,0 +1,221 @@
+"""The device thread: loads the model, then executes steps strictly in order.
+
+asyncio never waits for the device: it puts steps into a queue and gets results through callbacks. On CUDA the device
+thread only launches, so step N + 1 is launched while N runs; a second thread waits for results. On the CPU a step is
+done when `execute()` returns, and there is no second thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import torch
+
+from protos.pagewire.v1 import executor_pb2
+from services.executor import convert, stats
+from services.executor.model_runner import ModelRunner
+from services.executor.startup import ExecutorInfo
+from services.executor.step import ProtocolError, Step, StepOutput
+
+logger = logging.getLogger(__name__)
+
+# Called on the worker's threads with each result in step order, then once with how the session ended: an error, or
+# None when it was closed.
+Deliver = Callable[[executor_pb2.StepResult | Exception | None], None]
+
+
+class DeviceError(RuntimeError):
+    """The device thread failed in a way that leaves the device in an unknown state."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One Execute stream. Opening one ends the one before and empties all rows."""
+
+    deliver: Deliver
+    last_step_id: int = 0
+
+
+@dataclass(frozen=True)
+class _Opened:
+    session: Session
+
+
+@dataclass(frozen=True)
+class _Closed:
+    session: Session
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    session: Session
+    step: Step
+    received_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+@dataclass(frozen=True)
+class _Launched:
+    session: Session
+    output: StepOutput
+    kind: str
+    num_requests: int
+    queue_ns: int
+    clock: _Clock
+
+
+class _Clock:
+    """Device time of one step."""
+
+    def __init__(self, on_cuda: bool) -> None:
+        self._started_ns = time.perf_counter_ns()
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if on_cuda:
+            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))
+            self._events[0].record()
+
+    def launched(self) -> None:
+        if self._events is not None:
+            self._events[1].record()
+
+    def wait_ns(self) -> int:
+        """Waits until the device is done with the step."""
+        if self._events is None:
+            return time.perf_counter_ns() - self._started_ns
+        start, end = self._events
+        end.synchronize()
+        return int(start.elapsed_time(end) * 1e6)
+
+
+class Worker:
+    """Owns the device thread. `loaded` resolves when steps can be executed, `failed` with a fatal device error."""
+
+    def __init__(self, start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]], *, on_cuda: bool) -> None:
+        """start_runner is called on the device thread; its errors go to `loaded`."""
+        self._start_runner = start_runner
+        self._on_cuda = on_cuda
+        self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | None] = SimpleQueue()
+        self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
+        self._session: Session | None = None  # of the device thread
+        self._spans = stats.RequestSpans()
+        self.loaded: Future[ExecutorInfo] = Future()
+        self.failed: Future[None] = Future()
+        # Daemons: a device that hangs must not keep the process from ending.
+        self._threads = [threading.Thread(target=self._run, name="device", daemon=True)]
+        if on_cuda:
+            self._threads.append(threading.Thread(target=self._return_results, name="results", daemon=True))
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the threads after the steps that were submitted; does not wait for a model that is still loading."""
+        self._submitted.put(None)
+        if self.loaded.done():
+            for thread in self._threads:
+                thread.join(timeout)
+
+    def open(self, deliver: Deliver) -> Session:
+        """A new session; steps of older ones that were not executed yet never will be."""
+        session = Session(deliver)
+        self._submitted.put(_Opened(session))
+        return session
+
+    def submit(self, session: Session, step: Step) -> None:
+        self._submitted.put(_Submitted(session, step))
+
+    def close(self, session: Session) -> None:
+        """No more steps: those submitted are executed, then the session's rows are freed."""
+        self._submitted.put(_Closed(session))
+
+    def _run(self) -> None:
+        try:
+            runner, info = self._start_runner()
+        except BaseException as error:
+            self.loaded.set_exception(error)
+            return
+        self.loaded.set_result(info)
+        try:
+            while (item := self._submitted.get()) is not None:
+                self._handle(runner, item)
+        except BaseException as error:
+            self._fail(error)
+        self._end_session(None, "the executor stops")
+        self._launched.put(None)
+
+    def _handle(self, runner: ModelRunner, item: _Opened | _Submitted | _Closed) -> None:
+        if isinstance(item, _Opened):
+            self._end_session(item.session, "superseded by a new stream")
+            runner.reset()
+        elif item.session is not self._session:
+            pass  # of a session that has ended
+        elif isinstance(item, _Closed):
+            self._end_session(None, "stream closed")
+            runner.reset()
+            self._hand_over(item)
+        else:
+            self._execute_or_end(runner, item)
+
+    def _execute_or_end(self, runner: ModelRunner, item: _Submitted) -> None:
+        try:
+            self._hand_over(self._execute(runner, item.session, item.step, item.received_ns))
+        except ProtocolError as error:
+            logger.error("step %d breaks the protocol: %s", item.step.step_id, error)
+            self._end_session(None, str(error))
+            runner.reset()
+            item.session.deliver(error)
+
+    def _hand_over(self, item: _Launched | _Closed) -> None:
+        if self._on_cuda:
+            self._launched.put(item)
+        else:
+            _return(item)
+
+    def _end_session(self, successor: Session | None, reason: str) -> None:
+        self._spans.end_all(reason)
+        self._session = successor
+
+    def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
+        if step.step_id != session.last_step_id + 1:
+            raise ProtocolError(f"step {step.step_id} follows step {session.last_step_id}")
+        session.last_step_id = step.step_id
+        queue_ns = time.perf_counter_ns() - received_ns
+        clock = _Clock(self._on_cuda)
+        output = runner.execute(step)
+        clock.launched()
+        self._spans.update(step)
+        return _Launched(session, output, stats.step_kind(step), runner.num_requests, queue_ns, clock)
+
+    def _return_results(self) -> None:
+        try:
+            while (launched := self._launched.get()) is not None:
+                _return(launched)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, cause: BaseException) -> None:
+        """The device is in an unknown state: the stream ends with the error and the process is to be restarted."""
+        logger.critical("fatal error on the device thread", exc_info=cause)
+        error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
+        session = self._session
+        if session is not None:
+            session.deliver(error)
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+
+def _return(item: _Launched | _Closed) -> None:
+    """Waits for what was launched and delivers it."""
+    if isinstance(item, _Closed):
+        item.session.deliver(None)
+        return
+    execute_ns = item.clock.wait_ns()
+    tokens = item.output.wait()
+    item.session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, item.queue_ns))
+    stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, item.queue_ns)
