@@ -1,0 +1,160 @@
+import dataclasses
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagewire import flags
+from protos.pagewire.v1 import executor_pb2, inference_pb2, scheduler_pb2
+from tests.deploy.stack_files import (
+    COMPOSE,
+    CONFIGURATIONS,
+    GPU_OVERRIDE,
+    container_environment,
+    services,
+    targets,
+)
+
+LINE = ["gateway", "tokenizer", "scheduler", "executor"]
+GRPC_SERVICES = {
+    "tokenizer": inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    "scheduler": scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name,
+    "executor": executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
+}
+# Metrics come through the gateway; dummy weights are for tests.
+NOT_IN_COMPOSE = {"metrics_port", "seed"}
+
+
+def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def configuration(name: str, **environ: str):
+    """The configuration that the service in the container arrives at. Exits for a value that it would refuse."""
+    seen = container_environment(services(**environ)[name], **environ)
+    return flags.parse(CONFIGURATIONS[name], [], prog=name, description="", environ=seen)
+
+
+def test_compose_files_follow_the_compose_specification():
+    finished = check_schema(COMPOSE, GPU_OVERRIDE)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_schema_check_catches_a_misspelt_key(tmp_path):
+    misspelt = tmp_path / "docker-compose.yml"
+    misspelt.write_text(COMPOSE.read_text().replace("depends_on:", "depend_on:", 1))
+    finished = check_schema(misspelt)
+    assert finished.returncode != 0
+    assert "depend_on" in finished.stdout
+
+
+def test_the_four_services_start_from_the_executor_on():
+    stack = services()
+    assert sorted(stack) == sorted(LINE)
+    for service, behind in itertools.pairwise(LINE):
+        assert stack[service]["depends_on"] == {behind: {"condition": "service_healthy"}}
+    assert "depends_on" not in stack["executor"]
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_every_variable_is_a_setting_of_its_service_and_every_setting_a_variable(name):
+    variables = {variable for variable in services()[name]["environment"] if variable.startswith("PAGEWIRE_")}
+    fields = {field.name for field in dataclasses.fields(CONFIGURATIONS[name])} - NOT_IN_COMPOSE
+    assert variables == {flags.environment_name(field) for field in fields}
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_services_accept_the_default_environment(name):
+    settings = configuration(name)
+    assert settings.log_format == "json"
+    changed = {"log_format", "host", "listen", "device"}
+    for field in dataclasses.fields(settings):
+        if field.name not in changed and not field.name.endswith("_address"):
+            assert getattr(settings, field.name) == field.default, f"{field.name}: a default is stated twice"
+
+
+def test_variables_of_the_user_reach_the_services():
+    environ = {
+        "PAGEWIRE_MODEL": "/models/tiny.gguf",
+        "PAGEWIRE_KV_CACHE_MEMORY_BYTES": "1GiB",
+        "PAGEWIRE_MAX_NUM_SEQS": "7",
+        "PAGEWIRE_API_KEY": "secret",
+        "PAGEWIRE_ENABLE_PREFIX_CACHING": "false",
+    }
+    assert configuration("executor", **environ).model == "/models/tiny.gguf"
+    assert configuration("tokenizer", **environ).model == "/models/tiny.gguf"
+    assert configuration("executor", **environ).kv_cache_memory_bytes == 1 << 30
+    assert configuration("executor", **environ).max_num_seqs == 7
+    assert configuration("scheduler", **environ).max_num_seqs == 7
+    assert configuration("scheduler", **environ).enable_prefix_caching is False
+    assert configuration("gateway", **environ).api_key == "secret"
+
+
+def test_each_service_is_told_where_its_neighbour_listens():
+    listens = {name: configuration(name).listen for name in LINE[1:]}
+    assert all(listen.startswith("0.0.0.0:") for listen in listens.values())
+    assert configuration("gateway").tokenizer_address == listens["tokenizer"].replace("0.0.0.0", "tokenizer")
+    assert configuration("tokenizer").scheduler_address == listens["scheduler"].replace("0.0.0.0", "scheduler")
+    assert configuration("scheduler").executor_address == listens["executor"].replace("0.0.0.0", "executor")
+
+
+def test_only_rest_and_public_grpc_are_published_and_only_on_loopback():
+    stack = services()
+    rest, grpc = configuration("gateway"), configuration("tokenizer")
+    assert stack["gateway"]["ports"] == [f"127.0.0.1:8000:{rest.port}"]
+    assert stack["tokenizer"]["ports"] == [f"127.0.0.1:8001:{grpc.listen.rpartition(':')[2]}"]
+    assert rest.host == "0.0.0.0"
+    assert "ports" not in stack["scheduler"] | stack["executor"]
+    assert services(PAGEWIRE_HOST="0.0.0.0", PAGEWIRE_PORT="80")["gateway"]["ports"] == ["0.0.0.0:80:8000"]
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_health_checks_ask_the_right_port_for_the_right_service(name):
+    settings = configuration(name)
+    if name == "gateway":
+        asked = [f"http://localhost:{settings.port}/readyz"]
+    else:
+        asked = [settings.listen.replace("0.0.0.0", "localhost"), GRPC_SERVICES[name]]
+    command = ["python", "-m", "pagewire.health", *asked]
+    assert services()[name]["healthcheck"]["test"] == ["CMD", *command]
+    assert targets()[name].command("HEALTHCHECK") == command
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_containers_have_no_privileges_and_time_to_end(name):
+    service = services()[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert "user" not in service, "the image's user holds"
+    assert service["restart"] == "unless-stopped"
+    assert float(service["stop_grace_period"].removesuffix("s")) > configuration(name).shutdown_timeout
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_images_are_built_from_the_target_of_the_service(name):
+    build = services()[name]["build"]
+    assert build["target"] == name
+    assert build["target"] in targets()
+    assert build["dockerfile"] == "deploy/Dockerfile"
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_services_that_read_the_model_have_the_model_volumes(name):
+    volumes = services(MODEL_DIR="/data/models")[name].get("volumes", [])
+    reads_model = any(field.name == "model" for field in dataclasses.fields(CONFIGURATIONS[name]))
+    assert volumes == (["cache:/var/cache/pagewire", "/data/models:/models:ro"] if reads_model else [])
+
+
+def test_gpu_override_changes_the_executor_only():
+    override = services(GPU_OVERRIDE)
+    assert list(override) == ["executor"]
+    executor = override["executor"]
+    (device,) = executor["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert executor["environment"] == {"PAGEWIRE_DEVICE": "cuda"}
+    assert executor["build"]["args"] == {"TORCH_INDEX": ""}
+    assert executor["image"] != services()["executor"]["image"]
