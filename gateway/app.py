@@ -1,0 +1,209 @@
+"""The REST application: routes, and the lifetime of what they share."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from fastapi import APIRouter, FastAPI, Request
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from starlette.responses import JSONResponse, Response
+
+from gateway import docs, metrics
+from gateway.answer import Head
+from gateway.chat import ChatAnswer
+from gateway.completions import CompletionAnswer
+from gateway.edge import Drain, Edge, exchange_of
+from gateway.errors import ApiError, install_handlers
+from gateway.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationParameters,
+    TokenizeRequest,
+)
+from gateway.serving import GenerationResponse
+from gateway.tokenizer_link import TokenizerLink
+from gateway.translate import chat_requests, completion_requests, tokenize_request
+from pagewire import __version__, rpc, telemetry
+from pagewire.config import GatewayConfig
+from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+CALL_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 2.0
+
+router = APIRouter()
+
+
+class Gateway:
+    """What the routes share; made when the application starts, in its event loop."""
+
+    def __init__(self, config: GatewayConfig, drain: Drain) -> None:
+        self.drain = drain
+        self.channel = rpc.channel(config.tokenizer_address)
+        self.link = TokenizerLink(self.channel, config.recovery_timeout)
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
+        self._default_model = ""
+
+    async def default_model(self) -> str:
+        """The first served name: what an answer says when the request named no model."""
+        if not self._default_model:
+            models = await self.inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
+            self._default_model = models.models[0].id
+        return self._default_model
+
+    async def why_not_ready(self) -> str:
+        """Why the line cannot serve; "" if it can."""
+        if self.drain.draining:
+            return "this gateway is shutting down"
+        request = health_pb2.HealthCheckRequest(service="pagewire.v1.InferenceService")
+        try:
+            health = await self._health.Check(request, timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return f"the tokenizer service does not answer: {error.code().name}: {error.details()}"
+        if health.status != health_pb2.HealthCheckResponse.SERVING:
+            return "the tokenizer service is up, but what is behind it is not ready: still loading, or restarting"
+        return ""
+
+    async def metrics(self) -> bytes:
+        """Metrics of every service that answers."""
+        services = [admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())]
+        try:
+            behind = await self._admin.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=2 * PROBE_TIMEOUT_S)
+            services.extend(behind.services)
+        except grpc.aio.AioRpcError as error:
+            metrics.logger.debug("no metrics from behind the gateway: %s", error.details())
+        # Parsing a few thousand lines takes longer than a token may wait.
+        return await asyncio.to_thread(metrics.merge, services)
+
+
+def create_app(config: GatewayConfig) -> FastAPI:
+    drain = Drain()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        gateway = Gateway(config, drain)
+        link_task = asyncio.create_task(gateway.link.run())
+        app.state.gateway = gateway
+        app.state.link_task = link_task
+        try:
+            yield
+        finally:
+            await rpc.cancel([link_task])
+            await gateway.channel.close()
+
+    app = FastAPI(
+        title="Pagewire",
+        version=__version__,
+        description=docs.DESCRIPTION,
+        lifespan=lifespan,
+        responses=docs.ERROR_RESPONSES,
+    )
+    app.add_middleware(Edge, api_key=config.api_key, drain=drain)
+    install_handlers(app)
+    app.include_router(router)
+    return app
+
+
+def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+async def _head(request: Request, body: GenerationParameters, prefix: str) -> Head:
+    exchange = exchange_of(request.scope)
+    if body.request_id is not None and "x-request-id" not in request.headers:
+        exchange.request_id = body.request_id
+    model = body.model or await _gateway(request).default_model()
+    return Head(id=f"{prefix}-{exchange.request_id}", created=int(time.time()), model=model)
+
+
+@router.post("/v1/chat/completions", tags=["generation"], response_model=None)
+async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+    """The next turn of a conversation; with `stream: true` as server-sent events."""
+    answer = ChatAnswer(body, await _head(request, body, "chatcmpl"))
+    return GenerationResponse(_gateway(request).link, body, chat_requests(body), answer)
+
+
+@router.post("/v1/completions", tags=["generation"], response_model=None)
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
+    answer = CompletionAnswer(body, await _head(request, body, "cmpl"))
+    return GenerationResponse(_gateway(request).link, body, completion_requests(body), answer)
+
+
+@router.get("/v1/models", tags=["models"])
+async def list_models(request: Request) -> dict[str, object]:
+    models = await _gateway(request).inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
+    return {"object": "list", "data": [_model_card(model) for model in models.models]}
+
+
+@router.get("/v1/models/{model:path}", tags=["models"])
+async def retrieve_model(model: str, request: Request) -> dict[str, object]:
+    models = await _gateway(request).inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
+    for served in models.models:
+        if served.id == model:
+            return _model_card(served)
+    names = ", ".join(served.id for served in models.models)
+    raise ApiError(404, f"no model {model!r}; served: {names}", param="model", code="model_not_found")
+
+
+def _model_card(model: inference_pb2.Model) -> dict[str, object]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "pagewire",
+        "root": model.root,
+        "parent": None,
+        "max_model_len": model.max_model_len or None,
+    }
+
+
+@router.post("/tokenize", tags=["tokens"])
+async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, object]:
+    """Text or messages to token ids, exactly as a completion would see them."""
+    answer = await _gateway(request).inference.Tokenize(tokenize_request(body), timeout=CALL_TIMEOUT_S)
+    return {
+        "count": len(answer.token_ids),
+        "max_model_len": answer.max_model_len,
+        "tokens": list(answer.token_ids),
+        "token_strs": list(answer.token_strs) if body.return_token_strs else None,
+    }
+
+
+@router.post("/detokenize", tags=["tokens"])
+async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, object]:
+    """Token ids to text."""
+    upstream = inference_pb2.DetokenizeRequest(model=body.model or "", token_ids=body.tokens)
+    return {"prompt": (await _gateway(request).inference.Detokenize(upstream, timeout=CALL_TIMEOUT_S)).text}
+
+
+@router.get("/livez", tags=["operation"])
+async def livez() -> dict[str, object]:
+    """Whether this process runs. Needs no key."""
+    return {"status": "ok"}
+
+
+@router.get("/health", tags=["operation"])
+@router.get("/readyz", tags=["operation"])
+async def ready(request: Request) -> Response:
+    """Whether a request would be served, by the whole line. Needs no key."""
+    reason = await _gateway(request).why_not_ready()
+    if reason:
+        return JSONResponse({"status": "unavailable", "reason": reason}, status_code=503)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/version", tags=["operation"])
+async def version() -> dict[str, object]:
+    return {"version": __version__}
+
+
+@router.get("/metrics", tags=["operation"], response_class=Response)
+async def get_metrics(request: Request) -> Response:
+    """Prometheus metrics of all services."""
+    return Response(await _gateway(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,144 @@
+"""Errors in the shape an OpenAI client expects: {"error": {"message", "type", "param", "code"}}."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pagewire.rpc import RpcError
+
+RETRY_AFTER_S = 1
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+_STATUS_BY_CODE = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+
+# OpenAI's machine-readable codes, where it has one.
+_OPENAI_CODES = {
+    grpc.StatusCode.NOT_FOUND: "model_not_found",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "rate_limit_exceeded",
+}
+
+
+class ApiError(Exception):
+    """A request that ends with an HTTP error."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        error_type = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+
+
+def from_rpc(error: RpcError) -> ApiError:
+    """The HTTP error of a gRPC status. Statuses that no client can cause are 500."""
+    status = _STATUS_BY_CODE.get(error.code, 500)
+    param = "model" if status == 404 else None
+    return ApiError(status, error.message, param=param, code=_OPENAI_CODES.get(error.code))
+
+
+def rpc_error(error: grpc.aio.AioRpcError) -> RpcError:
+    """A failed unary call as the error that multiplexed streams carry."""
+    return RpcError(error.code(), error.details() or error.code().name)
+
+
+def error_response(error: ApiError) -> Response:
+    headers = {}
+    if error.status in (429, 503):
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    content = json.dumps(error.body(), ensure_ascii=False)
+    return Response(content, status_code=error.status, headers=headers, media_type="application/json")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Every error that a route or the router raises leaves in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(grpc.aio.AioRpcError)
+    async def on_rpc_error(request: Request, error: grpc.aio.AioRpcError) -> Response:
+        return error_response(from_rpc(rpc_error(error)))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return error_response(from_validation(error.errors(), error.body))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        message = error.detail
+        if error.status_code == 404:
+            message = f"no route {request.method} {request.url.path}; see /docs"
+        elif error.status_code == 405:
+            message = f"{request.url.path} does not take {request.method}"
+        response = error_response(ApiError(error.status_code, message))
+        response.headers.update(error.headers or {})
+        return response
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
+    """The first faulty parameter of a request, by name, with everything that is wrong with it."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']} at position {first['loc'][-1]}")
+    if isinstance(body, bytes):
+        return ApiError(400, "send a JSON object with the header Content-Type: application/json")
+    if not isinstance(body, dict):
+        return ApiError(400, "the body must be a JSON object")
+    # A union reports every branch; the one that came furthest is the one that was meant.
+    located = [
+        (_path(error, body), _lower_first(error["msg"])) for error in errors if error["loc"][1:2] == first["loc"][1:2]
+    ]
+    path = max((path for path, _ in located), key=len)
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    messages = dict.fromkeys(message for other, message in located if other == path)
+    return ApiError(400, f"{param}: {', or '.join(messages)}", param=param)
+
+
+def _path(error: Mapping[str, Any], body: object) -> tuple[str | int, ...]:
+    """("messages", 0, "content"): a pydantic location without the parts that name a branch of a union."""
+    path: list[str | int] = []
+    value = body
+    for part in error["loc"][1:]:
+        if (isinstance(part, int) and isinstance(value, list)) or (isinstance(value, dict) and part in value):
+            path.append(part)
+            value = value[part]
+    if error["type"] == "missing":
+        path.append(error["loc"][-1])
+    return tuple(path)
+
+
+def _lower_first(text: str) -> str:
+    text = text.removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,66 @@
+"""The gateway's own metrics, and one exposition of the whole line's."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pagewire.telemetry import LATENCY_BUCKETS
+from protos.pagewire.v1.admin_pb2 import ServiceMetrics
+
+logger = logging.getLogger(__name__)
+
+HTTP_REQUESTS = Counter("pagewire:http_requests", "HTTP responses sent.", ["method", "route", "status"])
+HTTP_DURATION = Histogram(
+    "pagewire:http_request_duration_seconds",
+    "From the request's head to the response's last byte.",
+    ["method", "route"],
+    buckets=LATENCY_BUCKETS,
+)
+HTTP_IN_FLIGHT = Gauge("pagewire:http_requests_in_flight", "HTTP requests being answered.", multiprocess_mode="livesum")
+TIME_TO_FIRST_TOKEN = Histogram(
+    "pagewire:gateway_time_to_first_token_seconds",
+    "From the request's head to the first news of a generation, as the gateway sees it; streamed responses only.",
+    ["operation"],
+    buckets=LATENCY_BUCKETS,
+)
+E2E_LATENCY = Histogram(
+    "pagewire:gateway_e2e_request_latency_seconds",
+    "From the request's head to the end of a successful generation, as the gateway sees it.",
+    ["operation"],
+    buckets=LATENCY_BUCKETS,
+)
+RESUBMISSIONS = Counter(
+    "pagewire:gateway_resubmitted_requests", "Requests submitted again after the stream to the tokenizer broke."
+)
+CLIENTS_GONE = Counter("pagewire:gateway_clients_gone", "Responses whose client went away before their end.")
+
+
+@dataclass(frozen=True)
+class _Families:
+    """What generate_latest takes for a registry."""
+
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self.families)
+
+
+def merge(services: Iterable[ServiceMetrics]) -> bytes:
+    """Every service's metrics in Prometheus text format 0.0.4: one family per name, its samples told apart by the
+    label `service`."""
+    families: dict[str, Metric] = {}
+    for service in services:
+        for family in text_string_to_metric_families(service.exposition):
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            if merged.type != family.type:
+                logger.warning(
+                    "metric %s is a %s here and a %s at the %s: left out",
+                    family.name, merged.type, family.type, service.service,
+                )  # fmt: skip
+                continue
+            for sample in family.samples:
+                merged.samples.append(sample._replace(labels={**sample.labels, "service": service.service}))
+    return generate_latest(_Families(families.values()))

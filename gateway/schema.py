@@ -1,0 +1,185 @@
+"""What clients send: OpenAI's request bodies with vLLM's extensions.
+
+Every parameter may be null, which means unset; defaults are those of the services that apply them (see SamplingParams
+in protos/pagewire/v1/common.proto).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from gateway.errors import ApiError
+from gateway.parameters import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+MAX_CHOICES = 128
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+StopString = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
+    for token_id, value in bias.items():
+        if not token_id.isdecimal() or int(token_id) > INT32_MAX:
+            raise ValueError(f"keys are token ids in decimal, not {token_id!r}")
+        if not -100 <= value <= 100:
+            raise ValueError(f"the bias of token {token_id} must be between -100 and 100, not {value:g}")
+    return bias
+
+
+class Parameters(BaseModel):
+    """A body whose values are taken as they are: no text for numbers, no numbers for booleans."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_names(cls, data: Any) -> Any:
+        return check_names(data, cls.model_fields, UNSUPPORTED) if isinstance(data, dict) else data
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn of the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Annotated[str, StringConstraints(min_length=1)]
+    content: Annotated[str | list[TextPart] | None, Field(union_mode="left_to_right")] = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _content_given(self) -> "Message":
+        if self.content == [] or (self.content is None and self.role != "assistant"):
+            raise ValueError(f"content of a {self.role!r} message is required")
+        return self
+
+
+def _only_supported_messages(messages: Any) -> Any:
+    if not isinstance(messages, list):
+        return messages
+    return [_only_supported_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _only_supported_message(message: Any, where: str) -> Any:
+    if not isinstance(message, dict):
+        return message
+    content = message.get("content")
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ApiError(
+                400,
+                f"content parts of type {kind!r} are not supported yet, only 'text'",
+                param=f"{where}.content[{i}].type",
+                code="unsupported_parameter",
+            )
+    return check_names(message, Message.model_fields, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+
+
+Messages = Annotated[list[Message], Field(min_length=1), BeforeValidator(_only_supported_messages)]
+
+
+class ChatPromptParameters(Parameters):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationParameters(Parameters):
+    """What chat and completions share."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = None
+    return_token_ids: bool | None = None
+    request_id: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+    # Labels that change nothing about the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> "GenerationParameters":
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+        return self
+
+
+class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+
+
+class CompletionRequest(GenerationParameters):
+    prompt: Annotated[
+        str
+        | TokenIdList
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
+        Field(union_mode="left_to_right"),
+    ]
+    add_special_tokens: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+
+
+class TokenizeRequest(ChatPromptParameters):
+    """Either prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Parameters):
+    model: str | None = None
+    tokens: list[TokenId]

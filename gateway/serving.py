@@ -1,0 +1,164 @@
+"""The HTTP response of one generation request: whole or streamed, from the first news to the last byte."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from opentelemetry.trace import SpanKind
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway import metrics, sse
+from gateway.answer import Answer, UsageTotal, finish_reason
+from gateway.edge import CLIENT_GONE, Exchange, exchange_of
+from gateway.errors import ApiError, from_rpc
+from gateway.schema import GenerationParameters
+from gateway.tokenizer_link import News, Reply, TokenizerLink
+from pagewire import telemetry
+from pagewire.rpc import RpcError
+from protos.pagewire.v1.inference_pb2 import GenerateRequest
+
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+class GenerationResponse(Response):
+    """Runs one generation request when it is sent."""
+
+    def __init__(
+        self,
+        link: TokenizerLink,
+        body: GenerationParameters,
+        requests: Sequence[GenerateRequest],
+        answer: Answer,
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._body = body
+        self._requests = requests
+        self._answer = answer
+        self._usage = UsageTotal(len(requests), body.n or 1)
+        self._finish_reasons = [""] * len(requests)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
+        span = telemetry.Span(
+            f"{scope['method']} {scope['path']}", _traceparent(scope["headers"]), kind=SpanKind.SERVER
+        )
+        _label(self._requests, exchange.request_id, span.traceparent)
+        failure: str | None = None
+        try:
+            await self._serve(exchange, receive, send)
+        except ClientGone:
+            failure = "client gone"
+            metrics.CLIENTS_GONE.inc()
+            exchange.status = CLIENT_GONE
+        except ApiError as error:
+            failure = error.message
+            raise
+        finally:
+            exchange.note = f" prompt={self._usage.prompt_tokens} completion={self._usage.completion_tokens}"
+            span.end(self._attributes(scope, exchange) if telemetry.tracing() else None, error=failure)
+
+    async def _serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        try:
+            reply = self._link.submit(self._requests, streaming=bool(self._body.stream))
+        except RpcError as error:
+            raise from_rpc(error) from error
+        watch = asyncio.create_task(_watch(receive, reply))
+        try:
+            if self._body.stream:
+                await self._stream(reply, exchange, send)
+            else:
+                await self._whole(reply, send)
+        except RpcError as error:
+            raise from_rpc(error) from error
+        finally:
+            watch.cancel()
+            reply.abort()
+        metrics.E2E_LATENCY.labels(self._answer.operation).observe(exchange.elapsed)
+
+    async def _whole(self, reply: Reply, send: Send) -> None:
+        async for news in reply:
+            outputs = [response for _, response in sorted(news, key=lambda item: item[0])]
+            self._note(news)
+        content = sse.dumps(self._answer.whole(reply.generations, outputs, self._usage.members())).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _stream(self, reply: Reply, exchange: Exchange, send: Send) -> None:
+        """The head waits for the first news: until then an error has a status of its own."""
+        try:
+            async for news in reply:
+                self._note(news)
+                if not exchange.status:
+                    metrics.TIME_TO_FIRST_TOKEN.labels(self._answer.operation).observe(exchange.elapsed)
+                    await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+                    events = self._answer.start(reply.generations, self._usage.members())
+                else:
+                    events = ""
+                usage = self._usage.members()
+                events += "".join(self._answer.delta(reply.generations[i], response, usage) for i, response in news)
+                if events:
+                    await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
+            last = self._answer.end(self._usage.members())
+        except (ApiError, RpcError) as error:
+            api_error = from_rpc(error) if isinstance(error, RpcError) else error
+            if not exchange.status:
+                raise api_error from error
+            last = sse.error_event(api_error)
+        await send({"type": "http.response.body", "body": last.encode()})
+
+    def _note(self, news: News) -> None:
+        for index, response in news:
+            self._usage.update(index, response.usage)
+            if response.finish_reason:
+                self._finish_reasons[index] = finish_reason(response) or ""
+
+    def _attributes(self, scope: Scope, exchange: Exchange) -> dict[str, Any]:
+        """OpenTelemetry's HTTP and GenAI conventions."""
+        body = self._body
+        attributes = {
+            "http.request.method": scope["method"],
+            "http.route": scope["path"],
+            "http.response.status_code": exchange.status,
+            "gen_ai.operation.name": self._answer.operation,
+            "gen_ai.provider.name": "pagewire",
+            "gen_ai.request.model": body.model,
+            "gen_ai.request.choice.count": body.n,
+            "gen_ai.request.seed": body.seed,
+            "gen_ai.request.temperature": body.temperature,
+            "gen_ai.request.top_p": body.top_p,
+            "gen_ai.request.top_k": body.top_k,
+            "gen_ai.request.presence_penalty": body.presence_penalty,
+            "gen_ai.request.frequency_penalty": body.frequency_penalty,
+            "gen_ai.request.max_tokens": self._requests[0].sampling_params.max_tokens or None,
+            "gen_ai.request.stop_sequences": list(self._requests[0].stop) or None,
+            "gen_ai.response.id": exchange.request_id,
+            "gen_ai.response.finish_reasons": [reason for reason in self._finish_reasons if reason],
+            "gen_ai.usage.input_tokens": self._usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": self._usage.completion_tokens,
+        }
+        return {name: value for name, value in attributes.items() if value is not None}
+
+
+async def _watch(receive: Receive, reply: Reply) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reply.fail(ClientGone())
+
+
+def _traceparent(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    value = next((value for name, value in headers if name == b"traceparent"), b"")
+    return value.decode() if _TRACEPARENT.fullmatch(value) else ""
+
+
+def _label(requests: Sequence[GenerateRequest], request_id: str, traceparent: str) -> None:
+    for index, request in enumerate(requests):
+        request.request_id = request_id if len(requests) == 1 else f"{request_id}-{index}"
+        request.traceparent = traceparent

@@ -1,0 +1,253 @@
+"""The one stream to the tokenizer that carries every generation of this gateway, and what makes it survive a break.
+
+A `Reply` is what one HTTP response waits for: one generation per choice. News is merged until the response takes it, so
+a slow HTTP client costs only itself; one that does not read at all is aborted at MAX_PENDING_BYTES.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+
+import grpc
+
+from gateway import metrics
+from gateway.errors import ApiError
+from pagewire import rpc
+from pagewire.rpc import RpcError
+from pagewire.streams import MAX_BACKOFF_S, Link
+from protos.pagewire.v1.inference_pb2 import (
+    ConnectRequest,
+    ConnectResponse,
+    GenerateRequest,
+    GenerateResponse,
+    NumberedRequest,
+)
+from protos.pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 1024 * 1024
+# Requests that share one message; far below what gRPC takes.
+MAX_SEND_BYTES = 16 * 1024 * 1024
+
+News = list[tuple[int, GenerateResponse]]
+
+
+class Generation:
+    """One request, with what is needed to submit it again."""
+
+    __slots__ = ("index", "number", "prompt_token_ids", "reply", "request", "token_ids")
+
+    def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
+        self.request = request
+        self.index = index
+        self.reply = reply
+        self.number = 0
+        self.prompt_token_ids: list[int] = []
+        self.token_ids: list[int] = []
+
+    def to_submit(self) -> GenerateRequest:
+        """The request, going on after the tokens that have arrived."""
+        if not self.prompt_token_ids:
+            return self.request
+        request = GenerateRequest()
+        request.CopyFrom(self.request)
+        request.token_ids.ids[:] = self.prompt_token_ids
+        request.resume_token_ids[:] = self.token_ids
+        return request
+
+
+class Reply:
+    """The generations of one HTTP response and the news of them that was not taken yet."""
+
+    def __init__(self, link: "TokenizerLink", requests: Sequence[GenerateRequest], *, streaming: bool) -> None:
+        """streaming: news is wanted as it comes; otherwise only once, when all is there."""
+        self.generations = [Generation(request, index, self) for index, request in enumerate(requests)]
+        self._link = link
+        self._streaming = streaming
+        self._running = len(requests)
+        self._pending: dict[int, list[GenerateResponse]] = {}
+        self._pending_bytes = 0
+        self._error: BaseException | None = None
+        self._wake = asyncio.Event()
+
+    def push(self, generation: Generation, response: GenerateResponse) -> None:
+        self._pending.setdefault(generation.index, []).append(response)
+        if response.finish_reason:
+            self._running -= 1
+        if self._streaming:
+            self._pending_bytes += response.ByteSize()
+            if self._pending_bytes > MAX_PENDING_BYTES:
+                self.fail(ApiError(408, "the client does not read its response"))
+        if self._streaming or not self._running:
+            self._wake.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the response with an error and its generations upstream. The first error counts."""
+        self.abort()
+        if self._error is None:
+            self._error = error
+        self._pending.clear()
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Ends what still runs upstream."""
+        self._link.abort(self.generations)
+
+    async def __aiter__(self) -> AsyncIterator[News]:
+        """Yields what has arrived since the last time, merged by choice, until every choice has its finish reason.
+
+        Raises RpcError, or whatever fail() was given.
+        """
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._error is not None:
+                raise self._error
+            pending, self._pending = self._pending, {}
+            self._pending_bytes = 0
+            if pending:
+                yield [(index, _merge(responses)) for index, responses in pending.items()]
+            if not self._running:
+                return
+
+
+def _merge(responses: list[GenerateResponse]) -> GenerateResponse:
+    """What one response would have said for all."""
+    merged = responses[0]
+    if len(responses) > 1:
+        text = "".join([response.text for response in responses])
+        for response in responses[1:]:
+            merged.MergeFrom(response)
+        merged.text = text
+    return merged
+
+
+class TokenizerLink:
+    """Submits generations, hands their news to their replies, and submits them again on a new stream after a break."""
+
+    def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float) -> None:
+        self._channel = channel
+        self._recovery_timeout = recovery_timeout
+        self._stub = InferenceServiceStub(channel)
+        self._link: Link[ConnectRequest, ConnectResponse] = Link("tokenizer", self._stub.Connect, self)
+        self._numbers = itertools.count(1)
+        self._live: dict[int, Generation] = {}
+        # Not sent yet, by number.
+        self._submits: dict[int, GenerateRequest] = {}
+        self._aborts: list[int] = []
+        self._wake = asyncio.Event()
+        self._lost_at = 0.0
+        self._recovery: asyncio.TimerHandle | None = None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    async def run(self) -> None:
+        """Keeps the stream up and sends, until cancelled."""
+        tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._send())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            if self._recovery is not None:
+                self._recovery.cancel()
+            await rpc.cancel(tasks)
+
+    def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
+        """Starts one generation per request. Raises RpcError UNAVAILABLE when there is no tokenizer."""
+        if self._channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the tokenizer service cannot be reached; try again")
+        reply = Reply(self, requests, streaming=streaming)
+        for generation in reply.generations:
+            self._enqueue(generation)
+        return reply
+
+    def abort(self, generations: Iterable[Generation]) -> None:
+        for generation in generations:
+            if self._live.pop(generation.number, None) is not None and not self._submits.pop(generation.number, None):
+                self._aborts.append(generation.number)
+                self._wake.set()
+
+    def fail_all(self, error: Callable[[], BaseException]) -> None:
+        """Ends every reply with an error of its own."""
+        for generation in list(self._live.values()):
+            generation.reply.fail(error())
+
+    def _enqueue(self, generation: Generation) -> None:
+        generation.number = next(self._numbers)
+        self._live[generation.number] = generation
+        self._submits[generation.number] = generation.to_submit()
+        self._wake.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._submits or self._aborts:
+                message = ConnectRequest(abort_numbers=self._aborts)
+                self._aborts = []
+                size = 0
+                while self._submits and size < MAX_SEND_BYTES:
+                    number, request = next(iter(self._submits.items()))
+                    del self._submits[number]
+                    message.requests.append(NumberedRequest(number=number, request=request))
+                    size += request.ByteSize()
+                await self._link.send(message)
+
+    async def on_connect(self, send: Callable[[ConnectRequest], Awaitable[None]]) -> None:
+        """Every live request again, under new numbers: those of the old stream mean nothing on this one."""
+        live = list(self._live.values())
+        metrics.RESUBMISSIONS.inc(len(live) - len(self._submits))
+        self._live.clear()
+        self._submits.clear()
+        self._aborts.clear()
+        for generation in live:
+            self._enqueue(generation)
+
+    def on_message(self, message: ConnectResponse) -> None:
+        for numbered in message.responses:
+            generation = self._live.get(numbered.number)
+            if generation is None:
+                # Aborted here and not yet there; or submitted just when the stream changed, and again on this one.
+                self._aborts.append(numbered.number)
+                self._wake.set()
+            elif numbered.HasField("error"):
+                del self._live[numbered.number]
+                error = numbered.error
+                generation.reply.fail(RpcError(rpc.code_of(error.code), error.message))
+            else:
+                self._on_response(generation, numbered.response)
+
+    def _on_response(self, generation: Generation, response: GenerateResponse) -> None:
+        if response.prompt_token_ids:
+            # Told again after a resubmission, where it is the same.
+            generation.prompt_token_ids[:] = response.prompt_token_ids
+            response.ClearField("prompt_token_ids")
+        generation.token_ids.extend(response.token_ids)
+        if response.finish_reason:
+            del self._live[generation.number]
+        generation.reply.push(generation, response)
+
+    def on_disconnect(self, reason: str) -> None:
+        self._lost_at = time.monotonic()
+        if self._recovery is None:
+            loop = asyncio.get_running_loop()
+            self._recovery = loop.call_later(self._recovery_timeout, self._on_recovery_timeout)
+
+    def _on_recovery_timeout(self) -> None:
+        """recovery_timeout after a break: is there a stream again?"""
+        self._recovery = None
+        stable = time.monotonic() - self._lost_at > 2 * MAX_BACKOFF_S
+        if stable and self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            return
+        if self._live:
+            logger.error("no tokenizer for %g s: %d requests end", self._recovery_timeout, len(self._live))
+        timeout = self._recovery_timeout
+        self.fail_all(
+            lambda: RpcError(
+                grpc.StatusCode.UNAVAILABLE, f"the tokenizer service was lost and not back in {timeout:g} s"
+            )
+        )

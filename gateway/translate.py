@@ -1,0 +1,151 @@
+"""OpenAI request bodies to GenerateRequests. Only what the client gave is set: defaults are applied upstream."""
+
+import json
+import secrets
+from collections.abc import Sequence
+
+from gateway.errors import ApiError
+from gateway.schema import (
+    ChatCompletionRequest,
+    ChatPromptParameters,
+    CompletionRequest,
+    GenerationParameters,
+    Message,
+    TokenizeRequest,
+)
+from protos.pagewire.v1 import common_pb2, inference_pb2
+
+COMPLETION_MAX_TOKENS = 16
+# Seeds are int64 on the wire; seed + choice wraps around.
+_SEED_SPAN = 2**64
+_SEED_MIN = -(2**63)
+
+
+def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateRequest]:
+    """One request per choice."""
+    max_tokens = body.max_tokens
+    if body.max_completion_tokens is not None:
+        if max_tokens not in (None, body.max_completion_tokens):
+            raise ApiError(
+                400, "max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens"
+            )
+        max_tokens = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    request = _request(body, max_tokens, logprobs)
+    request.chat.CopyFrom(chat_prompt(body.messages, body))
+    if body.add_special_tokens is not None:
+        request.add_special_tokens = body.add_special_tokens
+    return _choices(request, body)
+
+
+def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateRequest]:
+    """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    requests = []
+    for prompt in _prompts(body):
+        request = _request(body, max_tokens, body.logprobs)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
+        if body.add_special_tokens is not None:
+            request.add_special_tokens = body.add_special_tokens
+        requests.extend(_choices(request, body))
+    return requests
+
+
+def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]  # type: ignore[list-item]
+    return prompt  # type: ignore[return-value]
+
+
+def tokenize_request(body: TokenizeRequest) -> inference_pb2.TokenizeRequest:
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either prompt or messages", param="prompt")
+    request = inference_pb2.TokenizeRequest(model=body.model or "", return_token_strs=bool(body.return_token_strs))
+    if body.messages is not None:
+        request.chat.CopyFrom(chat_prompt(body.messages, body))
+    else:
+        request.text = body.prompt or ""
+    if body.add_special_tokens is not None:
+        request.add_special_tokens = body.add_special_tokens
+    return request
+
+
+def chat_prompt(messages: Sequence[Message], body: ChatPromptParameters) -> inference_pb2.ChatPrompt:
+    prompt = inference_pb2.ChatPrompt(messages=map(_message, messages))
+    if body.continue_final_message:
+        if body.add_generation_prompt:
+            raise ApiError(400, "continue_final_message excludes add_generation_prompt", param="continue_final_message")
+        prompt.continue_final_message = True
+        prompt.add_generation_prompt = False
+    elif body.add_generation_prompt is not None:
+        prompt.add_generation_prompt = body.add_generation_prompt
+    if body.chat_template_kwargs:
+        prompt.chat_template_kwargs_json = json.dumps(body.chat_template_kwargs)
+    return prompt
+
+
+def _message(message: Message) -> inference_pb2.ChatMessage:
+    result = inference_pb2.ChatMessage(role=message.role)
+    if message.name is not None:
+        result.name = message.name
+    if isinstance(message.content, str):
+        result.content = message.content
+    else:
+        result.parts.extend(inference_pb2.ContentPart(text=part.text) for part in message.content or ())
+    return result
+
+
+def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int | None) -> inference_pb2.GenerateRequest:
+    """Everything but the prompt and the seed."""
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise ApiError(400, f"min_tokens {body.min_tokens} is greater than max_tokens {max_tokens}", param="min_tokens")
+    request = inference_pb2.GenerateRequest(
+        model=body.model or "",
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        sampling_params=common_pb2.SamplingParams(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens,
+            ignore_eos=bool(body.ignore_eos),
+            stop_token_ids=body.stop_token_ids,
+            logprobs=logprobs,
+            priority=body.priority or 0,
+        ),
+    )
+    for token_id, bias in (body.logit_bias or {}).items():
+        request.sampling_params.logit_bias_ids.append(int(token_id))
+        request.sampling_params.logit_bias_values.append(bias)
+    if body.skip_special_tokens is not None:
+        request.skip_special_tokens = body.skip_special_tokens
+    return request
+
+
+def _choices(request: inference_pb2.GenerateRequest, body: GenerationParameters) -> list[inference_pb2.GenerateRequest]:
+    """n requests that differ in their seeds.
+
+    A seed is drawn here when the client gives none, so that a request that has to be submitted a second time goes on
+    with the same random stream.
+    """
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    requests = []
+    for choice in range(body.n or 1):
+        one = inference_pb2.GenerateRequest()
+        one.CopyFrom(request)
+        one.sampling_params.seed = (seed + choice - _SEED_MIN) % _SEED_SPAN + _SEED_MIN
+        requests.append(one)
+    return requests

@@ -1,0 +1,80 @@
+"""A gateway under uvicorn on a loopback port, before a fake tokenizer service on a unix socket."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway import main
+from pagewire.config import GatewayConfig
+from tests.gateway.fake_tokenizer import FakeTokenizer
+
+StartGateway = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def wait_ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(10):
+        while (await client.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/tokenizer.sock"
+
+
+@pytest.fixture
+async def fake(address: str) -> AsyncIterator[FakeTokenizer]:
+    service = FakeTokenizer()
+    await service.start(address)
+    yield service
+    service.running.set()
+    await service.stop()
+
+
+@asynccontextmanager
+async def running_gateway(
+    address: str, stop: Awaitable[object] | None = None, **overrides: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of a gateway that ends with the block."""
+    settings = {"port": 0, "tokenizer_address": address, "shutdown_timeout": 0.2} | overrides
+    config = GatewayConfig(**settings)
+    sock = main.listen(config)
+    leave = asyncio.Event()
+
+    async def until() -> None:
+        await (stop or leave.wait())
+
+    task = asyncio.create_task(main.serve(config, sock, until()))
+    base_url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    try:
+        async with httpx.AsyncClient(base_url=base_url, timeout=20) as client:
+            yield client
+    finally:
+        leave.set()
+        await task
+
+
+@pytest.fixture
+async def client(fake: FakeTokenizer, address: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with running_gateway(address) as http:
+        await wait_ready(http)
+        yield http
+
+
+@pytest.fixture
+async def ai(client: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client."""
+    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0) as official:
+        yield official

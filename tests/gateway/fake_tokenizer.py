@@ -1,0 +1,242 @@
+"""A tokenizer service without a model: a token id is a character's code point, the output a pure function of prompt,
+seed and position. Scriptable: errors, pauses, and streams that break."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from pagewire import rpc
+from pagewire.rpc import RpcError
+from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
+from protos.pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz é漢"
+DEFAULT_MAX_TOKENS = 24
+NUM_CACHED_TOKENS = 3
+
+
+def render(chat: inference_pb2.ChatPrompt) -> str:
+    turns = [
+        f"<{message.role}>" + (message.content or "\n".join(part.text for part in message.parts))
+        for message in chat.messages
+    ]
+    generate = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+    return "".join(turns) + ("<assistant>" if generate else "")
+
+
+def prompt_ids(request: GenerateRequest) -> list[int]:
+    which = request.WhichOneof("prompt")
+    if which == "token_ids":
+        return list(request.token_ids.ids)
+    return [ord(c) for c in (request.text if which == "text" else render(request.chat))]
+
+
+def generated_text(prompt: Sequence[int], seed: int, num_tokens: int) -> str:
+    """What the model says: the same for ever after the same prompt and seed."""
+    start = zlib.crc32(repr((list(prompt), seed)).encode())
+    return "".join(ALPHABET[zlib.crc32(b"%d %d" % (start, i)) % len(ALPHABET)] for i in range(num_tokens))
+
+
+def expected_text(prompt: str, seed: int, num_tokens: int = DEFAULT_MAX_TOKENS) -> str:
+    return generated_text([ord(c) for c in prompt], seed, num_tokens)
+
+
+def token_logprob(char: str, num_top: int) -> TokenLogprob:
+    others = [
+        TokenLogprob(token_id=ord(c), logprob=-1.0 - i, token=c, token_bytes=c.encode())
+        for i, c in enumerate(ALPHABET[:num_top])
+    ]
+    if others:
+        others[-1].logprob = float("-inf")
+    return TokenLogprob(token_id=ord(char), logprob=-0.5, token=char, token_bytes=char.encode(), top_logprobs=others)
+
+
+@dataclass
+class Live:
+    """A request that is being answered."""
+
+    request: GenerateRequest
+    prompt: list[int]
+    text: str  # whole output, one character per token, a stop string included
+    num_visible: int  # characters of it that a client may see
+    stop: str
+    num_done: int = 0
+    told_prompt: bool = False
+
+    def num_emitted(self, num_tokens: int) -> int:
+        """Characters told after so many tokens: the text of each third token is held back until the next."""
+        held = 1 if num_tokens % 3 == 0 and 0 < num_tokens < len(self.text) else 0
+        return min(num_tokens - held, self.num_visible)
+
+    def advance(self, num_tokens: int) -> GenerateResponse:
+        before = self.num_done
+        self.num_done = min(before + num_tokens, len(self.text))
+        new = self.text[before : self.num_done]
+        response = GenerateResponse(
+            text=self.text[self.num_emitted(before) : self.num_emitted(self.num_done)],
+            token_ids=[ord(c) for c in new],
+            usage=common_pb2.Usage(
+                prompt_tokens=len(self.prompt), completion_tokens=self.num_done, cached_tokens=NUM_CACHED_TOKENS
+            ),
+        )
+        if self.request.sampling_params.HasField("logprobs"):
+            response.logprobs.extend(token_logprob(c, self.request.sampling_params.logprobs) for c in new)
+        if not self.told_prompt:
+            response.prompt_token_ids.extend(self.prompt)
+            self.told_prompt = True
+        if self.num_done == len(self.text):
+            response.finish_reason = common_pb2.FINISH_REASON_LENGTH
+            if self.stop:
+                response.finish_reason = common_pb2.FINISH_REASON_STOP
+                response.stop_string = self.stop
+        return response
+
+
+class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self) -> None:
+        self.models = ["fake", "alias"]
+        self.max_model_len = 1000
+        self.step_s = 0.002
+        self.tokens_per_step = 1
+        self.error: RpcError | None = None  # for every request that comes
+        self.error_at: tuple[int, RpcError] | None = None  # after so many tokens
+        self.break_at: int | None = None  # the stream, once, when a request has so many tokens
+        self.running = asyncio.Event()  # cleared: no tokens
+        self.running.set()
+        self.received: list[GenerateRequest] = []
+        self.aborted: list[str] = []  # request ids
+        self.live: dict[int, Live] = {}
+        self._server: rpc.Server | None = None
+
+    # The process.
+
+    async def start(self, address: str) -> None:
+        server = rpc.Server([address], shutdown_timeout=0.1)
+        server.add(self, inference_pb2_grpc.add_InferenceServiceServicer_to_server, "pagewire.v1.InferenceService")
+        server.add(self, admin_pb2_grpc.add_AdminServiceServicer_to_server, "pagewire.v1.AdminService")
+        await server.start()
+        await server.set_serving(True)
+        self._server = server
+
+    async def set_serving(self, serving: bool) -> None:
+        assert self._server is not None
+        await self._server.set_serving(serving)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+
+    # The multiplexed stream.
+
+    async def Connect(self, request_iterator, context) -> AsyncIterator[inference_pb2.ConnectResponse]:
+        live: dict[int, Live] = {}
+        errors: dict[int, RpcError] = {}
+        self.live = live
+        reader = asyncio.create_task(self._read(request_iterator, live, errors))
+        try:
+            while True:
+                await asyncio.sleep(self.step_s)
+                await self.running.wait()
+                if self.break_at is not None and any(one.num_done >= self.break_at for one in live.values()):
+                    self.break_at = None
+                    raise RpcError(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
+                if responses := self._step(live, errors):
+                    yield inference_pb2.ConnectResponse(responses=responses)
+        finally:
+            reader.cancel()
+
+    async def _read(self, request_iterator, live: dict[int, Live], errors: dict[int, RpcError]) -> None:
+        async for message in request_iterator:
+            for numbered in message.requests:
+                self.received.append(numbered.request)
+                try:
+                    live[numbered.number] = self._begin(numbered.request)
+                except RpcError as error:
+                    errors[numbered.number] = error
+            for number in message.abort_numbers:
+                if aborted := live.pop(number, None):
+                    self.aborted.append(aborted.request.request_id)
+
+    def _begin(self, request: GenerateRequest) -> Live:
+        if self.error is not None:
+            raise self.error
+        self._check_model(request.model)
+        prompt = prompt_ids(request)
+        params = request.sampling_params
+        num_tokens = params.max_tokens if params.HasField("max_tokens") else DEFAULT_MAX_TOKENS
+        if len(prompt) + num_tokens > self.max_model_len:
+            message = f"prompt of {len(prompt)} tokens and max_tokens {num_tokens} exceed {self.max_model_len}"
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+        text = generated_text(prompt, params.seed, num_tokens)
+        hits = [(text.index(stop), stop) for stop in request.stop if stop in text]
+        stop_at, stop = min(hits, default=(len(text), ""))
+        live = Live(request, prompt, text[: stop_at + len(stop)], stop_at, stop)
+        if request.resume_token_ids:
+            # Only a request that can be told apart from a fresh one may be resumed.
+            assert request.WhichOneof("prompt") == "token_ids"
+            live.num_done = len(request.resume_token_ids)
+            assert [ord(c) for c in text[: live.num_done]] == list(request.resume_token_ids)
+        return live
+
+    def _check_model(self, model: str) -> None:
+        if model and model not in self.models:
+            raise RpcError(grpc.StatusCode.NOT_FOUND, f"no model {model!r}; served: {', '.join(self.models)}")
+
+    def _step(self, live: dict[int, Live], errors: dict[int, RpcError]) -> list[inference_pb2.NumberedResponse]:
+        responses = []
+        for number, one in list(live.items()):
+            if self.error_at is not None and one.num_done >= self.error_at[0]:
+                errors[number] = self.error_at[1]
+                del live[number]
+                continue
+            response = one.advance(self.tokens_per_step)
+            responses.append(inference_pb2.NumberedResponse(number=number, response=response))
+            if response.finish_reason:
+                del live[number]
+        for number, error in errors.items():
+            failed = common_pb2.RequestError(code=error.number, message=error.message)
+            responses.append(inference_pb2.NumberedResponse(number=number, error=failed))
+        errors.clear()
+        return responses
+
+    # Single calls.
+
+    async def Tokenize(self, request, context) -> inference_pb2.TokenizeResponse:
+        self._check_model(request.model)
+        text = request.text if request.WhichOneof("prompt") == "text" else render(request.chat)
+        if request.add_special_tokens or not request.HasField("add_special_tokens"):
+            text = "^" + text
+        return inference_pb2.TokenizeResponse(
+            token_ids=[ord(c) for c in text],
+            token_strs=list(text) if request.return_token_strs else [],
+            max_model_len=self.max_model_len,
+        )
+
+    async def Detokenize(self, request, context) -> inference_pb2.DetokenizeResponse:
+        self._check_model(request.model)
+        return inference_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    async def ListModels(self, request, context) -> inference_pb2.ListModelsResponse:
+        return inference_pb2.ListModelsResponse(
+            models=[
+                inference_pb2.Model(id=name, root="/models/fake", max_model_len=self.max_model_len, created=1700000000)
+                for name in self.models
+            ]
+        )
+
+    async def GetMetrics(self, request, context) -> admin_pb2.GetMetricsResponse:
+        services = []
+        for name in ("tokenizer", "scheduler"):
+            registry = CollectorRegistry()
+            Counter("pagewire:shared", "In both.\nWith \\ and a line break.", ["kind"], registry=registry).labels(
+                'a"b'
+            ).inc(2)
+            Histogram(f"pagewire:{name}_seconds", "Its own.", registry=registry, buckets=(0.1, 1)).observe(0.5)
+            exposition = generate_latest(registry).decode()
+            services.append(admin_pb2.ServiceMetrics(service=name, exposition=exposition))
+        return admin_pb2.GetMetricsResponse(services=services)
