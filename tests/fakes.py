@@ -247,10 +247,19 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         )
         self._stream: asyncio.Task[Any] | None = None
         self._steps_until_failure: int | None = None
+        self._step_id_error = 0
 
     def fail_after(self, num_steps: int) -> None:
         """Makes the stream break, with UNAVAILABLE, after so many more steps."""
         self._steps_until_failure = num_steps
+
+    def answer_wrongly(self) -> None:
+        """Makes the next result name a step that is not in flight."""
+        self._step_id_error = 1000
+
+    def _take_step_id_error(self) -> int:
+        error, self._step_id_error = self._step_id_error, 0
+        return error
 
     async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> executor_pb2.DescribeResponse:
         return executor_pb2.DescribeResponse(
@@ -285,7 +294,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             result = self.executor.execute(step)
             self.num_steps += 1
             yield executor_pb2.StepResult(
-                step_id=result.step_id,
+                step_id=result.step_id + self._take_step_id_error(),
                 request_ids=result.request_ids,
                 num_tokens=result.num_tokens,
                 token_ids=result.token_ids,
@@ -303,4 +312,3 @@ async def serve_fake_executor(address: str, servicer: FakeExecutorServicer) -> r
     await server.start()
     await server.set_serving(True)
     return server
-

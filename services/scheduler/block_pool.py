@@ -33,7 +33,7 @@ class Block:
 
 
 class FreeQueue:
-    """Free blocks as a doubly linked list through the blocks themselves, so that a prefix hit leaves the middle in O(1).
+    """Free blocks as a doubly linked list through the blocks themselves: a prefix hit leaves the middle in O(1).
 
     A sentinel closes the ring: sentinel.next is the first to be reused, sentinel.prev the last.
     """

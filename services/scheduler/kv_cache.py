@@ -104,8 +104,8 @@ class KVCacheManager:
         request.num_cached_blocks = num_full
 
     def free(self, request: Request) -> None:
-        """Takes everything from a request. Steps in flight may still write to its blocks: whoever gets them next runs in
-        a later step, and steps execute in order."""
+        """Takes everything from a request. Steps in flight may still write to its blocks: whoever gets them next runs
+        in a later step, and steps execute in order."""
         self.cache_blocks(request)
         self._pool.release(request.block_table)
         request.block_table = []

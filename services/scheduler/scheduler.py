@@ -1,8 +1,8 @@
 """The scheduling decision: a pure core without I/O.
 
-One rule: every request has `num_computed_tokens` and `num_tokens`, and each step lets the first catch up with the second,
-under a token budget: requests that need one token first, then running prefills, then waiting requests. Prefill and
-decode, chunked prefill, prefix hits and resumption after preemption are all this rule.
+One rule: every request has `num_computed_tokens` and `num_tokens`, and each step lets the first catch up with the
+second, under a token budget: requests that need one token first, then running prefills, then waiting requests. Prefill
+and decode, chunked prefill, prefix hits and resumption after preemption are all this rule.
 
 State advances when a step is scheduled, not when its result arrives, so that the next step can be scheduled meanwhile.
 
@@ -50,7 +50,7 @@ class Scheduler:
         self.num_prefix_queries = 0  # tokens looked up in the prefix cache
         self.num_prefix_hits = 0  # tokens found
 
-    # -- executor ------------------------------------------------------------------------------------------------------
+    # -- executor ----------------------------------------------------------------------------------------------------
 
     def attach(self, info: ExecutorInfo) -> list[tuple[Request, InvalidRequest | None]]:
         """Starts over on an executor with empty rows and an empty KV cache.
@@ -99,7 +99,7 @@ class Scheduler:
         self._info = self._kv = None
         self._has_leftovers = bool(self._waiting)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> bool:
         """Takes a request in.
@@ -135,7 +135,7 @@ class Scheduler:
             self._waiting.remove(request)
         request.finish(reason)
 
-    # -- steps ---------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
         """Decides the next step, or None if nobody can run now or pipeline_depth steps are in flight."""
@@ -156,8 +156,8 @@ class Scheduler:
         return step
 
     def update(self, result: StepResult) -> Outputs:
-        """Takes in what the oldest step in flight sampled. Tokens of requests that ended or were preempted meanwhile are
-        dropped. A request that ended has its finish_reason set.
+        """Takes in what the oldest step in flight sampled. Tokens of requests that ended or were preempted meanwhile
+        are dropped. A request that ended has its finish_reason set.
 
         Raises:
             ProtocolError: the result is not that step's.
@@ -189,7 +189,7 @@ class Scheduler:
                     outputs.logprobs[j] = logprobs
         return outputs
 
-    # -- what is going on ----------------------------------------------------------------------------------------------
+    # -- what is going on --------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ExecutorInfo | None:
@@ -230,7 +230,7 @@ class Scheduler:
         assert all(request.status is RequestStatus.RUNNING for request in self._running)
         assert not any(request.block_table for request in self._waiting), "a waiting request holds blocks"
 
-    # -- parts of a step -----------------------------------------------------------------------------------------------
+    # -- parts of a step ---------------------------------------------------------------------------------------------
 
     def _schedule_running(self, kv: KVCacheManager, step: Step) -> int:
         """Schedules who runs already, decodes first, and preempts from the tail when blocks run out.
@@ -355,7 +355,7 @@ class Scheduler:
         self._kv.free(request)
         self._finished_request_ids.append(request.request_id)
 
-    # -- checks --------------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------------------
 
     def _resolve(self, request: Request) -> None:
         assert self._info is not None

@@ -1,0 +1,200 @@
+"""Messages to values and back."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from pagewire.rpc import RpcError
+from protos.pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
+from services.scheduler.news import News
+from services.scheduler.request import Request
+from services.scheduler.sampling_params import InvalidRequest, SamplingParams
+from services.scheduler.step import ExecutorInfo, NewRequest, Step, StepResult
+
+# -- clients ---------------------------------------------------------------------------------------------------------
+
+_OPTIONAL_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+)
+
+
+def to_sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Resolves every default, the seed included.
+
+    Raises:
+        InvalidRequest: naming the field that is out of range.
+    """
+    if len(message.logit_bias_ids) != len(message.logit_bias_values):
+        raise InvalidRequest(
+            f"logit_bias_ids has {len(message.logit_bias_ids)} entries and logit_bias_values "
+            f"{len(message.logit_bias_values)}; they must be parallel"
+        )
+    params = SamplingParams(
+        seed=message.seed if message.HasField("seed") else random.getrandbits(63),
+        logit_bias=tuple(zip(message.logit_bias_ids, message.logit_bias_values, strict=True)),
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        priority=message.priority,
+        **{name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)},
+    )
+    params.validate()
+    return params
+
+
+def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
+    """Raises InvalidRequest, naming the field that is wrong."""
+    if not message.prompt_token_ids:
+        raise InvalidRequest("prompt_token_ids is empty; a prompt has at least one token")
+    return Request(
+        request_id,
+        list(message.prompt_token_ids),
+        to_sampling_params(message.sampling_params),
+        list(message.resume_token_ids),
+    )
+
+
+def from_error(error: RpcError) -> common_pb2.RequestError:
+    return common_pb2.RequestError(code=error.number, message=error.message)
+
+
+def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
+    return common_pb2.ModelInfo(
+        model=info.model,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=sorted(info.eos_token_ids),
+        max_logprobs=info.max_logprobs,
+    )
+
+
+def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
+    """News without an error."""
+    return scheduler_pb2.SchedulerServiceGenerateResponse(
+        token_ids=news.token_ids,
+        logprobs=_join(news.logprobs),
+        finish_reason=_finish_reason(news),
+        stop_token_id=news.stop_token_id,
+        usage=common_pb2.Usage(
+            prompt_tokens=news.num_prompt_tokens,
+            completion_tokens=news.num_output_tokens,
+            cached_tokens=news.num_cached_tokens,
+        ),
+    )
+
+
+def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServiceConnectResponse:
+    """The news of a neighbour's requests, as columns."""
+    token_ids: list[int] = []
+    num_tokens: list[int] = []
+    finish_reasons: list[common_pb2.FinishReason] = []
+    cached_tokens: list[int] = []
+    response = scheduler_pb2.SchedulerServiceConnectResponse()
+    for i, news in enumerate(news_by_id.values()):
+        token_ids += news.token_ids
+        num_tokens.append(len(news.token_ids))
+        finish_reasons.append(_finish_reason(news))
+        cached_tokens.append(news.num_cached_tokens)
+        if news.stop_token_id is not None:
+            response.stop_token_ids[i] = news.stop_token_id
+        if (logprobs := _join(news.logprobs)) is not None:
+            response.logprobs[i].CopyFrom(logprobs)
+        if news.error is not None:
+            response.errors[i].CopyFrom(from_error(news.error))
+    response.request_ids.extend(news_by_id)
+    response.num_tokens.extend(num_tokens)
+    response.token_ids.extend(token_ids)
+    response.finish_reasons.extend(finish_reasons)
+    response.cached_tokens.extend(cached_tokens)
+    return response
+
+
+def _finish_reason(news: News) -> common_pb2.FinishReason:
+    return cast(common_pb2.FinishReason, int(news.finish_reason or 0))
+
+
+def _join(logprobs: Sequence[common_pb2.Logprobs]) -> common_pb2.Logprobs | None:
+    """The log probabilities of consecutive tokens as those of one run."""
+    if len(logprobs) <= 1:
+        return logprobs[0] if logprobs else None
+    joined = common_pb2.Logprobs()
+    joined.CopyFrom(logprobs[0])
+    for more in logprobs[1:]:
+        joined.token_ids.extend(more.token_ids)
+        joined.logprobs.extend(more.logprobs)
+        joined.ranks.extend(more.ranks)
+    return joined
+
+
+# -- executor --------------------------------------------------------------------------------------------------------
+
+
+def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
+    model = message.model_info
+    return ExecutorInfo(
+        incarnation=message.incarnation,
+        model=model.model,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        max_logprobs=model.max_logprobs,
+        num_blocks=message.num_blocks,
+        block_size=message.block_size,
+        max_num_seqs=message.max_num_seqs,
+        max_num_batched_tokens=message.max_num_batched_tokens,
+    )
+
+
+def from_sampling_params(params: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        seed=params.seed,
+        logit_bias_ids=[token_id for token_id, _ in params.logit_bias],
+        logit_bias_values=[bias for _, bias in params.logit_bias],
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=sorted(params.stop_token_ids),
+        priority=params.priority,
+        **{name: getattr(params, name) for name in _OPTIONAL_FIELDS},
+    )
+
+
+def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
+    return executor_pb2.NewRequest(
+        request_id=new.request_id,
+        token_ids=new.token_ids,
+        num_prompt_tokens=new.num_prompt_tokens,
+        num_computed_tokens=new.num_computed_tokens,
+        block_ids=new.block_ids,
+        sampling_params=from_sampling_params(new.sampling_params),
+    )
+
+
+def from_step(step: Step, traceparents: Sequence[str]) -> executor_pb2.StepRequest:
+    """traceparents: parallel to step.new_requests."""
+    return executor_pb2.StepRequest(
+        step_id=step.step_id,
+        finished_request_ids=step.finished_request_ids,
+        new_requests=[from_new_request(new) for new in step.new_requests],
+        request_ids=step.request_ids,
+        num_scheduled_tokens=step.num_scheduled_tokens,
+        num_new_blocks=step.num_new_blocks,
+        new_block_ids=step.new_block_ids,
+        traceparents=traceparents if any(traceparents) else (),
+    )
+
+
+def to_step_result(message: executor_pb2.StepResult) -> StepResult:
+    return StepResult(
+        message.step_id,
+        list(message.request_ids),
+        list(message.num_tokens),
+        list(message.token_ids),
+        dict(message.logprobs) if message.logprobs else {},
+    )

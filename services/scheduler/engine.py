@@ -1,0 +1,293 @@
+"""The scheduler at work: requests come in, steps go to the executor, tokens go back to whoever asked.
+
+Everything runs on one event loop. Decisions are `scheduler.py`'s; this file moves their results.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from pagewire import telemetry
+from pagewire.config import SchedulerConfig
+from pagewire.rpc import RpcError
+from protos.pagewire.v1 import scheduler_pb2
+from services.scheduler import convert, stats
+from services.scheduler.executor_client import ExecutorClient
+from services.scheduler.news import News, NewsBox
+from services.scheduler.request import FinishReason, Request
+from services.scheduler.sampling_params import InvalidRequest
+from services.scheduler.scheduler import QueueFull, Scheduler
+from services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request and the client that waits for it."""
+
+    request: Request
+    outbox: NewsBox
+    number: int  # the client's own for it
+    external_id: str
+    traceparent: str
+    span: telemetry.Span  # "scheduler.queue", then "scheduler.run"
+    arrival_time: float
+    first_step_time: float | None = None
+    first_token_time: float | None = None
+
+
+class Engine:
+    """Drives one scheduler and one executor on behalf of many clients.
+
+    `availability` tells of every change between "requests are served" and "requests are refused".
+    """
+
+    def __init__(self, config: SchedulerConfig, executor_channel: grpc.aio.Channel) -> None:
+        self._config = config
+        self.scheduler = Scheduler(config)
+        self._stats = stats.Stats(self.scheduler)
+        self._client = ExecutorClient(executor_channel, self)
+        self._live: dict[int, LiveRequest] = {}
+        self._last_request_id = 0
+        self._work = asyncio.Event()  # there may be a step to schedule
+        self._idle = asyncio.Event()  # no request is live
+        self._idle.set()
+        self._info: ExecutorInfo | None = None  # of the present or of the last executor
+        self._changed = asyncio.Event()  # an executor came, or was given up
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._is_available = True
+        self.availability: asyncio.Queue[bool] = asyncio.Queue()
+        self.on_model_change: set[Callable[[], None]] = set()
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, message: scheduler_pb2.TokenRequest, outbox: NewsBox, number: int, traceparent: str = ""
+    ) -> LiveRequest:
+        """Takes a request in; its news goes to the outbox under `number`. traceparent is used if the message has none.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
+        """
+        if not self._is_available:
+            raise self._unavailable()
+        self._last_request_id += 1
+        try:
+            request = convert.to_request(self._last_request_id, message)
+            is_live = self.scheduler.add_request(request)
+        except InvalidRequest as error:
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+        except QueueFull as error:
+            raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        traceparent = message.traceparent or traceparent
+        span = telemetry.Span("scheduler.queue", traceparent)
+        live = LiveRequest(request, outbox, number, message.external_id, traceparent, span, time.monotonic())
+        self._live[request.request_id] = live
+        self._idle.clear()
+        if is_live:
+            self._work.set()
+        else:
+            self._end(live)
+        return live
+
+    def abort(self, live: LiveRequest) -> None:
+        """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
+        if live.request.request_id in self._live:
+            if not live.request.is_finished:
+                self.scheduler.abort(live.request)
+            self._close(live)
+            self._work.set()
+
+    def abort_external(self, external_ids: set[str]) -> int:
+        """Ends requests by their client-given ids and tells those who wait for them; returns how many there were."""
+        found = [live for live in self._live.values() if live.external_id and live.external_id in external_ids]
+        for live in found:
+            if not live.request.is_finished:
+                self.scheduler.abort(live.request)
+            self._end(live)
+        self._work.set()
+        return len(found)
+
+    @property
+    def info(self) -> ExecutorInfo | None:
+        """The present or the last executor; None before the first."""
+        return self._info
+
+    async def wait_for_model(self) -> ExecutorInfo:
+        """What is served. Raises RpcError UNAVAILABLE if no executor comes within recovery_timeout."""
+        while self._info is None:
+            if not self._is_available:
+                raise self._unavailable()
+            self._changed.clear()
+            await self._changed.wait()
+        return self._info
+
+    async def drained(self) -> None:
+        """Returns when no request is live."""
+        await self._idle.wait()
+
+    # -- the executor ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        self._start_watchdog()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._client.run())
+                tasks.create_task(self._send_steps())
+        finally:
+            self._stop_watchdog()
+
+    async def _send_steps(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while True:
+                start = time.perf_counter()
+                step = self.scheduler.schedule()
+                if step is None:
+                    break
+                self._stats.on_step(step, time.perf_counter() - start)
+                await self._client.send(step, self._admit(step))
+            self._stats.refresh()
+
+    def _admit(self, step: Step) -> list[str]:
+        """Notes whose turn has come; returns their trace contexts."""
+        now = time.monotonic()
+        traceparents = []
+        for request in step.admitted:
+            live = self._live[request.request_id]
+            if live.first_step_time is None:
+                live.first_step_time = now
+                stats.QUEUE_TIME.observe(now - live.arrival_time)
+                stats.PROMPT_TOKENS.inc(request.num_prompt_tokens)
+                live.span.end()
+                live.span = telemetry.Span("scheduler.run", live.traceparent)
+            traceparents.append(live.span.traceparent)
+        return traceparents
+
+    def on_executor(self, info: ExecutorInfo) -> None:
+        logger.info(
+            "executor %016x serves %s: %d blocks of %d tokens, %d rows, %d tokens per step",
+            *(info.incarnation, info.model, info.num_blocks, info.block_size),
+            *(info.max_num_seqs, info.max_num_batched_tokens),
+        )
+        self._stop_watchdog()
+        is_other_model = self._info is not None and convert.from_info(self._info) != convert.from_info(info)
+        self._info = info
+        self._set_available(True)
+        for request, error in self.scheduler.attach(info):
+            status = RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) if error else None
+            self._end(self._live[request.request_id], status)
+        if is_other_model:
+            for notify in self.on_model_change:
+                notify()
+        self._work.set()
+
+    def on_result(self, result: StepResult, execute_ns: int, queue_ns: int) -> None:
+        outputs = self.scheduler.update(result)
+        # The sender wakes first: the device gets its next step before anybody is told about this one.
+        self._work.set()
+        asyncio.get_running_loop().call_soon(self._deliver, outputs)
+        self._stats.on_result(len(outputs.token_ids), execute_ns, queue_ns)
+
+    def on_executor_lost(self, reason: str) -> None:
+        logger.warning(
+            "lost the executor (%s); %d requests running and %d waiting go on when it is back",
+            *(reason, self.scheduler.num_running, self.scheduler.num_waiting),
+        )
+        stats.RECOVERIES.inc()
+        self.scheduler.detach()
+        self._stats.refresh()
+        self._start_watchdog()
+
+    def _start_watchdog(self) -> None:
+        self._stop_watchdog()
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(self._config.recovery_timeout, self._give_up)
+
+    def _stop_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def _give_up(self) -> None:
+        """No executor came in time: ends all requests and refuses new ones until one comes."""
+        error = self._unavailable()
+        logger.error("%s; ending %d requests", error.message, len(self._live))
+        self._set_available(False)
+        for request in list(self.scheduler.requests()):
+            self.scheduler.abort(request, FinishReason.ERROR)
+            self._end(self._live[request.request_id], error)
+
+    def _set_available(self, is_available: bool) -> None:
+        self._is_available = is_available
+        self.availability.put_nowait(is_available)
+        self._changed.set()
+
+    def _unavailable(self) -> RpcError:
+        return RpcError(
+            grpc.StatusCode.UNAVAILABLE,
+            f"no executor at {self._config.executor_address} for {self._config.recovery_timeout:g} s; start it, or "
+            "check --executor-address",
+        )
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def _deliver(self, outputs: Outputs) -> None:
+        now = time.monotonic()
+        for i, (request, token_id) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
+            live = self._live.get(request.request_id)
+            if live is None:
+                continue  # aborted since
+            if live.first_token_time is None and live.first_step_time is not None:
+                live.first_token_time = now
+                stats.PREFILL_TIME.observe(now - live.first_step_time)
+            news = _news(request, [token_id])
+            if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
+                news.logprobs.append(logprobs)
+            if news.finish_reason is not None:
+                self._close(live)
+            live.outbox.put(live.number, news)
+
+    def _end(self, live: LiveRequest, error: RpcError | None = None) -> None:
+        """Tells a client that its request, which the scheduler has let go, is over."""
+        news = _news(live.request, [])
+        news.error = error
+        self._close(live, error)
+        live.outbox.put(live.number, news)
+
+    def _close(self, live: LiveRequest, error: RpcError | None = None) -> None:
+        request = live.request
+        del self._live[request.request_id]
+        if not self._live:
+            self._idle.set()
+        assert request.finish_reason is not None
+        self._stats.on_end(request.finish_reason)
+        if live.first_step_time is not None:
+            stats.INFERENCE_TIME.observe(time.monotonic() - live.first_step_time)
+        if telemetry.tracing():
+            attributes = {
+                "pagewire.prompt_tokens": request.num_prompt_tokens,
+                "pagewire.cached_tokens": request.num_cached_tokens or 0,
+                "pagewire.output_tokens": request.num_output_tokens,
+                "pagewire.preemptions": request.num_preemptions,
+                "pagewire.finish_reason": request.finish_reason.name.lower(),
+            }
+            live.span.end(attributes, error=error.message if error else None)
+
+
+def _news(request: Request, token_ids: list[int]) -> News:
+    return News(
+        token_ids,
+        request.num_prompt_tokens,
+        request.num_output_tokens,
+        request.num_cached_tokens or 0,
+        request.finish_reason,
+        request.stop_token_id,
+    )

@@ -1,0 +1,77 @@
+"""Prometheus metrics of the scheduler. Updated once per step or per request, never per token."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from pagewire.telemetry import LATENCY_BUCKETS
+from services.scheduler.request import FinishReason
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.step import Step
+
+_STEP_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 262144)
+
+NUM_RUNNING = Gauge("pagewire:num_requests_running", "Requests that hold a row and KV blocks")
+NUM_WAITING = Gauge("pagewire:num_requests_waiting", "Requests that wait for a row or for KV blocks")
+KV_CACHE_USAGE = Gauge("pagewire:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
+NUM_EXECUTORS = Gauge("pagewire:num_executors", "Executors that steps are sent to")
+PREEMPTIONS = Counter("pagewire:num_preemptions", "Times a request lost its KV blocks to another one")
+PREFIX_QUERIES = Counter("pagewire:prefix_cache_queries", "Tokens looked up in the prefix cache")
+PREFIX_HITS = Counter("pagewire:prefix_cache_hits", "Tokens whose KV was found in the prefix cache")
+PROMPT_TOKENS = Counter("pagewire:prompt_tokens", "Prompt tokens of requests that were admitted")
+GENERATION_TOKENS = Counter("pagewire:generation_tokens", "Tokens generated")
+REQUEST_SUCCESS = Counter("pagewire:request_success", "Requests that ended, by reason", ["finished_reason"])
+RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
+STEPS = Counter("pagewire:steps", "Steps sent to the executor")
+STEP_TOKENS = Histogram("pagewire:iteration_tokens", "Tokens computed per step", buckets=_TOKEN_BUCKETS)
+SCHEDULE_TIME = Histogram("pagewire:schedule_time_seconds", "Time to decide one step", buckets=_STEP_BUCKETS)
+EXECUTE_TIME = Histogram("pagewire:execute_time_seconds", "Device time of one step", buckets=LATENCY_BUCKETS)
+EXECUTE_QUEUE_TIME = Histogram(
+    "pagewire:execute_queue_time_seconds", "Time a step waited in the executor's queue", buckets=LATENCY_BUCKETS
+)
+QUEUE_TIME = Histogram(
+    "pagewire:request_queue_time_seconds", "Time from arrival to the first step", buckets=LATENCY_BUCKETS
+)
+PREFILL_TIME = Histogram(
+    "pagewire:request_prefill_time_seconds", "Time from the first step to the first token", buckets=LATENCY_BUCKETS
+)
+INFERENCE_TIME = Histogram(
+    "pagewire:request_inference_time_seconds", "Time from the first step to the end", buckets=LATENCY_BUCKETS
+)
+_REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in FinishReason}
+
+
+class Stats:
+    """Turns the scheduler's running totals into metrics."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._totals = (0, 0, 0)
+
+    def on_step(self, step: Step, schedule_seconds: float) -> None:
+        STEPS.inc()
+        STEP_TOKENS.observe(sum(step.num_scheduled_tokens))
+        SCHEDULE_TIME.observe(schedule_seconds)
+        scheduler = self._scheduler
+        totals = (scheduler.num_preemptions, scheduler.num_prefix_queries, scheduler.num_prefix_hits)
+        if totals != self._totals:
+            for counter, new, old in zip((PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS), totals, self._totals, strict=True):
+                counter.inc(new - old)
+            self._totals = totals
+        self.refresh()
+
+    def on_result(self, num_tokens: int, execute_ns: int, queue_ns: int) -> None:
+        GENERATION_TOKENS.inc(num_tokens)
+        EXECUTE_TIME.observe(execute_ns / 1e9)
+        EXECUTE_QUEUE_TIME.observe(queue_ns / 1e9)
+
+    def on_end(self, reason: FinishReason) -> None:
+        _REASONS[reason].inc()
+
+    def refresh(self) -> None:
+        """Brings the gauges up to date."""
+        scheduler = self._scheduler
+        NUM_RUNNING.set(scheduler.num_running)
+        NUM_WAITING.set(scheduler.num_waiting)
+        NUM_EXECUTORS.set(scheduler.info is not None)
+        num_blocks = scheduler.info.num_blocks if scheduler.info else 0
+        KV_CACHE_USAGE.set(1 - scheduler.num_free_blocks / num_blocks if num_blocks else 0)

@@ -1,0 +1,369 @@
+"""The scheduler service over real gRPC, with a fake executor behind it."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
+from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
+from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
+
+VOCAB_SIZE = 1000
+Connect = scheduler_pb2.SchedulerServiceConnectRequest
+
+
+def prompt_of(number: int, length: int = 20) -> list[int]:
+    return [(number * 37 + i * i) % VOCAB_SIZE for i in range(length)]
+
+
+def output_of(number: int, max_tokens: int, length: int = 20) -> list[int]:
+    return expected_output(prompt_of(number, length), max_tokens, vocab_size=VOCAB_SIZE)
+
+
+def make_line(tmp_path: Path, *, step_seconds: float = 0.0, num_blocks: int = 256, **config: object) -> ServiceLine:
+    executor = FakeExecutorServicer(lambda: FakeExecutor(num_blocks=num_blocks), step_seconds=step_seconds)
+    return ServiceLine(tmp_path, executor, **config)
+
+
+async def collect(line: ServiceLine, request: scheduler_pb2.SchedulerServiceGenerateRequest) -> list:
+    return [response async for response in line.stub.Generate(request)]
+
+
+async def test_generate_streams_all_tokens_with_usage(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        responses = await collect(line, generate_request(prompt_of(1), max_tokens=30))
+        assert [t for r in responses for t in r.token_ids] == output_of(1, 30)
+        assert [r.finish_reason for r in responses[:-1]] == [0] * (len(responses) - 1)
+        last = responses[-1]
+        assert last.finish_reason == common_pb2.FINISH_REASON_LENGTH
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_tokens) == (20, 30, 0)
+
+        again = await collect(line, generate_request(prompt_of(1), max_tokens=30))
+        assert [t for r in again for t in r.token_ids] == output_of(1, 30)
+        assert again[-1].usage.cached_tokens == 16
+        await line.wait_until_free()
+
+
+async def test_stop_token_is_reported_and_logprobs_come_along(tmp_path: Path) -> None:
+    tokens = output_of(2, 5)
+    async with make_line(tmp_path).running() as line:
+        request = generate_request(prompt_of(2), stop_token_ids=[tokens[3]], logprobs=2)
+        responses = await collect(line, request)
+        assert [t for r in responses for t in r.token_ids] == tokens[:4]
+        assert responses[-1].finish_reason == common_pb2.FINISH_REASON_STOP
+        assert responses[-1].stop_token_id == tokens[3]
+        assert all(r.logprobs.entries_per_token == 3 for r in responses)
+        assert [t for r in responses for t in r.logprobs.token_ids[::3]] == tokens[:4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        ({"presence_penalty": 3.0}, "presence_penalty is 3"),
+        ({"frequency_penalty": -3.0}, "frequency_penalty is -3"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5"),
+        ({"logprobs": 21}, "logprobs is 21"),
+        ({"stop_token_ids": [1000]}, "stop_token_ids contains 1000"),
+        ({"logit_bias_ids": [5000], "logit_bias_values": [1.0]}, "logit_bias_ids contains 5000"),
+        ({"logit_bias_ids": [5], "logit_bias_values": [101.0]}, "logit_bias of token 5 is 101"),
+        ({"logit_bias_ids": [5]}, "logit_bias_ids has 1 entries"),
+    ],
+)
+async def test_invalid_parameters_are_named(tmp_path: Path, fields: dict, message: str) -> None:
+    async with make_line(tmp_path).running() as line:
+        await line.engine.wait_for_model()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await collect(line, generate_request([1, 2], **fields))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert message in (error.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "prompt_token_ids is empty"),
+        ([1, 1000], "prompt_token_ids contains 1000"),
+        ([1] * 64, "64 tokens, but the KV cache holds 4 blocks of 16 tokens = 64"),
+        ([1] * 4096, "4096 tokens, but prompt and output together may have at most 4096"),
+    ],
+)
+async def test_impossible_prompts_are_refused(tmp_path: Path, prompt: list[int], message: str) -> None:
+    async with make_line(tmp_path, num_blocks=4).running() as line:
+        await line.engine.wait_for_model()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await collect(line, generate_request(prompt))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert message in (error.value.details() or "")
+
+
+async def test_connect_greets_then_answers_in_columns(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.005).running() as line:
+        call = line.stub.Connect()
+        numbers = range(100, 108)
+        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=25) for n in numbers]))
+        collected = Collected()
+        await collected.read_until_finished(call, *numbers)
+        assert len(collected.hellos) == 1 and collected.hellos[0].vocab_size == VOCAB_SIZE
+        for n in numbers:
+            assert collected.token_ids[n] == output_of(n, 25)
+            assert collected.finish_reasons[n] == [common_pb2.FINISH_REASON_LENGTH]
+        # One response per step for all, not one per token.
+        assert collected.num_responses <= line.executor.num_steps + 1
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        await line.wait_until_free()
+
+
+async def test_connect_carries_errors_of_single_requests(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        call = line.stub.Connect()
+        good, bad = token_request(1, prompt_of(1), max_tokens=3), token_request(2, [VOCAB_SIZE], max_tokens=3)
+        await call.write(Connect(requests=[bad, good]))
+        collected = Collected()
+        await collected.read_until_finished(call, 1, 2)
+        assert collected.token_ids[1] == output_of(1, 3)
+        assert collected.finish_reasons[2] == [common_pb2.FINISH_REASON_ERROR]
+        assert collected.errors[2].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert "prompt_token_ids contains 1000" in collected.errors[2].message
+
+
+async def test_connect_resumes_where_an_earlier_attempt_ended(tmp_path: Path) -> None:
+    tokens = output_of(3, 12)
+    async with make_line(tmp_path).running() as line:
+        call = line.stub.Connect()
+        requests = [
+            token_request(1, prompt_of(3), tokens[:5], max_tokens=12),
+            token_request(2, prompt_of(3), tokens, max_tokens=12),
+        ]
+        await call.write(Connect(requests=requests))
+        collected = Collected()
+        await collected.read_until_finished(call, 1, 2)
+        assert collected.token_ids == {1: tokens[5:], 2: []}
+        assert collected.finish_reasons == {n: [common_pb2.FINISH_REASON_LENGTH] for n in (1, 2)}
+
+
+async def test_connect_abort_frees_and_is_not_answered(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.005).running() as line:
+        call = line.stub.Connect()
+        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=200) for n in (1, 2)]))
+        collected = Collected()
+        while len(collected.token_ids) < 2:
+            collected.add(await call.read())
+        await call.write(Connect(abort_request_ids=[1, 77]))
+        await collected.read_until_finished(call, 2)
+        assert 1 not in collected.finish_reasons and len(collected.token_ids[1]) < 200
+        assert collected.token_ids[2] == output_of(2, 200)
+        await line.wait_until_free()
+
+
+async def test_a_number_in_use_is_an_error_of_the_stream(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.01).running() as line:
+        call = line.stub.Connect()
+        await call.write(Connect(requests=[token_request(1, prompt_of(1), max_tokens=100)] * 2))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "request_id 1 is in use" in (error.value.details() or "")
+        await line.wait_until_free()
+
+
+async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.005).running() as line:
+        call = line.stub.Connect()
+        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=2000) for n in range(8)]))
+        collected = Collected()
+        while len(collected.token_ids) < 8:
+            collected.add(await call.read())
+        assert (await line.load()).num_running == 8
+        call.cancel()
+        await line.wait_until_free()
+        assert not line.engine._live
+
+
+async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        silent, reading = line.stub.Connect(), line.stub.Connect()
+        for number in range(4):
+            await silent.write(Connect(requests=[token_request(number, prompt_of(9), max_tokens=500)]))
+        await reading.write(Connect(requests=[token_request(1, prompt_of(1), max_tokens=100)]))
+        collected = Collected()
+        await collected.read_until_finished(reading, 1)
+        assert collected.token_ids[1] == output_of(1, 100)
+        silent.cancel()
+        reading.cancel()
+        await line.wait_until_free()
+
+
+async def test_cancelled_generate_is_aborted(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.005).running() as line:
+        call = line.stub.Generate(generate_request(prompt_of(1), max_tokens=2000))
+        await call.read()
+        call.cancel()
+        await line.wait_until_free()
+
+
+async def test_abort_by_external_id(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.005).running() as line:
+        call = line.stub.Generate(generate_request(prompt_of(1), max_tokens=2000, external_id="mine"))
+        await call.read()
+        request = scheduler_pb2.AbortRequest(external_ids=["mine", "unknown"])
+        assert (await line.stub.Abort(request)).num_aborted == 1
+        responses = [response async for response in call]
+        assert responses[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
+        await line.wait_until_free()
+
+
+async def test_get_load(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.005, max_num_seqs=2).running() as line:
+        call = line.stub.Connect()
+        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=500) for n in range(3)]))
+        collected = Collected()
+        while len(collected.token_ids) < 2:
+            collected.add(await call.read())
+        load = await line.load()
+        assert (load.num_running, load.num_waiting, load.num_executors) == (2, 1, 1)
+        assert (load.num_blocks, load.block_size, load.max_num_seqs) == (256, 16, 2)
+        assert load.num_free_blocks <= 252
+        assert load.model_info.model == "fake"
+
+
+async def test_a_full_queue_refuses(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.01, max_num_seqs=1, max_waiting_requests=1).running() as line:
+        running = line.stub.Generate(generate_request(prompt_of(1), max_tokens=500))
+        await running.read()
+        waiting = line.stub.Generate(generate_request(prompt_of(2), max_tokens=5))
+        while (await line.load()).num_waiting < 1:
+            await asyncio.sleep(0.01)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await collect(line, generate_request(prompt_of(3)))
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "1 requests are waiting" in (error.value.details() or "")
+        running.cancel()
+        assert [t async for r in waiting for t in r.token_ids] == output_of(2, 5)
+
+
+@pytest.mark.parametrize("pipeline_depth", [1, 2])
+async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_depth: int) -> None:
+    line = make_line(tmp_path, step_seconds=0.002, pipeline_depth=pipeline_depth)
+    async with line.running():
+        call = line.stub.Connect()
+        numbers = range(8)
+        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=60) for n in numbers]))
+        collected = Collected()
+        while sum(map(len, collected.token_ids.values())) < 100:
+            collected.add(await call.read())
+        # A broken stream to the same process, then another process behind the address.
+        line.executor.fail_after(3)
+        while sum(map(len, collected.token_ids.values())) < 250:
+            collected.add(await call.read())
+        await line.kill_executor()
+        while line.engine.scheduler.info is not None:
+            await asyncio.sleep(0.01)
+        await line.start_executor(make_line(tmp_path, num_blocks=300).executor)
+        await collected.read_until_finished(call, *numbers)
+        for n in numbers:
+            assert collected.token_ids[n] == output_of(n, 60)
+            assert collected.finish_reasons[n] == [common_pb2.FINISH_REASON_LENGTH]
+        assert line.executor.num_streams == 1
+        resumed = [new for new in line.executor.new_requests if len(new.token_ids) > new.num_prompt_tokens]
+        assert len(resumed) == 8
+        assert (await line.wait_until_free()).num_blocks == 300
+
+
+async def test_a_drawn_seed_survives_the_executor(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.002).running() as line:
+        call = line.stub.Generate(generate_request(prompt_of(1), max_tokens=30))
+        await call.read()
+        line.executor.fail_after(2)
+        tokens = [t async for r in call for t in r.token_ids]
+        assert tokens == output_of(1, 30)[1:]
+        first, second = line.executor.new_requests
+        assert first.sampling_params.HasField("seed")
+        assert first.sampling_params == second.sampling_params
+
+
+async def test_an_answer_to_no_question_starts_a_new_stream(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.002).running() as line:
+        call = line.stub.Generate(generate_request(prompt_of(1), max_tokens=30))
+        await call.read()
+        line.executor.answer_wrongly()
+        tokens = [t async for r in call for t in r.token_ids]
+        assert tokens == output_of(1, 30)[1:]
+        assert line.executor.num_streams == 2
+
+
+async def test_without_an_executor_requests_wait_then_fail(tmp_path: Path) -> None:
+    line = make_line(tmp_path, recovery_timeout=0.5)
+    async with line.running(with_executor=False):
+        health = health_pb2_grpc.HealthStub(line.channel)
+        check = health_pb2.HealthCheckRequest(service="pagewire.v1.SchedulerService")
+        serving = health_pb2.HealthCheckResponse
+        assert (await health.Check(check)).status == serving.NOT_SERVING
+
+        async def fails() -> None:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(line, generate_request(prompt_of(1), max_tokens=4))
+            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "--executor-address" in (error.value.details() or "")
+
+        await fails()  # has waited
+        await fails()  # is refused
+        connect = line.stub.Connect()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await connect.read()
+        await line.start_executor()
+        async with asyncio.timeout(10):
+            await line.engine.wait_for_model()
+        responses = await collect(line, generate_request(prompt_of(1), max_tokens=4))
+        assert [t for r in responses for t in r.token_ids] == output_of(1, 4)
+        assert (await health.Check(check)).status == serving.SERVING
+
+
+async def test_requests_that_came_before_the_executor_are_served(tmp_path: Path) -> None:
+    line = make_line(tmp_path)
+    async with line.running(with_executor=False):
+        good = asyncio.create_task(collect(line, generate_request(prompt_of(1), max_tokens=4)))
+        bad = asyncio.create_task(collect(line, generate_request([VOCAB_SIZE], max_tokens=4)))
+        while (await line.load()).num_waiting < 2:
+            await asyncio.sleep(0.01)
+        await line.start_executor()
+        assert [t for r in await good for t in r.token_ids] == output_of(1, 4)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await bad
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_another_model_is_announced(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        call = line.stub.Connect()
+        assert (await call.read()).hello.model == "fake"
+        await line.kill_executor()
+        while line.engine.scheduler.info is not None:
+            await asyncio.sleep(0.01)
+        await line.start_executor(FakeExecutorServicer(model="other"))
+        async with asyncio.timeout(10):
+            assert (await call.read()).hello.model == "other"
+        call.cancel()
+
+
+async def test_metrics_of_scheduler_and_executor(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        await collect(line, generate_request(prompt_of(1), max_tokens=4))
+        admin = admin_pb2_grpc.AdminServiceStub(line.channel)
+        services = (await admin.GetMetrics(admin_pb2.GetMetricsRequest())).services
+        assert [s.service for s in services] == ["scheduler", "executor"]
+        exposition = services[0].exposition
+        for name in ("num_requests_running", "kv_cache_usage_perc", "num_preemptions_total", "generation_tokens_total"):
+            assert f"\npagewire:{name} " in exposition
+        assert 'pagewire:request_success_total{finished_reason="length"}' in exposition
