@@ -1,0 +1,201 @@
+"""Chat messages to prompt text, as transformers' apply_chat_template renders them.
+
+Templates are the model's (or a client's) code: they run in jinja's immutable sandbox and see plain data only.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatError(ValueError):
+    """The conversation cannot be rendered; the message says why, for the client."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation to render. Plain data: it travels to worker processes."""
+
+    # {"role": ..., "content": str or [{"type": "text", "text": ...}], ...}; keys without a value are absent.
+    messages: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    # "" = the model's.
+    chat_template: str = ""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_template(path_or_template: str) -> str:
+    """The value of --chat-template: a file's content, or the template itself.
+
+    Raises ChatError for what looks like a path but is no file.
+    """
+    if any(mark in path_or_template for mark in ("{%", "{{", "{#", "\n")):
+        return path_or_template
+    path = Path(path_or_template)
+    if not path.is_file():
+        raise ChatError(f"--chat-template {path_or_template!r} is neither a file nor a jinja template")
+    return path.read_text(encoding="utf-8")
+
+
+def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, str]) -> str:
+    """The prompt text. template: the model's own, None if it has none. Raises ChatError."""
+    template = chat.chat_template or template
+    if not template:
+        raise ChatError("the model has no chat template; start the tokenizer with --chat-template, or send a prompt")
+    if not chat.messages:
+        raise ChatError("a chat needs at least one message")
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise ChatError(
+            "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last "
+            "message, the second begins a new one"
+        )
+    try:
+        compiled = _compile(template)
+        messages = _messages_for(compiled.takes_parts, chat.messages)
+        final_text = _mark_final_message(messages) if chat.continue_final_message else ""
+        variables = {"tools": None, "documents": None, **special_tokens, **chat.template_kwargs}
+        text = compiled.template.render(variables, messages=messages, add_generation_prompt=chat.add_generation_prompt)
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatError(f"the chat template is not valid jinja, line {error.lineno}: {error.message}") from error
+    except jinja2.TemplateError as error:
+        raise ChatError(f"the chat template refused the messages: {error}") from error
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        if isinstance(error, ChatError):
+            raise
+        raise ChatError(f"the chat template failed: {type(error).__name__}: {error}") from error
+    return _cut_at_mark(text, final_text) if chat.continue_final_message else text
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    template: jinja2.Template
+    # Whether the template itself iterates over a message's content parts.
+    takes_parts: bool
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> _Compiled:
+    return _Compiled(_environment().from_string(template), _takes_parts(template))
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_raise_exception, strftime_now=lambda format: datetime.now().strftime(format)
+    )
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """{% generation %}...{% endgeneration %} marks assistant text for training; here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_show"), [], [], body).set_lineno(line)
+
+    def _show(self, caller: Any) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML characters, which belong into prompts as they are."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _takes_parts(template: str) -> bool:
+    """Whether the template loops over a message's content, or looks at a part's type.
+
+    Found in its syntax tree: a `for` over `….content` / `…['content']` or over a variable set from it.
+    """
+    tree = _environment().parse(template)
+    aliases = {
+        node.target.name
+        for node in tree.find_all(jinja2.nodes.Assign)
+        if isinstance(node.target, jinja2.nodes.Name) and _is_content(node.node)
+    }
+    for loop in tree.find_all(jinja2.nodes.For):
+        source = loop.iter
+        while isinstance(source, jinja2.nodes.Filter) and source.node is not None:
+            source = source.node
+        if _is_content(source) or (isinstance(source, jinja2.nodes.Name) and source.name in aliases):
+            return True
+    return False
+
+
+def _is_content(node: Any) -> bool:
+    if isinstance(node, jinja2.nodes.Getattr):
+        return node.attr == "content"
+    return (
+        isinstance(node, jinja2.nodes.Getitem)
+        and isinstance(node.arg, jinja2.nodes.Const)
+        and node.arg.value == "content"
+    )
+
+
+def _messages_for(takes_parts: bool, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies; parts become one string, joined by newlines, for templates that only know strings."""
+    copies = []
+    for message in messages:
+        copy = dict(message)
+        content = copy.get("content")
+        if isinstance(content, list):
+            copy["content"] = (
+                [dict(part) for part in content] if takes_parts else "\n".join(part["text"] for part in content)
+            )
+        copies.append(copy)
+    return copies
+
+
+def _mark_final_message(messages: list[dict[str, Any]]) -> str:
+    """Appends the mark to the last message's text, which is returned: the prompt is cut there after rendering."""
+    content = messages[-1].get("content")
+    if content is None:
+        raise ChatError("continue_final_message is set, but the last message has no content to continue")
+    if isinstance(content, str):
+        messages[-1]["content"] = content + _CONTINUE_TAG
+        return content
+    for part in reversed(content):
+        if "text" in part:
+            text = part["text"]
+            part["text"] = text + _CONTINUE_TAG
+            return text
+    raise ChatError("continue_final_message is set, but the last message has no text to continue")
+
+
+def _cut_at_mark(text: str, final_text: str) -> str:
+    mark = _CONTINUE_TAG.strip()
+    if final_text.strip() not in text or mark not in text:
+        raise ChatError("continue_final_message is set, but the chat template does not show the last message whole")
+    cut = text.rindex(mark)
+    kept = text[:cut]
+    # A template that trims messages has cut the mark's own trailing space: then the message's is gone as well.
+    return kept if text[cut:].startswith(_CONTINUE_TAG) else kept.rstrip()

@@ -1,0 +1,206 @@
+"""A tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+
+Vocabulary, merges and special tokens are the file's; what a file only names (pre-tokenizer, normalizer, decoder) is
+that of the model family's own `tokenizer.json`.
+"""
+
+import logging
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import starmap
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from services.tokenizer.byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
+from services.tokenizer.gguf_pre_tokenizers import (
+    ADDS_BOS,
+    IGNORES_MERGES,
+    is_default,
+    normalizer_for,
+    pre_tokenizer_for,
+)
+
+logger = logging.getLogger(__name__)
+
+_GEMMA = frozenset(("gemma", "gemma2", "gemma3"))
+_SPACE = "▁"
+
+
+class TokenType(IntEnum):
+    """tokenizer.ggml.token_type"""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class GgufTokenizerError(ValueError):
+    """The file holds no tokenizer that can be built; the message names the key and the remedy."""
+
+
+def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer and what a `tokenizer_config.json` beside it would say (special tokens, add_bos_token, template).
+
+    metadata: as read_gguf_metadata returns it. Raises GgufTokenizerError.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not model or not isinstance(tokens, list) or not tokens:
+        raise GgufTokenizerError("the GGUF file holds no tokenizer; give one with --tokenizer DIRECTORY")
+    types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise GgufTokenizerError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+    if model == "gpt2":
+        backend = _build_byte_level(metadata, tokens, types)
+    elif model == "llama":
+        backend = _build_sentencepiece(metadata, tokens)
+    else:
+        raise GgufTokenizerError(
+            f"tokenizer.ggml.model {model!r} is not supported (gpt2 and llama are); give the model's original "
+            "tokenizer with --tokenizer DIRECTORY"
+        )
+    _add_special_tokens(backend, tokens, types)
+    return backend, _config(metadata, tokens, model)
+
+
+def _build_byte_level(metadata: dict[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    pre = metadata.get("tokenizer.ggml.pre")
+    if is_default(pre):
+        logger.warning("the GGUF file names no pre-tokenizer; GPT-2's is taken, which may not be the model's")
+    vocab = _unique(starmap(_byte_level_spelling, zip(tokens, types, strict=True)))
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise GgufTokenizerError("tokenizer.ggml.merges is missing; give a tokenizer with --tokenizer DIRECTORY")
+    backend = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=_split_merges(merges, vocab),
+            dropout=None,
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+            fuse_unk=False,
+            ignore_merges=pre in IGNORES_MERGES,
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizer_for(pre)
+    if (normalizer := normalizer_for(pre)) is not None:
+        backend.normalizer = normalizer
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _byte_level_spelling(token: str, token_type: int) -> str:
+    """Vocabulary entries are spelled in the byte alphabet; some files spell a few ordinary ones as plain text."""
+    if token_type in (TokenType.CONTROL, TokenType.USER_DEFINED) or all(char in CHAR_TO_BYTE for char in token):
+        return token
+    return "".join(BYTE_TO_CHAR[byte] for byte in token.encode())
+
+
+def _build_sentencepiece(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
+    architecture = metadata.get("general.architecture", "")
+    gemma = architecture in _GEMMA
+    if gemma:
+        # Runs of spaces are stored as they are, while text arrives with every space replaced.
+        tokens = [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
+    vocab = _unique(tokens)
+    merges = metadata.get("tokenizer.ggml.merges")
+    if merges is not None:
+        pairs = _split_merges(merges, vocab)
+    else:
+        pairs = _merges_from_scores(vocab, None if gemma else metadata.get("tokenizer.ggml.scores"))
+    unk_id = metadata.get("tokenizer.ggml.unknown_token_id")
+    unk_token = tokens[unk_id] if gemma and unk_id is not None else None
+    backend = Tokenizer(
+        models.BPE(vocab=vocab, merges=pairs, fuse_unk=True, byte_fallback=True, dropout=None, unk_token=unk_token)
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    add_space_prefix = metadata.get("tokenizer.ggml.add_space_prefix", not gemma)
+    if gemma:
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
+        backend.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous")
+    elif architecture == "phi3":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+    else:
+        scheme = "first" if add_space_prefix else "never"
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    if add_space_prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float] | None) -> list[tuple[str, str]]:
+    """SentencePiece has no merge list: a pair may merge whenever the result is in the vocabulary, best score first.
+
+    Equal scores merge shorter pieces first, as conversions to merge lists have always ordered them. Without scores
+    the vocabulary's own order counts.
+    """
+    if scores is not None and len(scores) < len(vocab):
+        raise GgufTokenizerError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocab)} tokens")
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, token_id in vocab.items():
+        score = -float(token_id) if scores is None else scores[token_id]
+        pairs = []
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocab and right in vocab:
+                pairs.append((vocab[left], vocab[right], left, right))
+        pairs.sort()
+        ranked.extend((score, len(left), len(right), left, right) for _, _, left, right in pairs)
+    ranked.sort(key=lambda pair: pair[:3], reverse=True)
+    return [(left, right) for *_, left, right in ranked]
+
+
+def _split_merges(merges: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    pairs = []
+    for index, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
+        if left not in vocab or right not in vocab:
+            raise GgufTokenizerError(f"tokenizer.ggml.merges[{index}] {merge!r} joins tokens that do not exist")
+        pairs.append((left, right))
+    return pairs
+
+
+def _unique(tokens: Any) -> dict[str, int]:
+    """Token -> id. A spelling that occurs twice keeps its first id; the copies get names nothing can produce."""
+    vocab: dict[str, int] = {}
+    for token_id, token in enumerate(tokens):
+        vocab[token if token not in vocab else f"{token}\x00{token_id}"] = token_id
+    return vocab
+
+
+def _add_special_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
+    """Control tokens are matched whole in text and skipped in output; user-defined ones are only matched whole."""
+    control = [
+        AddedToken(token, normalized=False, special=True)
+        for token, token_type in zip(tokens, types, strict=True)
+        if token_type == TokenType.CONTROL
+    ]
+    user_defined = [
+        AddedToken(token, normalized=False, special=False)
+        for token, token_type in zip(tokens, types, strict=True)
+        if token_type == TokenType.USER_DEFINED
+    ]
+    backend.add_special_tokens(control)
+    backend.add_tokens(user_defined)
+
+
+def _config(metadata: dict[str, Any], tokens: list[str], model: str) -> dict[str, Any]:
+    pre = metadata.get("tokenizer.ggml.pre")
+    config: dict[str, Any] = {
+        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or pre in ADDS_BOS),
+        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "chat_template": metadata.get("tokenizer.chat_template"),
+    }
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is None:
+            continue
+        if not 0 <= token_id < len(tokens):
+            raise GgufTokenizerError(f"tokenizer.ggml.{key}_token_id is {token_id}, there are {len(tokens)} tokens")
+        config[f"{name}_token"] = tokens[token_id]
+    return config

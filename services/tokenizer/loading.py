@@ -1,0 +1,188 @@
+"""A tokenizer from a Hugging Face directory or a GGUF file, without importing transformers (and so never torch).
+
+transformers' import alone takes longer than this service may take to start, and it imports torch wherever torch is
+installed. What it adds to the Rust `tokenizers` library for a directory that holds a `tokenizer.json` is small and
+done here the same way: special tokens and BOS/EOS rules of `tokenizer_config.json`, chat templates, and the clean-up
+of spaces for vocabularies that are not BPE.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+from services.tokenizer.gguf_metadata import read_gguf_metadata
+from services.tokenizer.gguf_tokenizer import build_gguf_tokenizer
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# In this order, over the whole text: transformers' clean_up_tokenization.
+CLEAN_UPS = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+class TokenizerLoadError(ValueError):
+    """The files hold no usable tokenizer; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True)
+class LoadedTokenizer:
+    """Text to token ids and back, as transformers' tokenizer of the same files does it. Thread-safe."""
+
+    backend: Tokenizer
+    # "bos_token" -> "<s>" and so on: what chat templates may refer to.
+    special_tokens: dict[str, str]
+    # The model's own template; None if it has none.
+    chat_template: str | None
+    clean_up_spaces: bool
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole sequence. Ids that the vocabulary lacks are left out."""
+        text = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if self.clean_up_spaces:
+            for pattern, content in CLEAN_UPS:
+                text = text.replace(pattern, content)
+        return text
+
+    def vocabulary_entries(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it ("Ġthe"), "" for ids it lacks."""
+        id_to_token = self.backend.id_to_token
+        return [id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def load_tokenizer(path: str | Path) -> LoadedTokenizer:
+    """From a directory with a tokenizer.json, or a .gguf file.
+
+    Raises TokenizerLoadError, GgufError or GgufTokenizerError; all are ValueErrors that name cause and remedy.
+    """
+    path = Path(path)
+    if path.is_dir():
+        backend, config = _read_directory(path)
+    elif path.suffix == ".gguf":
+        backend, config = build_gguf_tokenizer(read_gguf_metadata(path))
+    elif path.exists():
+        raise TokenizerLoadError(f"{path} is neither a directory nor a .gguf file")
+    else:
+        raise TokenizerLoadError(f"{path} does not exist")
+    return _finish(backend, config)
+
+
+def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise TokenizerLoadError(
+            f"{path} holds no tokenizer.json; write one with transformers: "
+            f'AutoTokenizer.from_pretrained("{path}").save_pretrained("{path}")'
+        )
+    try:
+        backend = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+        raise TokenizerLoadError(f"{file} cannot be read: {error}") from error
+    config = _read_json(path / "tokenizer_config.json")
+    # Older directories keep the named tokens in a file of their own, which tokenizer_config.json overrides.
+    config = _read_json(path / "special_tokens_map.json") | config
+    config["chat_template"] = _directory_template(path, config)
+    # As in transformers: tokenizer.json's own rule says where BOS and EOS go, whatever these said once.
+    config.pop("add_bos_token", None)
+    config.pop("add_eos_token", None)
+    return backend, config
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerLoadError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerLoadError(f"{file} must hold a JSON object")
+    return value
+
+
+def _directory_template(path: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, then tokenizer_config.json (of several named ones "default"), then chat_template.json."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template or _read_json(path / "chat_template.json").get("chat_template")
+
+
+def _finish(backend: Tokenizer, config: dict[str, Any]) -> LoadedTokenizer:
+    backend.no_truncation()
+    backend.no_padding()
+    special_tokens = {name: _content(config[name]) for name in _NAMED_TOKENS if config.get(name)}
+    _add_missing_tokens(backend, config, special_tokens)
+    _set_post_processor(backend, config, special_tokens)
+    is_bpe = type(backend.model).__name__ == "BPE"
+    return LoadedTokenizer(
+        backend=backend,
+        special_tokens=special_tokens,
+        chat_template=config.get("chat_template"),
+        clean_up_spaces=bool(config.get("clean_up_tokenization_spaces")) and not is_bpe,
+    )
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _added_token(token: str | dict[str, Any], *, special: bool) -> AddedToken:
+    if isinstance(token, str):
+        return AddedToken(token, special=special, normalized=not special)
+    return AddedToken(
+        token["content"],
+        single_word=token.get("single_word", False),
+        lstrip=token.get("lstrip", False),
+        rstrip=token.get("rstrip", False),
+        normalized=token.get("normalized", True),
+        special=special or token.get("special", False),
+    )
+
+
+def _add_missing_tokens(backend: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Tokens that only tokenizer_config.json knows; by id first, then the named and the extra special ones."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing: list[AddedToken] = []
+    by_id = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = list(extra.values()) if isinstance(extra, dict) else extra
+    candidates = [_added_token(token, special=token.get("special", False)) for _, token in by_id]
+    candidates += [_added_token(config[name], special=True) for name in special_tokens]
+    candidates += [_added_token(token, special=True) for token in extra]
+    for token in candidates:
+        if token.content not in known:
+            known.add(token.content)
+            missing.append(token)
+    if missing:
+        backend.add_tokens(missing)
+
+
+def _set_post_processor(backend: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """BOS in front and EOS behind, where the configuration asks for them."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
+    eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
+    single = [f"{bos}:0"] * bool(bos) + ["$A:0"] + [f"{eos}:0"] * bool(eos)
+    pair = [*single, *[f"{bos}:1"] * bool(bos), "$B:1", *[f"{eos}:1"] * bool(eos)]
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)

@@ -1,0 +1,16 @@
+from pathlib import Path
+
+import pytest
+
+from services.tokenizer.detokenizer import Detokenizers
+from services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> LoadedTokenizer:
+    return load_tokenizer(smollm2_gguf)
+
+
+@pytest.fixture(scope="session")
+def detokenizers(smollm2: LoadedTokenizer) -> Detokenizers:
+    return Detokenizers(smollm2)

@@ -1,0 +1,36 @@
+"""Text that trips tokenizers: scripts, emoji, code, digits, spaces, special tokens."""
+
+TEXTS = [
+    "",
+    " ",
+    "Hello world",
+    " leading and trailing ",
+    "tabs\tand\nnewlines\r\n\r\n\n  indented",
+    "I'm, you'll, they've, IT'S, don't; it's 'quoted'",
+    "北京是中国的首都，拥有超过2000万人口。",
+    "こんにちは世界。カタカナと漢字",
+    "안녕하세요 세계",
+    "Привет, мир! Съешь ещё этих мягких французских булок",
+    "مرحبا بالعالم ١٢٣",
+    "नमस्ते दुनिया १२३",
+    "שלום עולם",
+    "สวัสดีชาวโลก",
+    "emoji: 👍🏽 👨‍👩‍👧‍👦 🎉🎉 🇩🇪 ❤️",
+    "combining: e\u0301 n\u0303 and composed: é ñ",
+    "math: ∑∫√ ½ ² ³ Ⅳ",
+    "numbers 1 22 333 4444 55555 3.14159 1,000,000 0x1F 2024-11-20",
+    "word1 2word wo3rd",
+    "def f(x):\n    if x  ==  1:\n        return {'a': [1, 2, 3]}\n",
+    '#include <stdio.h>\nint main(void) { printf("%d\\n", 42); return 0; }',
+    "SELECT * FROM t WHERE a<=3 AND b!=4; -- comment",
+    "https://example.com/path?q=1&r=%20#frag",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "a<|endoftext|>b <|im_end|>",
+    "zero\u200bwidth \u00a0nbsp \ufeffbom",
+    "\U0001f9d1\u200d\U0001f680 astral \U00020000",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "!!!???...,,,;;;:::---___***",
+    "CamelCaseAndsnake_case-and-kebab",
+]
+# Where splitting digits off first matters: runs of white space in front of a digit.
+SPACES_BEFORE_DIGITS = ["x =  12", "\n\n1. first", "a\n\n\n\n2", "   3", "\t\t4 ", "2024  2025"]
