@@ -29,7 +29,8 @@ _OPS: dict[str, str] = {
     "store_kv(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping) -> ()": "kv_cache",
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor": "norm",
     "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor": "norm",
-    "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, int head_dim) -> ()": "rotary",
+    "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
+    "int head_dim) -> ()": "rotary",
     "silu_and_mul(Tensor x) -> Tensor": "activation",
     "gelu_tanh_and_mul(Tensor x) -> Tensor": "activation",
     "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor": "linear",

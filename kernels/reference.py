@@ -91,9 +91,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return rms_norm(residual, weight, eps)
 
 
-def rotary_embedding(
-    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head_dim: int
-) -> None:
+def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head_dim: int) -> None:
     """Rotate the first rotary_dim elements of every head in place; element i pairs with i + rotary_dim / 2.
 
     positions      int64 [num_tokens]

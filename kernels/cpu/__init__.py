@@ -23,9 +23,7 @@ def _module() -> ModuleType:
     if choice not in ("cpp", "torch"):
         raise ValueError(f'PAGEWIRE_CPU_KERNELS={choice!r} is unknown: use "cpp" or "torch"')
     if choice == "torch":
-        logger.warning(
-            "CPU kernels: plain torch, as PAGEWIRE_CPU_KERNELS asks (several times slower than C++)"
-        )
+        logger.warning("CPU kernels: plain torch, as PAGEWIRE_CPU_KERNELS asks (several times slower than C++)")
         return fallback
     try:
         from kernels.cpu import native

@@ -8,6 +8,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -21,7 +22,7 @@ constexpr int TILE_ROWS = 64;         // query tokens x heads of a group per til
 constexpr int FEW_ROWS = 16;          // a tile with at most so many rows is bound by memory: short key ranges
 constexpr int KEYS_PER_TILE_FEW = 256;
 constexpr int KEYS_PER_TILE_MANY = 4096;
-constexpr int64_t SERIAL_WORK = 200'000;  // multiply-adds below which waking other threads costs more than it gains
+constexpr int64_t SERIAL_WORK = 500'000;  // multiply-adds below which waking other threads costs more than it gains
 constexpr float LOWEST = -1e30f;      // a finite "no key seen yet": LOWEST - LOWEST is 0, not NaN
 
 struct Problem {
@@ -173,7 +174,7 @@ class TileWorker {
         }
     }
 
-    void run(const Tile& tile, float* partials) {
+    void run(const Tile& tile, const Tile* next_tile, float* partials) {
         const int rows = (tile.query_end - tile.query_begin) * p_.group();
         load_query(tile, rows);
         std::fill(acc_, acc_ + rows * dim_, 0.0f);
@@ -186,7 +187,12 @@ class TileWorker {
             const T* value_rows[KEY_BATCH];
             std::copy(next_keys_, next_keys_ + count, key_rows);
             for (int i = 0; i < count; i++) value_rows[i] = key_rows[i] + value_offset();
-            if (key + KEY_BATCH < tile.key_end) find_rows(tile, key + KEY_BATCH);
+            next_count_ = 0;
+            if (key + KEY_BATCH < tile.key_end) {
+                find_rows(tile, key + KEY_BATCH);
+            } else if (next_tile) {
+                find_rows(*next_tile, next_tile->key_begin);
+            }
             step(tile, rows, key, count, key_rows, value_rows);
         }
         finish(tile, rows, partials);
@@ -210,27 +216,22 @@ class TileWorker {
         }
     }
 
-    // Where the next batch of keys lies; fetches it into the cache while the current one is computed.
+    // Where the next batch of keys lies: it is fetched into the cache while the current one is computed.
     void find_rows(const Tile& tile, int key) {
-        const int count = std::min(KEY_BATCH, tile.key_end - key);
+        const int count = next_count_ = std::min(KEY_BATCH, tile.key_end - key);
         const int32_t* table = p_.block_table + tile.request * p_.table_stride;
         const int64_t head = (int64_t)tile.kv_head * p_.block_size * p_.head_dim;
         int page = key / p_.block_size, offset = key % p_.block_size;
         for (int i = 0; i < count; page++, offset = 0) {
             const T* row = (const T*)p_.kv_cache + table[page] * p_.block_stride + head + offset * p_.head_dim;
             const int end = std::min(count, i + p_.block_size - offset);
-            const int64_t bytes = (int64_t)(end - i) * p_.head_dim * sizeof(T);
-            for (int64_t b = 0; b < bytes; b += 64) {
-                __builtin_prefetch((const char*)row + b);
-                __builtin_prefetch((const char*)(row + value_offset()) + b);
-            }
             for (; i < end; i++, row += p_.head_dim) next_keys_[i] = row;
         }
     }
 
     void step(const Tile& tile, int rows, int key, int count, const T* const* key_rows, const T* const* value_rows) {
         const int vectors = (count + LANES - 1) / LANES;
-        pack_keys<M>(key_rows, count, p_.head_dim, keys_, KEY_BATCH);
+        pack_keys<M>(key_rows, count, p_.head_dim, keys_, KEY_BATCH, next_keys_, next_count_);
         gemm<M>(query_, depth(), keys_, KEY_BATCH, (p_.head_dim + M::PER_ELEMENT - 1) / M::PER_ELEMENT, scores_,
                 KEY_BATCH, nullptr, rows, vectors);
         const int weight_stride = KEY_BATCH / M::PER_ELEMENT;
@@ -247,7 +248,7 @@ class TileWorker {
             denominator_[r] = denominator_[r] * correction_[r] +
                               exponentiate<M>(scores_ + r * KEY_BATCH, vectors, maximum, weights_ + r * weight_stride);
         }
-        pack_values<M>(value_rows, count, p_.head_dim, values_, dim_);
+        pack_values<M>(value_rows, count, p_.head_dim, values_, dim_, next_keys_, value_offset(), next_count_);
         gemm<M>(weights_, weight_stride, values_, dim_, (count + M::PER_ELEMENT - 1) / M::PER_ELEMENT, acc_, dim_,
                 correction_, rows, dim_ / LANES);
     }
@@ -272,6 +273,7 @@ class TileWorker {
     typename M::element *query_, *keys_, *values_, *weights_;
     float *scores_, *acc_, *maximum_, *denominator_, *correction_;
     const T* next_keys_[KEY_BATCH];
+    int next_count_ = 0;
 };
 
 void merge_partials(const Problem& p, const Merge& merge, const float* partials) {
@@ -344,13 +346,19 @@ void run_plan(const Problem& p, const Plan& plan, int threads) {
     static thread_local Scratch partial_memory;
     float* partials = (float*)partial_memory.take(plan.partial_rows * (p.padded_dim() + LANES) * sizeof(float) + 64);
     const int num_tiles = (int)plan.tiles.size(), num_merges = (int)plan.merges.size();
+    std::atomic<int> remaining{num_tiles};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         static thread_local Scratch scratch;
         TileWorker<M, T> worker(p, scratch, plan.max_rows);
         // The last tiles of a causal prompt are the longest: they go first.
-#pragma omp for schedule(dynamic)
-        for (int i = num_tiles - 1; i >= 0; i--) worker.run(plan.tiles[i], partials);
+        // A thread takes its next tile early, so that the pages are on their way when it gets there.
+        for (int i = --remaining; i >= 0;) {
+            const int next = --remaining;
+            worker.run(plan.tiles[i], next >= 0 ? &plan.tiles[next] : nullptr, partials);
+            i = next;
+        }
+#pragma omp barrier
 #pragma omp for schedule(static)
         for (int i = 0; i < num_merges; i++) merge_partials(p, plan.merges[i], partials);
     }

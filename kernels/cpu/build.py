@@ -116,7 +116,7 @@ def _compile(compiler: list[str], path: Path) -> None:
     started = time.monotonic()
     try:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{compiler[0]} failed:\n{error.stderr[-2000:]}") from error
     except (subprocess.TimeoutExpired, OSError) as error:

@@ -68,9 +68,7 @@ def paged_attention(
             first_page = max(0, seq_len - query_len + 1 - sliding_window) // block_size
         pages = kv_cache[block_table[b, first_page : -(-seq_len // block_size)].long()]
         num_keys = seq_len - first_page * block_size
-        key, value = pages.permute(1, 2, 0, 3, 4).reshape(2, 1, num_kv_heads, -1, head_dim)[
-            :, :, :, :num_keys
-        ]
+        key, value = pages.permute(1, 2, 0, 3, 4).reshape(2, 1, num_kv_heads, -1, head_dim)[:, :, :, :num_keys]
         if query_len == 1:
             # The heads that share a KV head become query rows of it: one pass over the keys instead of one per head.
             rows = query[start].view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -80,8 +78,6 @@ def paged_attention(
         else:
             rows = query[start:end].transpose(0, 1)[None]
             mask = reference.visible(query_len, num_keys, sliding_window, query.device)
-            result = F.scaled_dot_product_attention(
-                rows, key, value, attn_mask=mask, scale=scale, enable_gqa=True
-            )
+            result = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
             output[start:end] = result[0].transpose(0, 1)
     return output

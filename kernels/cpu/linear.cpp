@@ -14,6 +14,7 @@ typedef float f32x4 __attribute__((vector_size(16)));
 
 constexpr int WEIGHT_ROWS = 4;
 constexpr int MAX_TOKENS = 6;
+constexpr int PREFETCH_BLOCKS = 2;           // how far ahead of the products the weights are fetched
 constexpr int CHUNK_ROWS = 64;               // weight rows a thread takes at a time: they stay in its L2 cache
 constexpr int64_t SERIAL_WORK = 64 * 1024;   // multiply-adds below which other threads are not woken
 
@@ -68,7 +69,10 @@ void dot_block(const typename D::W* const* rows, const typename D::X* x, int64_t
     for (int64_t k = 0; k < in; k += D::STEP) {
         typename D::operand w[WEIGHT_ROWS];
 #pragma GCC unroll 4
-        for (int n = 0; n < WEIGHT_ROWS; n++) w[n] = D::load_w(rows[n] + k);
+        for (int n = 0; n < WEIGHT_ROWS; n++) {
+            w[n] = D::load_w(rows[n] + k);
+            __builtin_prefetch(rows[n] + k + PREFETCH_BLOCKS * WEIGHT_ROWS * in);  // past the end it does nothing
+        }
 #pragma GCC unroll 8
         for (int t = 0; t < TOKENS; t++) {
             const typename D::operand token = D::load_x(x + t * in + k);
@@ -96,8 +100,10 @@ void linear_chunk(const typename D::X* x, const typename D::W* weight, const typ
     typedef void (*Block)(const typename D::W* const*, const typename D::X*, int64_t, f32x4*);
     static constexpr Block blocks[MAX_TOKENS] = {dot_block<D, 1>, dot_block<D, 2>, dot_block<D, 3>,
                                                  dot_block<D, 4>, dot_block<D, 5>, dot_block<D, 6>};
-    for (int64_t t = 0; t < shape.tokens; t += MAX_TOKENS) {
-        const int tokens = (int)std::min<int64_t>(MAX_TOKENS, shape.tokens - t);
+    const int64_t passes = (shape.tokens + MAX_TOKENS - 1) / MAX_TOKENS;
+    const int64_t step = (shape.tokens + passes - 1) / passes;  // 8 tokens are 4 + 4, not 6 + 2
+    for (int64_t t = 0; t < shape.tokens; t += step) {
+        const int tokens = (int)std::min<int64_t>(step, shape.tokens - t);
         for (int64_t n = begin; n < end; n += WEIGHT_ROWS) {
             const int count = (int)std::min<int64_t>(WEIGHT_ROWS, end - n);
             const typename D::W* rows[WEIGHT_ROWS];

@@ -5,6 +5,11 @@
 
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 
+template <class T>
+static inline void prefetch(const T* row, int size) {
+    for (int64_t b = 0; b < size * (int64_t)sizeof(T); b += 64) __builtin_prefetch((const char*)row + b);
+}
+
 // Write the transpose of an 8 x 8 tile of 32-bit elements: out[j * stride + i] = in[i][j].
 static inline void transpose_8x8(const u32x8 in[8], uint32_t* out, int stride) {
     u32x8 pairs[8], quads[8];
@@ -25,53 +30,65 @@ static inline void transpose_8x8(const u32x8 in[8], uint32_t* out, int stride) {
     }
 }
 
-// The 8 elements of form M that begin at dimension `dim` of a row; dimensions past `head_dim` are zero.
+// The 8 elements of form M that begin at row[0]; of the `size` row elements left, those past the end read as zero.
 template <class M, class T>
-static inline u32x8 load_elements(const T* row, int dim, int head_dim) {
+static inline u32x8 load_elements(const T* row, int size) {
     constexpr int COUNT = 8 * M::PER_ELEMENT;
     T padded[COUNT] = {};
-    const T* source = row + dim;
-    if (head_dim - dim < COUNT) {
-        __builtin_memcpy(padded, source, (head_dim - dim) * sizeof(T));
-        source = padded;
+    if (__builtin_expect(size < COUNT, 0)) {
+        __builtin_memcpy(padded, row, size * sizeof(T));
+        row = padded;
     }
     if constexpr (COUNT * sizeof(T) == 32) {
-        return load_raw<u32x8>(source);  // already in the form: fp32, or bf16 pairs
+        return load_raw<u32x8>(row);  // already in the form: fp32, or bf16 pairs
     } else {
         float wide[LANES];
-        store(wide, load(source, COUNT));
+        store(wide, load(row, COUNT));
         return load_raw<u32x8>(wide);
     }
 }
 
-// keys: `count` rows of head_dim elements -> out[element][key], key stride `stride`. Keys are padded to 8 by repeating
-// the last row: attention masks what they produce.
+// keys: `count` rows of head_dim elements -> out[element][key], row stride `stride`. Keys are padded to 8 by repeating
+// the last row (attention masks what they produce), dimensions with zeros. Prefetches `next` meanwhile.
 template <class M, class T>
-static void pack_keys(const T* const* keys, int count, int head_dim, typename M::element* out, int stride) {
-    for (int k = 0; k < count; k += 8)
+static void pack_keys(const T* const* keys, int count, int head_dim, typename M::element* out, int stride,
+                      const T* const* next, int next_count) {
+    for (int k = 0; k < count; k += 8) {
+        for (int i = k; i < k + 8 && i < next_count; i++) prefetch(next[i], head_dim);
         for (int dim = 0; dim < head_dim; dim += 8 * M::PER_ELEMENT) {
             u32x8 tile[8];
             for (int i = 0; i < 8; i++)
-                tile[i] = load_elements<M>(keys[k + i < count ? k + i : count - 1], dim, head_dim);
+                tile[i] = load_elements<M>(keys[k + i < count ? k + i : count - 1] + dim, head_dim - dim);
             transpose_8x8(tile, (uint32_t*)out + dim / M::PER_ELEMENT * stride + k, stride);
         }
+    }
+}
+
+// The rows of one element: (row) for Fp32, (first, second) for Bf16Pair.
+template <class M, class T>
+static inline void pack_value_element(const T* first, const T* second, int size, typename M::element* out) {
+    if constexpr (M::PER_ELEMENT == 1) {
+        store(out, load(first, size));
+    } else {
+        // A bf16 widened to fp32 has its bits in the upper half: the second row stays there, the first goes down.
+        const u32x16 both = ((u32x16)load(first, size) >> 16) | (second ? (u32x16)load(second, size) : u32x16{});
+        __builtin_memcpy(out, &both, sizeof both);
+    }
 }
 
 // values: `count` rows of head_dim elements -> out[element along keys][dimension], dimensions padded with zeros.
+// Prefetches the rows `next` + `next_offset` meanwhile.
 template <class M, class T>
-static void pack_values(const T* const* values, int count, int head_dim, typename M::element* out, int stride) {
-    for (int k = 0; k < count; k += M::PER_ELEMENT)
-        for (int dim = 0; dim < head_dim; dim += LANES) {
-            typename M::element* target = out + k / M::PER_ELEMENT * stride + dim;
-            if constexpr (M::PER_ELEMENT == 1) {
-                store(target, load(values[k] + dim, head_dim - dim));
-            } else {
-                // A bf16 widened to fp32 has its bits in the upper half: the second row stays there, the first goes down.
-                const u32x16 low = (u32x16)load(values[k] + dim, head_dim - dim) >> 16;
-                u32x16 high = {};
-                if (k + 1 < count) high = (u32x16)load(values[k + 1] + dim, head_dim - dim);
-                const u32x16 both = low | high;
-                __builtin_memcpy(target, &both, sizeof both);
-            }
-        }
+static void pack_values(const T* const* values, int count, int head_dim, typename M::element* out, int stride,
+                        const T* const* next, int64_t next_offset, int next_count) {
+    const int whole = head_dim / LANES * LANES;
+    for (int k = 0; k < count; k += M::PER_ELEMENT, out += stride) {
+        for (int i = k; i < k + M::PER_ELEMENT && i < next_count; i++) prefetch(next[i] + next_offset, head_dim);
+        const T* first = values[k];
+        const T* second = k + 1 < count ? values[k + 1] : nullptr;
+        for (int dim = 0; dim < whole; dim += LANES)
+            pack_value_element<M>(first + dim, second ? second + dim : nullptr, LANES, out + dim);
+        if (whole < head_dim)
+            pack_value_element<M>(first + whole, second ? second + whole : nullptr, head_dim - whole, out + whole);
+    }
 }

@@ -41,9 +41,15 @@ static inline f32x16 splat(float x) { return x - f32x16{}; }
 
 // ---- conversions ----
 
-static inline f32x16 widen(u16x16 bits, bf16) {
-    return (f32x16)(__builtin_convertvector(bits, u32x16) << 16);
+static inline u32x16 zero_extend(u16x16 bits) {
+#if defined(__AVX512F__)
+    return (u32x16)_mm512_cvtepu16_epi32((__m256i)bits);  // GCC 12 splits the portable form in two halves
+#else
+    return __builtin_convertvector(bits, u32x16);
+#endif
 }
+
+static inline f32x16 widen(u16x16 bits, bf16) { return (f32x16)(zero_extend(bits) << 16); }
 
 static inline u16x16 narrow(f32x16 x, bf16) {
 #if defined(__AVX512BF16__)
