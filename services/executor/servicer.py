@@ -12,7 +12,7 @@ from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
 from services.executor import convert
 from services.executor.startup import ExecutorInfo
 from services.executor.step import ProtocolError
-from services.executor.worker import Session, Worker
+from services.executor.worker import DeviceError, Session, Worker
 
 # None: the session was closed and all its results are there.
 _Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
@@ -55,8 +55,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, session, results), name="executor-steps")
         try:
             while (result := await results.get()) is not None:
+                if isinstance(result, ProtocolError | DeviceError):
+                    raise RpcError(grpc.StatusCode.INTERNAL, str(result))
                 if isinstance(result, Exception):
-                    raise _status(result)
+                    raise result
                 yield result
         finally:
             await cancel([reader])
@@ -71,11 +73,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             async for request in requests:
                 self._worker.submit(session, convert.step_from_proto(request))
-        except ProtocolError as error:
+        except Exception as error:
+            # Whatever it is, it ends the stream: raised by Execute.
             results.put_nowait(error)
         else:
             self._worker.close(session)
-
-
-def _status(error: Exception) -> RpcError:
-    return error if isinstance(error, RpcError) else RpcError(grpc.StatusCode.INTERNAL, str(error))

@@ -1,0 +1,354 @@
+"""Each operation against its definition in numpy, and what noise promises: independence of everything but itself."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.executor.random_sampling import (
+    GROUP_SIZE,
+    gumbel_max,
+    gumbel_noise,
+    truncate_min_p,
+    truncate_top_k,
+    truncate_top_p,
+)
+from services.executor.sampler import SampledTokens, sample
+from services.executor.sampling_state import SamplingState
+from services.executor.step import ProtocolError, RowSampling
+
+CPU = torch.device("cpu")
+EOS = (2, 5)
+
+
+def random_logits(num_rows: int, vocab_size: int = 300, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def sample_rows(
+    logits: torch.Tensor,
+    params: list[RowSampling],
+    known: list[list[int]] | None = None,
+    num_prompt: list[int] | None = None,
+) -> SampledTokens:
+    """Samples one token per row of logits, as the model runner does, for rows with the given known tokens."""
+    known = known or [[1]] * len(params)
+    state = SamplingState(len(params), logits.shape[1], EOS)
+    # What lies behind a row's end is stale: it must not matter.
+    token_ids = torch.full((len(params), 64), 7, dtype=torch.int32)
+    for row, (row_params, tokens) in enumerate(zip(params, known, strict=True)):
+        state.fill(row, row_params, num_prompt[row] if num_prompt else len(tokens))
+        token_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+    rows = np.arange(len(params))
+    return sample(logits, state.prepare(rows, np.array([len(t) for t in known]), CPU), token_ids)
+
+
+def greedy(logits: torch.Tensor, params: RowSampling, known: list[int], num_prompt: int) -> int:
+    return int(sample_rows(logits, [params], [known], [num_prompt]).token_ids[0])
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    weights = np.exp(row - row.max())
+    return weights / weights.sum()
+
+
+def support(scaled: torch.Tensor, row: int = 0) -> set[int]:
+    return set(np.flatnonzero(np.isfinite(scaled[row].numpy())).tolist())
+
+
+# Greedy
+
+
+def test_greedy_takes_the_highest_logit_and_the_lowest_id_of_a_tie():
+    logits = random_logits(3)
+    logits[1, [40, 17, 200]] = 50.0
+    tokens = sample_rows(logits, [RowSampling(temperature=0)] * 3).token_ids
+    assert tokens.tolist() == [logits[0].argmax(), 17, logits[2].argmax()]
+
+
+def test_logits_are_left_as_they_are():
+    logits = random_logits(2)
+    before = logits.clone()
+    params = RowSampling(
+        seed=1, top_p=0.5, min_p=0.1, logit_bias=((3, 9.0),), repetition_penalty=1.5, min_tokens=3, logprobs=2
+    )
+    sample_rows(logits, [params, RowSampling(seed=2, temperature=0.7)])
+    assert torch.equal(logits, before)
+
+
+# Truncation
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300))
+@settings(max_examples=40, deadline=None)
+def test_top_k_keeps_the_k_most_probable(seed: int, k: int):
+    logits = random_logits(1, seed=seed)
+    scaled = logits.clone()
+    truncate_top_k(scaled, torch.tensor([k]), k)
+    assert support(scaled) == set(np.argsort(-logits[0].numpy())[:k].tolist())
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 0.999), st.floats(0.1, 8.0))
+@settings(max_examples=60, deadline=None)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, top_p: float, scale: float):
+    logits = random_logits(1, seed=seed, scale=scale)
+    scaled = logits.clone()
+    truncate_top_p(scaled, torch.tensor([top_p]))
+    order = np.argsort(-logits[0].numpy())
+    mass = np.cumsum(softmax(logits[0].double().numpy())[order])
+    kept = len(support(scaled))
+    assert support(scaled) == set(order[:kept].tolist())
+    assert mass[kept - 1] >= top_p - 1e-5, "the set reaches p"
+    assert kept == 1 or mass[kept - 2] < top_p + 1e-5, "one token less would not"
+
+
+@given(st.integers(0, 10_000), st.floats(0.001, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_min_p_keeps_what_is_probable_enough_beside_the_best(seed: int, min_p: float):
+    logits = random_logits(1, seed=seed)
+    scaled = logits.clone()
+    truncate_min_p(scaled, torch.tensor([min_p]))
+    probs = softmax(logits[0].double().numpy())
+    surely, perhaps = probs >= probs.max() * min_p * (1 + 1e-5), probs >= probs.max() * min_p * (1 - 1e-5)
+    assert set(np.flatnonzero(surely)) <= support(scaled) <= set(np.flatnonzero(perhaps))
+
+
+def test_extreme_truncation_keeps_the_most_probable_token():
+    logits = random_logits(4)
+    params = [
+        RowSampling(seed=1, top_p=1e-9),
+        RowSampling(seed=2, top_k=1),
+        RowSampling(seed=3, min_p=1.0),
+        RowSampling(seed=4, temperature=1e-4),
+    ]
+    assert torch.equal(sample_rows(logits, params).token_ids, logits.argmax(-1))
+
+
+def test_top_p_counts_mass_among_what_top_k_left():
+    # Probabilities 0.4, 0.3, 0.2, 0.1; of the first two, 0.4 is 57 %.
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    drawn = {int(sample_rows(logits, [RowSampling(seed=seed, top_k=2, top_p=0.55)]).token_ids[0]) for seed in range(60)}
+    assert drawn == {0}
+    drawn = {int(sample_rows(logits, [RowSampling(seed=seed, top_k=2, top_p=0.6)]).token_ids[0]) for seed in range(60)}
+    assert drawn == {0, 1}
+
+
+def test_rows_without_truncation_are_untouched_by_neighbours_that_have_it():
+    logits = random_logits(1).expand(3, -1).clone()
+    scaled = logits.clone()
+    truncate_min_p(scaled, torch.tensor([0.0, 0.5, 0.0]))
+    truncate_top_k(scaled, torch.tensor([300, 300, 2]), 2)
+    truncate_top_p(scaled, torch.tensor([1.0, 0.9, 1.0]))
+    assert len(support(scaled, 0)) == 300
+    assert 1 <= len(support(scaled, 1)) < 300
+    assert len(support(scaled, 2)) == 2
+
+
+# Noise
+
+
+def test_noise_is_standard_gumbel():
+    noise = gumbel_noise(torch.arange(200), torch.arange(200) * 3, 500).double().numpy().ravel()
+    assert np.isfinite(noise).all()
+    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, rel=0.03)
+    # P(noise < x) = exp(-exp(-x))
+    for x in (-1.0, 0.0, 1.0, 3.0):
+        assert (noise < x).mean() == pytest.approx(np.exp(-np.exp(-x)), abs=0.01)
+
+
+def test_noise_differs_by_seed_and_position_and_is_uncorrelated():
+    seeds = torch.tensor([0, 1, 0, -1, 2**62, 0x123456789])
+    positions = torch.tensor([0, 0, 1, 0, 5, 1_000_000])
+    noise = gumbel_noise(seeds, positions, 4000).numpy()
+    assert np.abs(np.corrcoef(noise) - np.eye(6)).max() < 0.06
+
+
+def splitmix_gumbel(seed: int, position: int, column: int) -> float:
+    """The generator in plain integers: SplitMix64's finalizer over a counter."""
+    mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+    def mix(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    key = mix((mix((seed * gamma + gamma) & mask) + position * gamma) & mask)
+    uniform = ((mix((key + (column + 1) * gamma) & mask) >> 12) + 0.5) * 2**-52
+    return -math.log(-math.log(uniform))
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20), st.integers(0, 1500))
+@settings(max_examples=100, deadline=None)
+def test_noise_is_a_fixed_function(seed: int, position: int, column: int):
+    """Resumed requests continue their stream on any device and in any later version: the function is a promise."""
+    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), column + 1)[0, column]
+    assert float(noise) == pytest.approx(splitmix_gumbel(seed, position, column), abs=1e-5)
+    assert splitmix_gumbel(42, 0, 0) == pytest.approx(-1.0451110527)
+
+
+def test_draws_follow_the_distribution():
+    """Chi-square over 20,000 draws at fixed seeds, with probabilities spread over several groups of ids."""
+    vocab_size, draws = 3 * GROUP_SIZE + 16, 20_000
+    logits = torch.full((vocab_size,), -30.0)
+    ids = [0, 1, GROUP_SIZE - 1, GROUP_SIZE, 2 * GROUP_SIZE + 5, vocab_size - 1]
+    probs = np.array([0.3, 0.05, 0.2, 0.15, 0.1, 0.2])
+    logits[ids] = torch.tensor(probs).log().float()
+    tokens = gumbel_max(logits.expand(draws, -1), torch.arange(draws) // 100, torch.arange(draws) % 100)
+    counts = np.array([(tokens == token_id).sum() for token_id in ids])
+    assert counts.sum() == draws
+    chi_square = ((counts - draws * probs) ** 2 / (draws * probs)).sum()
+    assert chi_square < 20.5, "the 0.999 quantile with 5 degrees of freedom"
+
+
+def test_temperature_flattens_and_sharpens():
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    for temperature in (0.5, 1.0, 3.0):
+        params = [RowSampling(seed=seed, temperature=temperature) for seed in range(4000)]
+        tokens = sample_rows(logits.expand(4000, -1), params).token_ids.numpy()
+        expected = softmax(logits[0].numpy() / temperature)
+        assert np.bincount(tokens, minlength=3) / 4000 == pytest.approx(expected, abs=0.03)
+
+
+_param_strategy = st.builds(
+    RowSampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    top_k=st.sampled_from([0, 1, 40]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.5]),
+    logit_bias=st.sampled_from([(), ((3, 5.0), (250, -100.0))]),
+    min_tokens=st.sampled_from([0, 4]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
+
+
+@given(st.data(), st.lists(_param_strategy, min_size=1, max_size=6), st.sampled_from([300, 512]))
+@settings(max_examples=40, deadline=None)
+def test_a_token_does_not_depend_on_the_batch(data: st.DataObject, params: list[RowSampling], vocab_size: int):
+    """Bitwise: alone, together and in any other order."""
+    logits = random_logits(len(params), vocab_size, seed=len(params))
+    known = [[row + 1, 9, 9, row] for row in range(len(params))]
+    together = sample_rows(logits, params, known, [2] * len(params)).token_ids.tolist()
+    for row in range(len(params)):
+        alone = sample_rows(logits[row : row + 1], [params[row]], [known[row]], [2]).token_ids.tolist()
+        assert alone == together[row : row + 1]
+    order = data.draw(st.permutations(range(len(params))))
+    shuffled = sample_rows(logits[order], [params[i] for i in order], [known[i] for i in order], [2] * len(order))
+    assert shuffled.token_ids.tolist() == [together[i] for i in order]
+
+
+# Bias, min_tokens, penalties
+
+
+def test_logit_bias_moves_tokens_before_everything_else():
+    logits = random_logits(1)
+    best = int(logits.argmax())
+    assert greedy(logits, RowSampling(temperature=0, logit_bias=((best, -100.0), (11, 100.0))), [1], 1) == 11
+    twice = RowSampling(temperature=0, logit_bias=((11, 60.0), (11, 60.0)))
+    assert greedy(logits - 100 * torch.nn.functional.one_hot(torch.tensor([11]), 300), twice, [1], 1) == 11
+
+
+@pytest.mark.parametrize("num_output", [0, 1, 2, 3])
+def test_min_tokens_forbids_end_tokens_until_reached(num_output: int):
+    logits = random_logits(1)
+    logits[0, [2, 5, 80]] = torch.tensor([90.0, 80.0, 70.0])
+    params = RowSampling(temperature=0, min_tokens=2, stop_token_ids=(80,))
+    without_ends = logits.clone()
+    without_ends[0, [2, 5, 80]] = -100.0
+    expected = 2 if num_output >= 2 else int(without_ends.argmax())
+    assert greedy(logits, params, [1, 1, 1] + [4] * num_output, 3) == expected
+
+
+def test_min_tokens_leaves_eos_alone_where_it_does_not_end():
+    logits = random_logits(1)
+    logits[0, [2, 80]] = torch.tensor([80.0, 90.0])
+    params = RowSampling(temperature=0, min_tokens=2, ignore_eos=True, stop_token_ids=(80,))
+    assert greedy(logits, params, [1], 1) == 2
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"repetition_penalty": 1.7},
+        {"repetition_penalty": 0.6},
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 0.8},
+        {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 1.9},
+    ],
+)
+def test_penalties_follow_their_definition(penalties: dict[str, float]):
+    """Probed through the whole sampler: penalised logits are read off as log probabilities of the next argmax."""
+    vocab_size = 40
+    logits = random_logits(1, vocab_size)
+    prompt, output = [3, 3, 9, 0], [9, 12, 12, 12, 30]
+    expected = logits[0].numpy().astype(np.float64).copy()
+    repetition = penalties.get("repetition_penalty", 1.0)
+    for token_id in set(prompt + output):
+        expected[token_id] *= repetition if expected[token_id] <= 0 else 1 / repetition
+    for token_id in set(output):
+        expected[token_id] -= penalties.get("presence_penalty", 0.0)
+        expected[token_id] -= penalties.get("frequency_penalty", 0.0) * output.count(token_id)
+    order = np.argsort(-expected)
+    # Peel off the best token by an overwhelming logit bias, again and again: the whole order must agree.
+    for taken in range(8):
+        banned = tuple((int(token_id), -1e4) for token_id in order[:taken])
+        params = RowSampling(temperature=0, logit_bias=banned, **penalties)
+        assert greedy(logits, params, prompt + output, len(prompt)) == order[taken]
+
+
+def test_penalties_of_one_row_leave_the_others_alone():
+    logits = random_logits(3)
+    tokens = logits.argmax(-1).tolist()
+    params = [
+        RowSampling(temperature=0),
+        RowSampling(temperature=0, repetition_penalty=50.0),
+        RowSampling(temperature=0),
+    ]
+    sampled = sample_rows(logits, params, [[token] for token in tokens]).token_ids.tolist()
+    assert [sampled[0], sampled[2]] == [tokens[0], tokens[2]]
+    assert sampled[1] != tokens[1]
+
+
+def test_token_ids_outside_the_vocabulary_are_refused():
+    state = SamplingState(1, 300, EOS)
+    with pytest.raises(ProtocolError, match="outside the vocabulary"):
+        state.fill(0, RowSampling(logit_bias=((300, 1.0),)), 1)
+    with pytest.raises(ProtocolError, match="outside the vocabulary"):
+        state.fill(0, RowSampling(min_tokens=1, stop_token_ids=(-1,)), 1)
+
+
+# Log probabilities
+
+
+def test_logprobs_are_of_the_raw_distribution():
+    logits = random_logits(3)
+    params = [
+        RowSampling(temperature=0, logprobs=2, logit_bias=((50, 200.0),)),
+        RowSampling(temperature=0),
+        RowSampling(seed=5, temperature=3.0, top_k=9, logprobs=4),
+    ]
+    sampled = sample_rows(logits, params)
+    logprobs = sampled.logprobs
+    assert logprobs is not None and logprobs.logprobs.shape == (2, 5)
+    for line, (row, num_top) in enumerate([(0, 2), (2, 4)]):
+        expected = np.log(softmax(logits[row].double().numpy()))
+        order = np.argsort(-expected)
+        chosen = int(sampled.token_ids[row])
+        ids = [chosen, *order[:num_top].tolist()]
+        assert logprobs.token_ids[line, : 1 + num_top].tolist() == ids
+        assert logprobs.logprobs[line, : 1 + num_top].numpy() == pytest.approx(expected[ids], abs=1e-4)
+        assert logprobs.ranks[line] == order.tolist().index(chosen) + 1
+    assert sampled.token_ids[0] == 50
+
+
+def test_no_logprobs_unless_asked_for():
+    assert sample_rows(random_logits(1), [RowSampling(temperature=0)]).logprobs is None
+    only_chosen = sample_rows(random_logits(1), [RowSampling(temperature=0, logprobs=0)]).logprobs
+    assert only_chosen is not None and only_chosen.token_ids.shape == (1, 1)
