@@ -6,10 +6,7 @@ per token; the context travels as a W3C traceparent string in metadata and messa
 """
 
 import asyncio
-import json
 import logging
-import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +18,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import REGISTRY, Gauge, generate_latest, start_http_server
 
-from pagewire import __version__
+from pagewire import __version__, logs
 from pagewire.config import ServiceConfig
 
 logger = logging.getLogger(__name__)
@@ -32,52 +29,18 @@ LATENCY_BUCKETS = (
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
 )  # fmt: skip
 
-ASYNCIO_TASKS = Gauge("pagewire:asyncio_tasks", "Tasks alive on the service's event loop; grows only with live requests")
+ASYNCIO_TASKS = Gauge(
+    "pagewire:asyncio_tasks", "Tasks alive on the service's event loop; grows only with live requests"
+)
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _tracer: trace.Tracer | None = None
 _provider: TracerProvider | None = None
 
 
-class _TextFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
-        super().__init__(f"%(asctime)s %(levelname).1s {service:<9} %(message)s", "%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        request_id = getattr(record, "request_id", None)
-        return line if request_id is None else f"{line} request_id={request_id}"
-
-
-class _JsonFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self._service = service
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "service": self._service,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if (request_id := getattr(record, "request_id", None)) is not None:
-            line["request_id"] = request_id
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
-
-
 def setup(service: str, config: ServiceConfig) -> None:
     """Logging to stderr, and tracing if there is an endpoint. Once per process, before anything else."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter(service) if config.log_format == "json" else _TextFormatter(service))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(config.log_level.upper())
-    for noisy in ("asyncio", "httpx", "urllib3", "filelock"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logs.setup(service, config)
     if config.otlp_traces_endpoint:
         _setup_tracing(service, config.otlp_traces_endpoint)
 

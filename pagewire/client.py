@@ -1,0 +1,94 @@
+"""An asynchronous Python client of the public text-level gRPC service."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from pagewire import rpc
+from pagewire.rpc import RpcError
+from protos.pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+
+class Client:
+    """Talks to a running stack: `async with Client("localhost:8001") as client: ...`.
+
+    Every call raises `pagewire.rpc.RpcError` with a gRPC status; UNAVAILABLE if nothing answers at the address.
+    """
+
+    def __init__(self, address: str = "localhost:8001") -> None:
+        """address: "host:port" or "unix:/path"."""
+        self.address = address
+        self._channel = rpc.channel(address)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
+        *,
+        model: str = "",
+        stop: Sequence[str] = (),
+        timeout: float | None = None,
+        **sampling_params: Any,
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """Responses as tokens are generated; leaving the iteration aborts the request.
+
+        prompt: text, token ids, or chat messages ({"role": "user", "content": "..."}). sampling_params: fields of
+        `SamplingParams` (max_tokens, temperature, seed, ...); None leaves a field unset.
+        """
+        given = {name: value for name, value in sampling_params.items() if value is not None}
+        request = inference_pb2.GenerateRequest(
+            model=model, stop=stop, sampling_params=common_pb2.SamplingParams(**given), **_prompt(prompt)
+        )
+        call = self._stub.Generate(request, timeout=timeout)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise _error(error) from error
+        finally:
+            call.cancel()
+
+    async def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:
+        request = inference_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
+        return list((await self._unary(self._stub.Tokenize, request)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = False) -> str:
+        request = inference_pb2.DetokenizeRequest(
+            model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+        )
+        return str((await self._unary(self._stub.Detokenize, request)).text)
+
+    async def models(self) -> list[inference_pb2.Model]:
+        return list((await self._unary(self._stub.ListModels, inference_pb2.ListModelsRequest())).models)
+
+    async def _unary(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request)
+        except grpc.aio.AioRpcError as error:
+            raise _error(error) from error
+
+
+def _prompt(prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The member of GenerateRequest's oneof."""
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    if prompt and isinstance(prompt[0], Mapping):
+        return {"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(**m) for m in prompt])}  # type: ignore[arg-type]
+    return {"token_ids": inference_pb2.TokenIds(ids=prompt)}  # type: ignore[arg-type]
+
+
+def _error(error: grpc.aio.AioRpcError) -> RpcError:
+    return RpcError(error.code(), error.details() or error.code().name)

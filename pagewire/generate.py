@@ -1,0 +1,41 @@
+"""`pagewire generate`: one completion by a running stack, printed as it comes."""
+
+import sys
+from typing import Any
+
+import grpc
+
+from pagewire.client import Client
+from pagewire.config import ClientConfig, GenerateConfig
+from pagewire.errors import StartupError
+from pagewire.rpc import RpcError
+
+
+async def generate(config: GenerateConfig) -> int:
+    """The exit code. Raises StartupError when the stack cannot be reached or refuses the request."""
+    prompt = sys.stdin.read() if config.prompt is None else config.prompt
+    messages = [{"role": "user", "content": prompt}] if config.chat else prompt
+    async with Client(config.address) as client:
+        try:
+            async for response in client.generate(messages, **options(config)):
+                print(response.text, end="", flush=True)
+        except RpcError as error:
+            raise explain(error, config) from error
+    print()
+    return 0
+
+
+def options(config: ClientConfig) -> dict[str, Any]:
+    """The keyword arguments of Client.generate()."""
+    names = ("model", "max_tokens", "temperature", "top_p", "seed")
+    return {name: getattr(config, name) for name in names}
+
+
+def explain(error: RpcError, config: ClientConfig) -> StartupError:
+    """An error of a call, in words for the person at the terminal."""
+    if error.code == grpc.StatusCode.UNAVAILABLE:
+        return StartupError(
+            f"nothing answers at {config.address} ({error.message}): start a stack with `pagewire serve`,"
+            " or name another with --address"
+        )
+    return StartupError(f"{error.message} ({error.code.name})")

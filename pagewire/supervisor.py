@@ -1,0 +1,187 @@
+"""Keeps a set of service processes running: starts them at once, restarts the dead, stops all in order.
+
+A child leads a session of its own, so that Ctrl-C in the terminal reaches only the supervisor, and dies with the
+supervisor whatever happens to it (`pagewire.process`).
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pagewire.errors import StartupError
+from pagewire.process import PARENT_PID
+
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
+# A service that lived this long is restarted without delay growing further.
+STABLE_S = 30.0
+# Failed starts, none of which ever got ready, after which it is clear that trying again does not help.
+MAX_FAILED_STARTS = 3
+PROBE_INTERVAL_S = 0.1
+STILL_WAITING_S = 10.0
+# What a service needs on top of its own shutdown_timeout.
+STOP_MARGIN_S = 5.0
+_USAGE_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process to keep running. ready() asks it once whether it can work; it may be called before it listens."""
+
+    name: str
+    command: Sequence[str]
+    ready: Callable[[], Awaitable[bool]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Keeper:
+    """One service's process through all its restarts."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.is_ready = asyncio.Event()
+        self.task = asyncio.create_task(self._keep(), name=f"keep-{service.name}")
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._ever_ready = False
+
+    async def stop(self, timeout: float) -> None:
+        """SIGTERM, and SIGKILL for what is still there after `timeout` seconds."""
+        self._stopping.set()
+        self._signal(signal.SIGTERM)
+        done, _ = await asyncio.wait([self.task], timeout=timeout)
+        if not done:
+            logger.warning("%s does not end within %g s of SIGTERM: killed", self.service.name, timeout)
+            self.kill()
+        with suppress(StartupError):
+            await self.task
+
+    def kill(self) -> None:
+        self._stopping.set()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _keep(self) -> None:
+        """Returns once the service was stopped. Raises StartupError when it cannot be started at all."""
+        backoff, failed_starts = MIN_BACKOFF_S, 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            code = await self._run()
+            if self._stopping.is_set():
+                return
+            if not self._ever_ready and code > 0:
+                failed_starts += 1
+                if code == _USAGE_ERROR or failed_starts == MAX_FAILED_STARTS:
+                    raise StartupError(f"the {self.service.name} cannot start (exit code {code}): its error is above")
+            if time.monotonic() - started >= STABLE_S:
+                backoff = MIN_BACKOFF_S
+            logger.warning("%s ended (%s); starting it again in %g s", self.service.name, _ending(code), backoff)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_S)
+
+    async def _run(self) -> int:
+        """One life of the process; its exit code, negative for a signal."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self.service.command,
+            env={**self.service.environment, PARENT_PID: str(os.getpid())},
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        if self._stopping.is_set():
+            self._signal(signal.SIGTERM)
+        started = time.monotonic()
+        probing = asyncio.create_task(self._probe(started))
+        try:
+            return await self._process.wait()
+        finally:
+            probing.cancel()
+            self.is_ready.clear()
+            # Whatever the service itself started goes with it.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _probe(self, started: float) -> None:
+        while True:
+            if await self.service.ready():
+                break
+            await asyncio.sleep(PROBE_INTERVAL_S)
+        logger.info("%s is ready after %.1f s", self.service.name, time.monotonic() - started)
+        self._ever_ready = True
+        self.is_ready.set()
+
+
+class Supervisor:
+    """Services in the order in which they are stopped."""
+
+    def __init__(self, services: Sequence[Service], *, shutdown_timeout: float) -> None:
+        self._services = services
+        self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
+        self._keepers: list[_Keeper] = []
+        self._stop = asyncio.Event()
+        self._killed = False
+
+    async def run(self, on_ready: Callable[[], None]) -> int:
+        """Until SIGINT, SIGTERM or SIGHUP; calls on_ready() once all are ready. The exit code for this process.
+
+        Raises StartupError, with everything stopped, if a service cannot be started.
+        """
+        loop = asyncio.get_running_loop()
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the terminal may go
+            signals.append(signal.SIGHUP)
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal)
+        self._keepers = [_Keeper(service) for service in self._services]
+        stopping = asyncio.create_task(self._stop.wait())
+        announcing = asyncio.create_task(self._announce(on_ready))
+        try:
+            await asyncio.wait([stopping, *(k.task for k in self._keepers)], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            announcing.cancel()
+            failed = [k.task.exception() for k in self._keepers if k.task.done() and not k.task.cancelled()]
+            for keeper in self._keepers:
+                await keeper.stop(self._stop_timeout)
+            for number in signals:
+                loop.remove_signal_handler(number)
+        for error in failed:
+            if error is not None:
+                raise error
+        return 130 if self._killed else 0
+
+    def _on_signal(self) -> None:
+        if not self._stop.is_set():
+            logger.info("stopping; once more to kill")
+            self._stop.set()
+            return
+        self._killed = True
+        for keeper in self._keepers:
+            keeper.kill()
+
+    async def _announce(self, on_ready: Callable[[], None]) -> None:
+        waits = {asyncio.create_task(k.is_ready.wait()): k.service.name for k in self._keepers}
+        pending = set(waits)
+        try:
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=STILL_WAITING_S)
+                if pending:
+                    logger.info("waiting for %s", ", ".join(waits[task] for task in pending))
+        finally:
+            for task in waits:
+                task.cancel()
+        on_ready()
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
