@@ -1,0 +1,161 @@
+"""A scheduler of a few lines that drives a model runner step by step, and a tiny model for it to run."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.executor.loader import Model, load_model
+from services.executor.model_runner import Limits, ModelRunner
+from services.executor.step import HostTokens, NewRequest, RowSampling, Step, StepOutput
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 8
+VOCAB_SIZE = 200
+LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=96, block_size=BLOCK_SIZE)
+GREEDY = RowSampling(temperature=0)
+
+
+def write_tiny_llama(directory: Path) -> Path:
+    """A directory that `load_format="dummy"` makes a model of."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 96,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def tiny_llama(directory: Path) -> Model:
+    """fp32, with weights large enough that tokens depend on the whole context."""
+    model = load_model(write_tiny_llama(directory), dtype="float32", device=CPU, load_format="dummy")
+    generator = torch.Generator().manual_seed(1)
+    for name, target in model.load_targets().items():
+        if not name.endswith("norm.weight"):
+            target.normal_(0.0, 0.5, generator=generator)
+    return model
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
+
+
+@dataclass
+class Driver:
+    """Knows token and block counts, as a scheduler does, and no tensors."""
+
+    runner: ModelRunner
+    num_blocks: int
+    tokens: dict[int, list[int]] = field(default_factory=dict)  # output by request id
+    _step_id: int = 0
+    _blocks_of: dict[int, list[int]] = field(default_factory=dict)
+    _computed: dict[int, int] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=list)
+    _new: list[NewRequest] = field(default_factory=list)
+    _finished: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Neighbouring blocks of a request must not be neighbours in memory.
+        self._free = np.random.default_rng(7).permutation(self.num_blocks).tolist()
+
+    def add(
+        self,
+        request_id: int,
+        token_ids: list[int],
+        sampling: RowSampling = GREEDY,
+        *,
+        num_prompt_tokens: int | None = None,
+        shared_blocks: Iterable[int] = (),
+    ) -> None:
+        """Enters with the next step. shared_blocks hold the KV of the first tokens (prefix hit)."""
+        shared = list(shared_blocks)
+        blocks = shared + [self._free.pop() for _ in range(len(shared), -(-len(token_ids) // BLOCK_SIZE))]
+        computed = len(shared) * BLOCK_SIZE
+        self._blocks_of[request_id], self._computed[request_id] = blocks, computed
+        self.tokens[request_id] = []
+        self._new.append(
+            NewRequest(
+                request_id=request_id,
+                token_ids=np.array(token_ids, dtype=np.int32),
+                num_prompt_tokens=num_prompt_tokens or len(token_ids),
+                num_computed_tokens=computed,
+                block_ids=np.array(blocks, dtype=np.int32),
+                sampling=sampling,
+            )
+        )
+
+    def finish(self, request_id: int) -> list[int]:
+        """Leaves with the next step; its blocks are free at once."""
+        self._finished.append(request_id)
+        blocks = self._blocks_of.pop(request_id)
+        self._free.extend(blocks)
+        return blocks
+
+    def blocks(self, request_id: int) -> list[int]:
+        return self._blocks_of[request_id]
+
+    def launch(self, scheduled: Mapping[int, int]) -> StepOutput:
+        """Executes one step with num_scheduled_tokens by request id, without looking at what it samples."""
+        self._step_id += 1
+        new_blocks = {}
+        for request_id, count in scheduled.items():
+            self._computed[request_id] += count
+            needed = -(-self._computed[request_id] // BLOCK_SIZE) - len(self._blocks_of[request_id])
+            new_blocks[request_id] = [self._free.pop() for _ in range(max(0, needed))]
+            self._blocks_of[request_id] += new_blocks[request_id]
+        step = Step(
+            step_id=self._step_id,
+            request_ids=list(scheduled),
+            num_scheduled_tokens=np.array(list(scheduled.values()), dtype=np.int64),
+            num_new_blocks=np.array([len(new_blocks[request_id]) for request_id in scheduled], dtype=np.int64),
+            new_block_ids=np.array([b for request_id in scheduled for b in new_blocks[request_id]], dtype=np.int32),
+            finished_request_ids=self._finished,
+            new_requests=self._new,
+        )
+        self._new, self._finished = [], []
+        return self.runner.execute(step)
+
+    def collect(self, output: StepOutput) -> HostTokens:
+        host = output.wait()
+        for request_id, token in zip(output.request_ids, host.token_ids.tolist(), strict=True):
+            if request_id in self.tokens:
+                self.tokens[request_id].append(token)
+        return host
+
+    def step(self, scheduled: Mapping[int, int]) -> HostTokens:
+        return self.collect(self.launch(scheduled))
+
+    def generate(self, request_id: int, num_tokens: int, first: int) -> list[int]:
+        """Steps one request alone: `first` tokens, then one by one."""
+        self.step({request_id: first})
+        while len(self.tokens[request_id]) < num_tokens:
+            self.step({request_id: 1})
+        return self.tokens[request_id]
+
+
+def make_driver(model: Model, num_blocks: int = 64, limits: Limits = LIMITS) -> Driver:
+    return Driver(ModelRunner(model, limits, num_blocks, CPU), num_blocks)
+
+
+def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: RowSampling = GREEDY) -> list[int]:
+    """The reference: a runner of its own, the prompt in one piece, then token by token."""
+    driver = make_driver(model)
+    driver.add(0, token_ids, sampling)
+    return driver.generate(0, num_tokens, first=len(token_ids))
