@@ -54,7 +54,13 @@ class ServiceLine:
             finally:
                 await self.server.stop()
                 await rpc.cancel(tasks)
-        await self.kill_executor()
+                await self.kill_executor()
+
+    async def wait_for_executor(self, present: bool) -> None:
+        """Until the scheduler has an executor, or has noticed that it has none."""
+        async with asyncio.timeout(10):
+            while (self.engine.scheduler.info is not None) != present:
+                await asyncio.sleep(0.01)
 
     async def load(self) -> scheduler_pb2.GetLoadResponse:
         return await self.stub.GetLoad(scheduler_pb2.GetLoadRequest())

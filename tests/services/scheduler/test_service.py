@@ -32,6 +32,14 @@ async def collect(line: ServiceLine, request: scheduler_pb2.SchedulerServiceGene
     return [response async for response in line.stub.Generate(request)]
 
 
+async def rest_of(call: grpc.aio.UnaryStreamCall) -> list:
+    """What a call still says, after its first responses were taken with read()."""
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses
+
+
 async def test_generate_streams_all_tokens_with_usage(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         responses = await collect(line, generate_request(prompt_of(1), max_tokens=30))
@@ -81,7 +89,7 @@ async def test_stop_token_is_reported_and_logprobs_come_along(tmp_path: Path) ->
 )
 async def test_invalid_parameters_are_named(tmp_path: Path, fields: dict, message: str) -> None:
     async with make_line(tmp_path).running() as line:
-        await line.engine.wait_for_model()
+        await line.wait_for_executor(True)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await collect(line, generate_request([1, 2], **fields))
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -99,7 +107,7 @@ async def test_invalid_parameters_are_named(tmp_path: Path, fields: dict, messag
 )
 async def test_impossible_prompts_are_refused(tmp_path: Path, prompt: list[int], message: str) -> None:
     async with make_line(tmp_path, num_blocks=4).running() as line:
-        await line.engine.wait_for_model()
+        await line.wait_for_executor(True)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await collect(line, generate_request(prompt))
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -219,7 +227,7 @@ async def test_abort_by_external_id(tmp_path: Path) -> None:
         await call.read()
         request = scheduler_pb2.AbortRequest(external_ids=["mine", "unknown"])
         assert (await line.stub.Abort(request)).num_aborted == 1
-        responses = [response async for response in call]
+        responses = await rest_of(call)
         assert responses[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
         await line.wait_until_free()
 
@@ -250,16 +258,16 @@ async def test_a_full_queue_refuses(tmp_path: Path) -> None:
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "1 requests are waiting" in (error.value.details() or "")
         running.cancel()
-        assert [t async for r in waiting for t in r.token_ids] == output_of(2, 5)
+        assert [t for r in await rest_of(waiting) for t in r.token_ids] == output_of(2, 5)
 
 
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
 async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_depth: int) -> None:
-    line = make_line(tmp_path, step_seconds=0.002, pipeline_depth=pipeline_depth)
+    line = make_line(tmp_path, step_seconds=0.005, pipeline_depth=pipeline_depth)
     async with line.running():
         call = line.stub.Connect()
         numbers = range(8)
-        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=60) for n in numbers]))
+        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=150) for n in numbers]))
         collected = Collected()
         while sum(map(len, collected.token_ids.values())) < 100:
             collected.add(await call.read())
@@ -268,12 +276,11 @@ async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_d
         while sum(map(len, collected.token_ids.values())) < 250:
             collected.add(await call.read())
         await line.kill_executor()
-        while line.engine.scheduler.info is not None:
-            await asyncio.sleep(0.01)
-        await line.start_executor(make_line(tmp_path, num_blocks=300).executor)
+        await line.wait_for_executor(False)
+        await line.start_executor(make_line(tmp_path, step_seconds=0.001, num_blocks=300).executor)
         await collected.read_until_finished(call, *numbers)
         for n in numbers:
-            assert collected.token_ids[n] == output_of(n, 60)
+            assert collected.token_ids[n] == output_of(n, 150)
             assert collected.finish_reasons[n] == [common_pb2.FINISH_REASON_LENGTH]
         assert line.executor.num_streams == 1
         resumed = [new for new in line.executor.new_requests if len(new.token_ids) > new.num_prompt_tokens]
@@ -286,7 +293,7 @@ async def test_a_drawn_seed_survives_the_executor(tmp_path: Path) -> None:
         call = line.stub.Generate(generate_request(prompt_of(1), max_tokens=30))
         await call.read()
         line.executor.fail_after(2)
-        tokens = [t async for r in call for t in r.token_ids]
+        tokens = [t for r in await rest_of(call) for t in r.token_ids]
         assert tokens == output_of(1, 30)[1:]
         first, second = line.executor.new_requests
         assert first.sampling_params.HasField("seed")
@@ -298,7 +305,7 @@ async def test_an_answer_to_no_question_starts_a_new_stream(tmp_path: Path) -> N
         call = line.stub.Generate(generate_request(prompt_of(1), max_tokens=30))
         await call.read()
         line.executor.answer_wrongly()
-        tokens = [t async for r in call for t in r.token_ids]
+        tokens = [t for r in await rest_of(call) for t in r.token_ids]
         assert tokens == output_of(1, 30)[1:]
         assert line.executor.num_streams == 2
 
@@ -323,8 +330,7 @@ async def test_without_an_executor_requests_wait_then_fail(tmp_path: Path) -> No
         with pytest.raises(grpc.aio.AioRpcError):
             await connect.read()
         await line.start_executor()
-        async with asyncio.timeout(10):
-            await line.engine.wait_for_model()
+        await line.wait_for_executor(True)
         responses = await collect(line, generate_request(prompt_of(1), max_tokens=4))
         assert [t for r in responses for t in r.token_ids] == output_of(1, 4)
         assert (await health.Check(check)).status == serving.SERVING
@@ -349,8 +355,7 @@ async def test_another_model_is_announced(tmp_path: Path) -> None:
         call = line.stub.Connect()
         assert (await call.read()).hello.model == "fake"
         await line.kill_executor()
-        while line.engine.scheduler.info is not None:
-            await asyncio.sleep(0.01)
+        await line.wait_for_executor(False)
         await line.start_executor(FakeExecutorServicer(model="other"))
         async with asyncio.timeout(10):
             assert (await call.read()).hello.model == "other"
