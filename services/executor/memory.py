@@ -14,7 +14,7 @@ class OutOfMemoryError(StartupError):
 
 
 def mib(num_bytes: int) -> str:
-    return f"{num_bytes / 1024**2:.0f} MiB"
+    return f"{num_bytes / 1024**2:.1f} MiB"
 
 
 def available_cpu_bytes() -> int:

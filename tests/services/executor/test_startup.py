@@ -1,0 +1,109 @@
+"""From configuration to a runner that is ready: sizes, limits, and errors that say what to change."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from services.executor import kv_cache, memory
+from services.executor.memory import OutOfMemoryError
+from services.executor.model_runner import ModelRunner
+from services.executor.startup import ExecutorInfo, resolve_device, start_runner
+from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
+
+# 2 layers x 2 (key, value) x 2 heads x 16 tokens x 8 elements x 4 bytes
+BLOCK_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+def start(directory: Path, **settings: object) -> tuple[ModelRunner, ExecutorInfo]:
+    config = ExecutorConfig(
+        model="tiny", device="cpu", dtype="float32", load_format="dummy", num_threads=1, max_num_seqs=4
+    )
+    config = dataclasses.replace(config, **settings)
+    return start_runner(config, str(directory), lambda fraction, text: None)
+
+
+def test_what_is_found_out_is_described(directory: Path):
+    runner, info = start(directory, kv_cache_memory_bytes=10 * BLOCK_BYTES + 5)
+    assert (info.model, info.device, info.dtype) == ("tiny", "cpu", "float32")
+    assert (info.vocab_size, info.eos_token_ids, info.max_model_len) == (200, (2,), 96)
+    assert (info.num_blocks, info.block_size, info.kv_cache_bytes) == (10, 16, 10 * BLOCK_BYTES)
+    assert (info.max_num_seqs, info.max_num_batched_tokens) == (4, 2048)
+    assert info.weight_bytes > 0 and runner.num_requests == 0
+    assert start(directory, kv_cache_memory_bytes=10 * BLOCK_BYTES)[1].incarnation != info.incarnation
+
+
+def test_a_started_runner_works(directory: Path):
+    runner, info = start(directory)
+    driver = Driver(runner, info.num_blocks)
+    driver.add(0, prompt(12))
+    assert len(driver.generate(0, 3, first=12)) == 3
+
+
+def test_the_cache_takes_no_more_than_all_rows_can_use(directory: Path):
+    assert start(directory)[1].num_blocks == 4 * 96 // 16
+
+
+def test_an_override_wins_and_bounds_the_longest_request(directory: Path):
+    _, info = start(directory, num_gpu_blocks_override=3, kv_cache_memory_bytes=10**9)
+    assert (info.num_blocks, info.max_model_len) == (3, 48)
+
+
+def test_max_model_len_is_served_as_asked(directory: Path):
+    assert start(directory, max_model_len=50)[1].max_model_len == 50
+
+
+def test_a_cache_too_small_for_one_request_says_what_to_change(directory: Path):
+    with pytest.raises(OutOfMemoryError, match=r"80 tokens.*96 tokens.*--max-model-len to 80.*--kv-cache-memory-bytes"):
+        start(directory, kv_cache_memory_bytes=5 * BLOCK_BYTES)
+    assert issubclass(OutOfMemoryError, StartupError), "the command line prints it without a traceback"
+
+
+def test_default_share_of_memory():
+    one_gib = 2**30
+    assert kv_cache.default_cpu_bytes(8 * one_gib, 4096, 16, 10**9) == 2 * one_gib
+    assert kv_cache.default_cpu_bytes(400 * one_gib, 4096, 16, 10**9) == 4 * one_gib
+    assert kv_cache.default_cpu_bytes(400 * one_gib, 4096, 16, 33) == 3 * 4096
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_numbers(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "available_cpu_bytes", lambda: 30_000)
+    with pytest.raises(OutOfMemoryError, match=r"weights need 0\.1 MiB, cpu has 0\.0 MiB"):
+        start(directory)
+
+
+def test_available_memory_is_measured():
+    assert 2**26 < memory.available_cpu_bytes() < 2**50
+
+
+def test_cuda_without_cuda_is_an_error():
+    if torch.cuda.is_available():
+        pytest.skip("has CUDA")
+    assert resolve_device("auto") == CPU
+    with pytest.raises(StartupError, match="--device cpu"):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cache_is_zero_and_of_the_models_type(tmp_path: Path, dtype: torch.dtype):
+    model = tiny_llama(tmp_path)
+    object.__setattr__(model, "config", dataclasses.replace(model.config, dtype=dtype))
+    layers = kv_cache.allocate(model, 5, 16, CPU)
+    assert [(layer.shape, layer.dtype) for layer in layers] == [((5, 2, 2, 16, 8), dtype)] * 2
+    assert not any(layer.any() for layer in layers)
+    assert sum(layer.nbytes for layer in layers) == 5 * kv_cache.block_bytes(model, 16)
+
+
+def test_progress_is_reported(directory: Path):
+    config = ExecutorConfig(device="cpu", load_format="dummy", num_threads=1, max_num_seqs=4)
+    texts: list[str] = []
+    start_runner(config, str(directory), lambda fraction, text: texts.append(f"{fraction:.2f} {text}"))
+    assert texts[-2:] == ["1.00 KV cache", "1.00 warm-up"]
