@@ -1,0 +1,294 @@
+"""ExecutorService over a real unix socket, with a tiny model behind it."""
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pagewire import rpc, telemetry
+from pagewire.config import ExecutorConfig
+from protos.pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
+from services.executor.loader import Model
+from services.executor.model_runner import ModelRunner
+from services.executor.servicer import ExecutorServicer
+from services.executor.startup import ExecutorInfo, start_runner
+from services.executor.step import ProtocolError, Step, StepOutput
+from services.executor.worker import DeviceError, Worker
+from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, alone, prompt, tiny_llama
+
+NUM_BLOCKS = 24
+GREEDY = common_pb2.SamplingParams(temperature=0)
+INFO = ExecutorInfo(
+    incarnation=2**63 + 5,
+    model="tiny",
+    max_model_len=96,
+    vocab_size=200,
+    eos_token_ids=(2,),
+    num_blocks=NUM_BLOCKS,
+    block_size=BLOCK_SIZE,
+    max_num_seqs=8,
+    max_num_batched_tokens=128,
+    device="cpu",
+    dtype="float32",
+    weight_bytes=1000,
+    kv_cache_bytes=2000,
+)
+Call = grpc.aio.StreamStreamCall
+
+
+@dataclass
+class Service:
+    worker: Worker
+    stub: executor_pb2_grpc.ExecutorServiceStub
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture
+def socket() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pw-") as directory:
+        yield f"unix:{directory}/executor.sock"
+
+
+@asynccontextmanager
+async def serving(
+    address: str, start: Callable[[], tuple[ModelRunner, ExecutorInfo]], *, wait: bool = True
+) -> AsyncIterator[Service]:
+    worker = Worker(start, on_cuda=False)
+    server = rpc.Server([address], shutdown_timeout=1.0)
+    server.add(
+        ExecutorServicer(worker, lambda: "42% of it"),
+        executor_pb2_grpc.add_ExecutorServiceServicer_to_server,
+        "pagewire.v1.ExecutorService",
+    )
+    await server.start()
+    worker.start()
+    if wait:
+        await asyncio.wrap_future(worker.loaded)
+    async with rpc.channel(address) as channel:
+        yield Service(worker, executor_pb2_grpc.ExecutorServiceStub(channel))
+    await server.stop()
+    worker.stop()
+
+
+@pytest.fixture
+async def service(socket: str, model: Model) -> AsyncIterator[Service]:
+    async with serving(socket, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
+        yield service
+
+
+def first_step(
+    token_ids: list[int], request_id: int = 7, params: common_pb2.SamplingParams = GREEDY
+) -> executor_pb2.StepRequest:
+    """Step 1: one new request, its whole prompt, blocks for up to 40 tokens."""
+    return executor_pb2.StepRequest(
+        step_id=1,
+        new_requests=[
+            executor_pb2.NewRequest(
+                request_id=request_id,
+                token_ids=token_ids,
+                num_prompt_tokens=len(token_ids),
+                block_ids=[4, 2, 9, 1, 17],
+                sampling_params=params,
+            )
+        ],
+        request_ids=[request_id],
+        num_scheduled_tokens=[len(token_ids)],
+        num_new_blocks=[0],
+    )
+
+
+def next_step(step_id: int, request_id: int = 7) -> executor_pb2.StepRequest:
+    return executor_pb2.StepRequest(
+        step_id=step_id, request_ids=[request_id], num_scheduled_tokens=[1], num_new_blocks=[0]
+    )
+
+
+async def generate(call: Call, num_tokens: int, token_ids: list[int]) -> list[int]:
+    """Two steps in flight, as the scheduler keeps them."""
+    await call.write(first_step(token_ids))
+    tokens = []
+    for step_id in range(2, num_tokens + 2):
+        if step_id <= num_tokens:
+            await call.write(next_step(step_id))
+        result = await call.read()
+        assert (result.step_id, list(result.request_ids), list(result.num_tokens)) == (step_id - 1, [7], [1])
+        assert result.execute_ns > 0
+        tokens += result.token_ids
+    return tokens
+
+
+async def error_of(call: Call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return caught.value
+
+
+async def test_describe(service: Service):
+    described = await service.stub.Describe(executor_pb2.DescribeRequest())
+    assert described.incarnation == 2**63 + 5
+    assert described.model_info == common_pb2.ModelInfo(
+        model="tiny", max_model_len=96, vocab_size=200, eos_token_ids=[2], max_logprobs=20
+    )
+    assert (described.num_blocks, described.block_size, described.device) == (NUM_BLOCKS, BLOCK_SIZE, "cpu")
+
+
+async def test_a_request_through_the_stream(service: Service, model: Model):
+    call = service.stub.Execute()
+    tokens = await generate(call, 10, prompt(9))
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() == grpc.StatusCode.OK
+    assert tokens == alone(model, prompt(9), 10)
+
+
+async def test_results_of_submitted_steps_come_before_the_end(service: Service):
+    call = service.stub.Execute()
+    await call.write(first_step(prompt(9)))
+    await call.write(next_step(2))
+    await call.done_writing()
+    assert [result.step_id async for result in call] == [1, 2]
+
+
+async def test_logprobs_and_defaults_on_the_wire(service: Service):
+    call = service.stub.Execute()
+    params = common_pb2.SamplingParams(seed=-3, logprobs=2)
+    await call.write(first_step(prompt(9), params=params))
+    result = await call.read()
+    logprobs = result.logprobs[0]
+    assert logprobs.entries_per_token == 3
+    assert len(logprobs.token_ids) == len(logprobs.logprobs) == 3 and len(logprobs.ranks) == 1
+    assert logprobs.token_ids[0] == result.token_ids[0]
+    assert logprobs.logprobs[1] >= logprobs.logprobs[2]
+
+
+async def test_a_new_stream_supersedes_the_old_one_and_starts_empty(service: Service, model: Model):
+    old = service.stub.Execute()
+    await old.write(first_step(prompt(9)))
+    assert (await old.read()).step_id == 1
+    new = service.stub.Execute()
+    assert await generate(new, 5, prompt(12)) == alone(model, prompt(12), 5), "request 7 is free again"
+    error = await error_of(old)
+    assert error.code() == grpc.StatusCode.ABORTED and "superseded" in (error.details() or "")
+    await new.write(next_step(6))
+    assert (await new.read()).step_id == 6, "the end of the old stream leaves the new one alone"
+
+
+async def test_a_cancelled_stream_leaves_room_for_the_next(service: Service, model: Model):
+    for _ in range(3):
+        call = service.stub.Execute()
+        await call.write(first_step(prompt(9)))
+        await call.read()
+        call.cancel()
+    assert await generate(service.stub.Execute(), 3, prompt(9)) == alone(model, prompt(9), 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (next_step(2, request_id=8), "unknown request 8"),
+        (next_step(3), "step 3 follows step 1"),
+        (next_step(1), "step 1 follows step 1"),
+        (executor_pb2.StepRequest(step_id=2, request_ids=[7]), "1 request_ids, 0 num_scheduled_tokens"),
+        (executor_pb2.StepRequest(step_id=2, finished_request_ids=[1]), "unknown request 1"),
+        (
+            executor_pb2.StepRequest(step_id=2, new_requests=[executor_pb2.NewRequest(request_id=3, token_ids=[5])]),
+            "new request 3 samples with temperature 1 but has no seed",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_misuse_ends_the_stream_and_nothing_else(
+    service: Service, model: Model, wrong: executor_pb2.StepRequest, message: str
+):
+    call = service.stub.Execute()
+    await call.write(first_step(prompt(9)))
+    await call.read()
+    await call.write(wrong)
+    error = await error_of(call)
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert message in (error.details() or "")
+    assert await generate(service.stub.Execute(), 3, prompt(9)) == alone(model, prompt(9), 3)
+    assert not service.worker.failed.done()
+
+
+async def test_calls_before_the_model_is_loaded(socket: str, model: Model):
+    may_load = threading.Event()
+
+    def start() -> tuple[ModelRunner, ExecutorInfo]:
+        may_load.wait(10)
+        return ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO
+
+    async with serving(socket, start, wait=False) as service:
+        for call in (service.stub.Describe(executor_pb2.DescribeRequest()), service.stub.Execute().read()):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "42% of it" in (caught.value.details() or "")
+        may_load.set()
+        await asyncio.wrap_future(service.worker.loaded)
+        await service.stub.Describe(executor_pb2.DescribeRequest())
+
+
+async def test_a_model_that_does_not_load_says_why(socket: str):
+    def start() -> tuple[ModelRunner, ExecutorInfo]:
+        raise ValueError("no such tensor")
+
+    async with serving(socket, start, wait=False) as service:
+        with pytest.raises(ValueError, match="no such tensor"):
+            await asyncio.wrap_future(service.worker.loaded)
+
+
+class BrokenRunner(ModelRunner):
+    """Its device fails at the second step."""
+
+    def execute(self, step: Step) -> StepOutput:
+        if step.step_id == 2:
+            raise RuntimeError("unspecified launch failure")
+        return super().execute(step)
+
+
+async def test_a_fatal_device_error_fails_the_stream_and_is_reported(socket: str, model: Model):
+    async with serving(socket, lambda: (BrokenRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
+        call = service.stub.Execute()
+        await call.write(first_step(prompt(9)))
+        await call.write(next_step(2))
+        assert (await call.read()).step_id == 1
+        error = await error_of(call)
+        assert error.code() == grpc.StatusCode.INTERNAL
+        assert "unspecified launch failure" in (error.details() or "")
+        with pytest.raises(DeviceError, match="unspecified launch failure"):
+            await asyncio.wrap_future(service.worker.failed)
+        assert not isinstance(service.worker.failed.exception(), ProtocolError)
+
+
+async def test_metrics_are_there(service: Service):
+    await generate(service.stub.Execute(), 4, prompt(9))
+    text = telemetry.exposition()
+    assert 'pagewire:executor_steps_total{kind="prefill"}' in text
+    assert 'pagewire:executor_steps_total{kind="decode"}' in text
+    assert "pagewire:executor_step_seconds_bucket" in text and "pagewire:executor_step_tokens_sum" in text
+
+
+async def test_the_real_model_knows_the_capital_of_france(socket: str, smollm2_gguf: Path):
+    from gguf import GGUFReader
+
+    tokens = GGUFReader(smollm2_gguf).fields["tokenizer.ggml.tokens"].contents()
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    words = ["The", "Ġcapital", "Ġof", "ĠFrance", "Ġis"]
+    config = ExecutorConfig(dtype="float32", max_model_len=512, kv_cache_memory_bytes=2**26, block_size=BLOCK_SIZE)
+    async with serving(socket, lambda: start_runner(config, str(smollm2_gguf), lambda fraction, text: None)) as service:
+        described = await service.stub.Describe(executor_pb2.DescribeRequest())
+        assert (described.model_info.max_model_len, described.dtype) == (512, "float32")
+        generated = await generate(service.stub.Execute(), 8, [ids[word] for word in words])
+    assert ids["ĠParis"] in generated, "".join(tokens[token_id] for token_id in generated)
