@@ -301,7 +301,7 @@ class Scheduler:
         if not self._config.enable_chunked_prefill and budget < num_new_tokens <= self._max_num_batched_tokens:
             return 0
         threshold = self._config.long_prefill_token_threshold
-        is_alone = not self._running or self._running == [request]
+        is_alone = len(self._running) + len(self._waiting) == 1
         if 0 < threshold < num_new_tokens and self._config.enable_chunked_prefill and not is_alone:
             num_new_tokens = threshold
         return min(num_new_tokens, budget)

@@ -59,7 +59,17 @@ class ServiceLine:
     async def wait_for_executor(self, present: bool) -> None:
         """Until the scheduler has an executor, or has noticed that it has none."""
         async with asyncio.timeout(10):
-            while (self.engine.scheduler.info is not None) != present:
+            while True:
+                if (self.engine.scheduler.info is not None) == present:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def wait_for_waiting(self, count: int) -> None:
+        """Until so many requests wait."""
+        async with asyncio.timeout(10):
+            while True:
+                if (await self.load()).num_waiting >= count:
+                    return
                 await asyncio.sleep(0.01)
 
     async def load(self) -> scheduler_pb2.GetLoadResponse:

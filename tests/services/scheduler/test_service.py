@@ -251,8 +251,7 @@ async def test_a_full_queue_refuses(tmp_path: Path) -> None:
         running = line.stub.Generate(generate_request(prompt_of(1), max_tokens=500))
         await running.read()
         waiting = line.stub.Generate(generate_request(prompt_of(2), max_tokens=5))
-        while (await line.load()).num_waiting < 1:
-            await asyncio.sleep(0.01)
+        await line.wait_for_waiting(1)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await collect(line, generate_request(prompt_of(3)))
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -341,8 +340,7 @@ async def test_requests_that_came_before_the_executor_are_served(tmp_path: Path)
     async with line.running(with_executor=False):
         good = asyncio.create_task(collect(line, generate_request(prompt_of(1), max_tokens=4)))
         bad = asyncio.create_task(collect(line, generate_request([VOCAB_SIZE], max_tokens=4)))
-        while (await line.load()).num_waiting < 2:
-            await asyncio.sleep(0.01)
+        await line.wait_for_waiting(2)
         await line.start_executor()
         assert [t for r in await good for t in r.token_ids] == output_of(1, 4)
         with pytest.raises(grpc.aio.AioRpcError) as error:
