@@ -145,6 +145,7 @@ def paged_attention(
     group = num_heads // num_kv_heads
     block_m = tile_rows(group, max_query_len)
     block_q = block_m // group
+    dims = max(16, triton.next_power_of_2(head_dim))  # tl.dot needs 16
     paged_attention_kernel[(num_tokens // block_q + num_reqs, num_kv_heads)](
         query,
         kv_cache,
@@ -166,13 +167,13 @@ def paged_attention(
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        DIMS=max(16, triton.next_power_of_2(head_dim)),  # tl.dot needs 16
+        DIMS=dims,
         BLOCK_M=block_m,
         BLOCK_Q=block_q,
         BLOCK_N=32,
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
-        num_warps=4,
+        num_warps=tile_warps(block_m, dims),
         num_stages=2,
     )
     return out
@@ -184,3 +185,8 @@ def tile_rows(group: int, max_query_len: int) -> int:
     while rows < 64 and rows < max_query_len * group:
         rows *= 2
     return rows
+
+
+def tile_warps(rows: int, dims: int) -> int:
+    """Warps per program: more where 4 could not hold the accumulator [rows, dims] in their registers."""
+    return 8 if rows * dims > 64 * 128 else 4

@@ -1,0 +1,207 @@
+"""CPU attention, C++ and plain torch, against the reference."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import reference
+from kernels.cpu import fallback, native
+from tests.kernels.batches import Batch, make_batch
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+implementations = pytest.mark.parametrize(
+    "cpu", [native, fallback], ids=lambda module: module.__name__.rpartition(".")[2]
+)
+
+
+def assert_matches_reference(cpu: ModuleType, batch: Batch, sliding_window: int = 0, soft_cap: float = 0.0) -> None:
+    actual = cpu.paged_attention(*batch.args(), sliding_window, soft_cap)
+    expected = reference.paged_attention(*batch.exact().args(), sliding_window, soft_cap)
+    tolerance = TOLERANCES[batch.query.dtype]
+    assert actual.dtype == batch.query.dtype
+    torch.testing.assert_close(actual.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+# (query_lens, context_lens): decode only, prefill only, both with empty requests, a long context
+MIXES = [
+    ([1, 1, 1], [0, 31, 700]),
+    ([7, 33], [0, 0]),
+    ([0, 1, 7, 33, 200, 0], [0, 90, 5, 40, 100, 12]),
+    ([1, 2], [1500, 1023]),
+]
+
+
+@implementations
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mix", range(len(MIXES)))
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
+    [(9, 3, 64, 16), (2, 2, 128, 32), (8, 2, 80, 8), (8, 1, 64, 16), (2, 1, 256, 16), (2, 2, 72, 5)],
+)
+def test_ragged_mixes(
+    cpu: ModuleType,
+    dtype: torch.dtype,
+    mix: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    batch = make_batch(
+        *MIXES[mix],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+    )
+    assert_matches_reference(cpu, batch)
+
+
+@implementations
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sliding_window", [0, 1, 20, 300])
+@pytest.mark.parametrize("soft_cap", [0.0, 5.0, 50.0])
+def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window: int, soft_cap: float) -> None:
+    batch = make_batch(
+        [1, 40, 3, 1],
+        [600, 0, 30, 2],
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=64,
+        block_size=16,
+        dtype=dtype,
+    )
+    assert_matches_reference(cpu, batch, sliding_window, soft_cap)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 400)), min_size=1, max_size=5),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 8),
+    head_dim=st.integers(1, 16).map(lambda n: 8 * n),
+    block_size=st.sampled_from([1, 8, 16, 24, 64]),
+    sliding_window=st.sampled_from([0, 0, 7, 100]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape(
+    requests: list[tuple[int, int]],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    sliding_window: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    batch = make_batch(
+        [q for q, _ in requests],
+        [c for _, c in requests],
+        num_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        seed=seed,
+    )
+    assert_matches_reference(native, batch, sliding_window)
+
+
+@implementations
+def test_pages_that_left_the_window_are_not_read(cpu: ModuleType) -> None:
+    batch = make_batch(
+        [1, 10], [200, 150], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32
+    )
+    window = 40
+    expected = cpu.paged_attention(*batch.args(), window)
+    for b, first_seen in enumerate([200 - window + 1, 150 - window + 1]):
+        for page in range(first_seen // 16):
+            batch.kv_cache[batch.block_table[b, page]] = float("nan")
+    assert torch.equal(cpu.paged_attention(*batch.args(), window), expected)
+
+
+def test_a_request_does_not_depend_on_its_neighbours() -> None:
+    alone = make_batch([1], [900], num_heads=9, num_kv_heads=3, head_dim=64, block_size=16, dtype=torch.bfloat16)
+    prompt = make_batch(
+        [64], [0], num_heads=9, num_kv_heads=3, head_dim=64, block_size=16, dtype=torch.bfloat16, seed=1
+    )
+    offset = alone.kv_cache.shape[0]
+    both = Batch(
+        query=torch.cat([alone.query, prompt.query]),
+        kv_cache=torch.cat([alone.kv_cache, prompt.kv_cache]),
+        block_table=torch.cat(
+            [
+                alone.block_table,
+                torch.nn.functional.pad(
+                    prompt.block_table + offset,
+                    (0, alone.block_table.shape[1] - prompt.block_table.shape[1]),
+                ),
+            ]
+        ),
+        query_start_loc=torch.tensor([0, 1, 65], dtype=torch.int32),
+        seq_lens=torch.cat([alone.seq_lens, prompt.seq_lens]),
+        max_query_len=64,
+        scale=alone.scale,
+    )
+    together = native.paged_attention(*both.args())
+    assert torch.equal(together[:1], native.paged_attention(*alone.args()))
+    assert torch.equal(together[1:], native.paged_attention(*prompt.args()))
+
+
+def test_thread_count_does_not_change_the_result() -> None:
+    batch = make_batch(
+        [1, 90], [1200, 0], num_heads=8, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16
+    )
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(native.paged_attention(*batch.args()))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def test_large_scores_neither_overflow_nor_lose_the_maximum() -> None:
+    batch = make_batch([1, 20], [300, 0], num_heads=3, num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.float32)
+    batch.query.mul_(100.0)
+    assert_matches_reference(native, batch)
+
+
+def test_padding_requests_are_harmless() -> None:
+    batch = make_batch([2, 1], [3, 40], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)
+    expected = native.paged_attention(*batch.args())
+    padded = Batch(
+        query=batch.query,
+        kv_cache=batch.kv_cache,
+        block_table=torch.cat([batch.block_table, torch.full_like(batch.block_table, 2**30)]),
+        query_start_loc=torch.tensor([0, 2, 3, 3, 3], dtype=torch.int32),
+        seq_lens=torch.tensor([5, 41, 0, 0], dtype=torch.int32),
+        max_query_len=2,
+        scale=batch.scale,
+    )
+    for cpu in (native, fallback):
+        torch.testing.assert_close(cpu.paged_attention(*padded.args()), expected)
+
+
+def test_wrong_arguments_are_named() -> None:
+    batch = make_batch([1], [20], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)
+    query, cache, table, *rest = batch.args()
+    with pytest.raises(ValueError, match="3 heads cannot share 2 KV heads"):
+        native.paged_attention(query[:, :3], cache, table, *rest)
+    with pytest.raises(TypeError, match="int32"):
+        native.paged_attention(query, cache, table.long(), *rest)
+    with pytest.raises(ValueError, match="page of kv_cache must be contiguous"):
+        native.paged_attention(query, cache.transpose(2, 3), table, *rest)
+    with pytest.raises(TypeError, match="float64"):
+        native.paged_attention(query.double(), cache, table, *rest)
