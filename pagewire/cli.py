@@ -159,9 +159,9 @@ def _generate(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    from pagewire.bench import cli
+    from pagewire.bench import serve
 
-    return cli.main(argv)
+    return serve.main(argv)
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -1,0 +1,1 @@
+"""`pagewire bench`: measurements of a running server."""

@@ -1,0 +1,53 @@
+"""What `pagewire bench serve` can be told."""
+
+from dataclasses import dataclass
+
+from pagewire.config import NOT_NEGATIVE, POSITIVE, Range, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    base_url: str = flag("http://127.0.0.1:8000", "server to measure, any that speaks the OpenAI API", group="server")
+    endpoint: str = flag(
+        "/v1/completions", "what to call", group="server", choices=("/v1/completions", "/v1/chat/completions")
+    )
+    model: str | None = flag(None, "model name (default: the first that the server lists)", group="server")
+    api_key: str | None = flag(None, "sent as `Authorization: Bearer KEY`", group="server", secret=True)
+    timeout: float = flag(900.0, "seconds after which a request counts as failed", group="server", valid=Range(above=0))
+
+    num_prompts: int = flag(64, "requests to measure", group="load", valid=POSITIVE)
+    concurrency: int | None = flag(
+        None, "requests in flight (default: 8; without bound if --request-rate is given)", group="load", valid=POSITIVE
+    )
+    request_rate: float | None = flag(
+        None, "requests started per second, whether or not earlier ones have ended", group="load", valid=Range(above=0)
+    )
+    burstiness: float = flag(
+        1.0,
+        "shape of the gaps between starts: 1 = Poisson arrivals, lower = bursts, higher = more even",
+        group="load",
+        valid=Range(above=0),
+    )
+    warmup: int = flag(1, "requests sent one by one before the measurement", group="load", valid=NOT_NEGATIVE)
+    seed: int = flag(0, "seed of the random prompts and of the arrivals", group="load")
+
+    input_len: int = flag(
+        128, "tokens of each random prompt, as the server counts them", group="prompts", valid=POSITIVE
+    )
+    output_len: int = flag(128, "tokens to generate for each prompt", group="prompts", valid=POSITIVE)
+    prompts_file: str | None = flag(
+        None, 'JSON lines {"prompt": "...", "tokens": N} instead of random prompts', group="prompts"
+    )
+    prompt_tokens: int | None = flag(
+        None, "take only prompts of this many tokens from the file", group="prompts", valid=POSITIVE
+    )
+    prompt_offset: int = flag(
+        0, "skip this many prompts of the file: fresh ones for each repeat", group="prompts", valid=NOT_NEGATIVE
+    )
+    ignore_eos: bool = flag(
+        True, "go on to the full length; switch off for servers that refuse the parameter", group="prompts"
+    )
+    temperature: float = flag(0.0, "0 = greedy", group="prompts", valid=NOT_NEGATIVE)
+
+    json_out: str | None = flag(None, "write summary and single requests to this file", group="output")
+    label: str = flag("", "name of this run in the output", group="output")

@@ -1,0 +1,108 @@
+"""A small HTTP/1.1 client for streamed answers, on bare asyncio: the load generator must not become the load."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+# Longest line of a response head or of one server-sent event.
+LINE_LIMIT = 4 * 1024 * 1024
+
+
+class HttpError(Exception):
+    """An answer that is not what was asked for: another status, or not HTTP."""
+
+
+class Connection:
+    """One keep-alive connection, opened by its first request; one request at a time."""
+
+    def __init__(self, base_url: str, headers: dict[str, str]) -> None:
+        url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"expected http://host:port, got {base_url!r}")
+        self._host = url.hostname
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._prefix = url.path.rstrip("/")
+        lines = [f"{name}: {value}\r\n" for name, value in {"Host": url.netloc, **headers}.items()]
+        self._headers = "".join(lines)
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """POSTs the body; the JSON of every server-sent event until [DONE]. Raises HttpError and OSError."""
+        async for line in self._lines("POST", path, body):
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data != b"[DONE]":
+                    yield json.loads(data)
+
+    async def json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The whole answer."""
+        return json.loads(b"".join([line async for line in self._lines(method, path, body)]))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+    async def _lines(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[bytes]:
+        """The lines of a successful answer. The connection is kept only if the answer was read to its end."""
+        keep = False
+        try:
+            head = await self._request(method, path, body)
+            rest = b""
+            async for piece in self._body(head):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield line
+            if rest:
+                yield rest
+            keep = head.get("connection", "keep-alive").lower() != "close" and _has_end(head)
+        finally:
+            if not keep:
+                self.close()
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, str]:
+        """Sends a request and reads the head of its answer; header names in lower case."""
+        if self._reader is not None and self._reader.at_eof():
+            self.close()  # the server gave up on the idle connection
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(
+                self._host, self._port, ssl=self._tls, limit=LINE_LIMIT
+            )
+        assert self._reader is not None
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(content)}\r\n"
+        if body is not None:
+            head += "Content-Type: application/json\r\n"
+        self._writer.write(head.encode() + b"\r\n" + content)
+        answer = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = answer[0].split(" ", 2)
+        if len(status) < 2 or not status[0].startswith("HTTP/1."):
+            raise HttpError(f"not an HTTP answer: {answer[0][:80]!r}")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in answer[1:])}
+        if status[1] != "200":
+            text = b"".join([piece async for piece in self._body(headers)]).decode("utf-8", "replace")
+            raise HttpError(f"HTTP {' '.join(status[1:])}: {text.strip()[:200]}")
+        return headers
+
+    async def _body(self, head: dict[str, str]) -> AsyncIterator[bytes]:
+        reader = self._reader
+        assert reader is not None
+        if head.get("transfer-encoding", "").lower() == "chunked":
+            while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+                yield (await reader.readexactly(size + 2))[:-2]
+            while (await reader.readuntil(b"\r\n")) != b"\r\n":
+                pass  # trailers
+        elif "content-length" in head:
+            yield await reader.readexactly(int(head["content-length"]))
+        else:
+            while piece := await reader.read(1 << 16):
+                yield piece
+
+
+def _has_end(head: dict[str, str]) -> bool:
+    return "content-length" in head or head.get("transfer-encoding", "").lower() == "chunked"
