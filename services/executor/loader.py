@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from services.executor import memory
 from services.executor.attention import AttentionMetadata
 from services.executor.checkpoint import DirectoryCheckpoint, GGUFCheckpoint, open_checkpoint
 from services.executor.model_config import ModelConfig, ModelLoadError
@@ -99,15 +100,19 @@ def _load_own(
     progress: Progress,
 ) -> DecoderModel:
     config = checkpoint.config(dtype)
-    model = DecoderModel(config, served_len(config, max_model_len), device)
-    if load_format == "dummy":
+    length = served_len(checkpoint.path, config, max_model_len)
+    with torch.device("meta"):  # a checkpoint that does not fit is refused before memory is taken
+        shapes = DecoderModel(config, length, torch.device("meta"))
+    weights = None if load_format == "dummy" else checkpoint.weights(config)
+    if weights is not None:
+        check_tensors(checkpoint.path, weights, shapes.load_targets(), shapes.ignored)
+    memory.check_weights_fit(shapes.weight_bytes, device)
+    model = DecoderModel(config, length, device)
+    if weights is not None:
+        read_tensors(weights, model.load_targets(), progress)
+    else:
         fill_random(model.load_targets(), seed)
         progress(1.0, "random weights")
-        return model
-    weights = checkpoint.weights(config)
-    targets = model.load_targets()
-    check_tensors(checkpoint.path, weights, targets, model.ignored)
-    read_tensors(weights, targets, progress)
     return model
 
 
@@ -121,13 +126,14 @@ def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtyp
     return _DTYPES[name]
 
 
-def served_len(config: ModelConfig, max_model_len: int | None) -> int:
+def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> int:
     """`max_model_len`, checked against what the model's positions reach."""
     if max_model_len is None:
         return config.max_position_embeddings
     if max_model_len > config.max_supported_len:
         raise ModelLoadError(
-            f"--max-model-len {max_model_len} exceeds the model's {config.max_supported_len} positions; lower it"
+            f"{path}: --max-model-len {max_model_len} exceeds the model's {config.max_supported_len} positions; "
+            "lower it"
         )
     return max_model_len
 

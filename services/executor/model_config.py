@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from pagewire.errors import StartupError
 
-class ModelLoadError(ValueError):
+
+class ModelLoadError(StartupError):
     """A model cannot be loaded as asked; the message names the file, key or tensor and the remedy."""
 
 
@@ -107,8 +109,8 @@ def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) ->
         "intermediate_size": required(raw, "intermediate_size"),
         "num_layers": num_layers,
         "num_heads": num_heads,
-        "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
-        "head_dim": raw.get("head_dim") or hidden_size // num_heads,
+        "num_kv_heads": optional(raw, "num_key_value_heads", num_heads),
+        "head_dim": optional(raw, "head_dim", hidden_size // num_heads),
         "max_position_embeddings": required(raw, "max_position_embeddings"),
         "sliding_windows": (0,) * num_layers,
         "dtype": dtype,
@@ -127,6 +129,11 @@ def required(raw: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or value <= 0:
         raise ModelLoadError(f"config key {key}: expected a positive integer, found {value!r}")
     return value
+
+
+def optional(raw: Mapping[str, Any], key: str, default: int) -> int:
+    """As `required`, but the key may be missing or null."""
+    return default if raw.get(key) is None else required(raw, key)
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.executor.model_config import ModelConfig, decoder_config, layer_windows
+from services.executor.model_config import ModelConfig, decoder_config, layer_windows, optional
 
 
 def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
@@ -15,7 +15,7 @@ def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
     return decoder_config(
         raw,
         dtype,
-        head_dim=raw.get("head_dim") or 128,
+        head_dim=optional(raw, "head_dim", 128),
         qkv_bias=attention_bias,
         attention_output_bias=attention_bias,
         qk_norm=True,

@@ -16,9 +16,12 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoCo
 from transformers.utils import ModelOutput
 from transformers.utils import logging as transformers_logging
 
+from pagewire.errors import StartupError
+from services.executor import memory
 from services.executor.attention import AttentionMetadata, PagedAttention
 from services.executor.checkpoint import DirectoryCheckpoint, GGUFCheckpoint
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
+from services.executor.weights.safetensors import SafetensorsSource
 
 _ATTENTION_NAME = "pagewire_paged"
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -208,15 +211,20 @@ def load_transformers_model(
         config = AutoConfig.from_pretrained(**source)
         check_architecture(config, checkpoint.architecture, max_model_len)
         options = {"config": config, "dtype": dtype, "attn_implementation": _ATTENTION_NAME}
+        with torch.device("meta"):
+            shapes = AutoModelForCausalLM.from_config(**options)
+        memory.check_weights_fit(sum(parameter.nbytes for parameter in shapes.parameters()), device)
         if dummy_seed is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(dummy_seed)
                 causal_lm = AutoModelForCausalLM.from_config(**options)
         else:
+            if not is_gguf:
+                SafetensorsSource(checkpoint.path)  # a missing or damaged file is reported by its name
             loaded: Any = AutoModelForCausalLM.from_pretrained(**source, **options, output_loading_info=True)
             causal_lm, info = loaded
             check_loaded(checkpoint, info)
-    except ModelLoadError:
+    except StartupError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelLoadError(f"{checkpoint.path}: transformers cannot load this model: {error}") from error

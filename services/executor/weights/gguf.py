@@ -11,7 +11,7 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
-from services.executor.model_config import ModelConfig, ModelLoadError
+from services.executor.model_config import ModelConfig, ModelLoadError, required
 from services.executor.models import ARCHITECTURES
 from services.executor.weights.gguf_file import GGUFFile, GGUFTensor
 
@@ -45,10 +45,8 @@ class GGUFSource:
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self._file = file
         self._tensors = {checkpoint_name(name): t for name, t in file.tensors.items() if name != _ROPE_FACTORS}
-        self._row_orders: dict[str, Tensor] = {}
-        if file.metadata["general.architecture"] == "llama":
-            self._row_orders["self_attn.q_proj"] = half_rotation_rows(config.num_heads, config.head_dim)
-            self._row_orders["self_attn.k_proj"] = half_rotation_rows(config.num_kv_heads, config.head_dim)
+        self._config = config
+        self._is_interleaved = file.metadata["general.architecture"] == "llama"
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def read_into(self, name: str, target: Tensor) -> None:
@@ -66,7 +64,13 @@ class GGUFSource:
                 values[order[rows].to(target.device)] = chunk.to(target.device, target.dtype)
 
     def _row_order(self, name: str) -> Tensor | None:
-        return next((order for part, order in self._row_orders.items() if f".{part}." in name), None)
+        if not self._is_interleaved:
+            return None
+        if ".q_proj." in name:
+            return half_rotation_rows(self._config.num_heads, self._config.head_dim)
+        if ".k_proj." in name:
+            return half_rotation_rows(self._config.num_kv_heads, self._config.head_dim)
+        return None
 
     def _dequantize(self, tensor: GGUFTensor, data: np.ndarray) -> np.ndarray:
         try:
@@ -114,7 +118,10 @@ def gguf_eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
 def gguf_config(file: GGUFFile, dtype: torch.dtype) -> ModelConfig:
     """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
     arch = file.metadata["general.architecture"]
-    config = ARCHITECTURES[_CLASSES[arch]](_config_keys(file, arch), dtype)
+    try:
+        config = ARCHITECTURES[_CLASSES[arch]](_config_keys(file, arch), dtype)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file.path}: {error}") from error
     if _ROPE_FACTORS not in file.tensors:
         return config
     factors = tuple(file.tensors[_ROPE_FACTORS].data.view(np.float32).ravel().tolist())
@@ -126,35 +133,37 @@ def _config_keys(file: GGUFFile, arch: str) -> dict[str, Any]:
         return file.metadata.get(f"{arch}.{key}", default)
 
     if value("expert_count", 0):
-        raise ModelLoadError(f"{file.path}: {arch}.expert_count: mixture-of-experts models are not supported")
-    hidden_size, num_heads, num_layers = (
-        value(key) for key in ("embedding_length", "attention.head_count", "block_count")
-    )
-    if "token_embd.weight" not in file.tensors or None in (hidden_size, num_heads, num_layers):
-        raise ModelLoadError(f"{file.path}: {arch} metadata or token_embd.weight is missing: not a language model")
-    head_dim = value("attention.key_length", hidden_size // num_heads)
+        raise ModelLoadError(f"{arch}.expert_count: mixture-of-experts models are not supported")
+    if "token_embd.weight" not in file.tensors:
+        raise ModelLoadError("tensor token_embd.weight is missing: not a language model")
+    num_layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
+    if value("block_count") != num_layers:
+        raise ModelLoadError(f"{arch}.block_count is {value('block_count')}, found tensors of {num_layers} blocks")
     window = value("attention.sliding_window", 0)
-    return {
+    keys = {
         "architectures": [_CLASSES[arch]],
         "model_type": arch,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": hidden_size,
+        "hidden_size": value("embedding_length"),
         "intermediate_size": value("feed_forward_length"),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": value("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
+        "num_attention_heads": value("attention.head_count"),
+        "num_key_value_heads": value("attention.head_count_kv"),
         "max_position_embeddings": value("context_length"),
         "rms_norm_eps": value("attention.layer_norm_rms_epsilon", 1e-6),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "sliding_window": window,
-        "layer_types": ["sliding_attention" if window else "full_attention"] * num_layers,
         "use_sliding_window": bool(window),
+        "max_window_layers": 0,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": _rope_keys(file, arch, head_dim),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(gguf_eos_token_ids(file)),
     }
+    keys["head_dim"] = value("attention.key_length") or (
+        required(keys, "hidden_size") // required(keys, "num_attention_heads")
+    )
+    keys["rope_parameters"] = _rope_keys(file, arch, required(keys, "head_dim"))
+    return keys
 
 
 def _rope_keys(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any]:

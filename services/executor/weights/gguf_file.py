@@ -6,6 +6,7 @@ object of every vocabulary entry, which takes seconds; here string arrays are st
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class GGUFFile:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._offset = 0
             self._read_header()
-        except (struct.error, UnicodeDecodeError, KeyError, ValueError, OSError) as error:
+        except (struct.error, OverflowError, KeyError, ValueError, OSError) as error:
             raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); download it again") from error
 
     def _read_header(self) -> None:
@@ -62,6 +63,8 @@ class GGUFFile:
                 self.metadata[key] = value
         entries = [self._tensor_entry() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
+        if alignment not in (1 << bits for bits in range(32)):
+            raise ValueError(f"general.alignment is {alignment!r}, expected a power of two")
         start = -(-self._offset // alignment) * alignment
         for name, shape, type_, offset in entries:
             self.tensors[name] = self._tensor(name, shape, GGMLQuantizationType(type_), start + offset)
@@ -98,6 +101,8 @@ class GGUFFile:
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
         (num_dims,) = self._unpack("I")
+        if not 1 <= num_dims <= 4:
+            raise ValueError(f"tensor {name} has {num_dims} dimensions")
         dims = self._unpack(f"{num_dims}Q")
         type_, offset = self._unpack("IQ")
         return name, dims[::-1], type_, offset
@@ -107,7 +112,7 @@ class GGUFFile:
         if shape[-1] % block:
             raise ValueError(f"tensor {name}: row of {shape[-1]} is not a multiple of {type_.name}'s block of {block}")
         row_bytes = shape[-1] // block * block_bytes
-        num_rows = int(np.prod(shape[:-1], dtype=np.int64))
+        num_rows = math.prod(shape[:-1])
         if start + num_rows * row_bytes > len(self._data):
             raise ValueError(
                 f"tensor {name} ends at byte {start + num_rows * row_bytes}, the file at {len(self._data)}"

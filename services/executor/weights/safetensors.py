@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.executor.model_config import ModelLoadError
 
-_FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+_FLOAT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class SafetensorsSource:
@@ -28,13 +29,7 @@ class SafetensorsSource:
         try:
             file = safe_open(path, framework="pt", device="cpu")
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                entry = file.get_slice(name)
-                if entry.get_dtype() not in _FLOAT_TYPES:
-                    raise ModelLoadError(
-                        f"{path}: tensor {name} has type {entry.get_dtype()}; quantized checkpoints are not "
-                        f"supported, expected one of {', '.join(_FLOAT_TYPES)}"
-                    )
-                self.shapes[name] = tuple(entry.get_shape())
+                self.shapes[name] = tuple(file.get_slice(name).get_shape())
                 self._files[name] = file
                 self._paths[name] = path
         except (SafetensorError, OSError) as error:
@@ -42,9 +37,15 @@ class SafetensorsSource:
 
     def read_into(self, name: str, target: Tensor) -> None:
         try:
-            target.copy_(self._files[name].get_tensor(name))
+            tensor = self._files[name].get_tensor(name)
         except SafetensorError as error:
             raise ModelLoadError(f"{self._paths[name]}: cannot read tensor {name} ({error})") from error
+        if tensor.dtype not in _FLOAT_TYPES:
+            raise ModelLoadError(
+                f"{self._paths[name]}: tensor {name} has type {tensor.dtype}, expected fp64, fp32, fp16 or bf16; "
+                "quantized checkpoints are not supported"
+            )
+        target.copy_(tensor)
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
