@@ -1,9 +1,7 @@
-"""The REST application: routes, and the lifetime of what they share."""
+"""The REST application: its routes, and what they share."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 from fastapi import APIRouter, FastAPI, Request
@@ -37,10 +35,10 @@ router = APIRouter()
 
 
 class Gateway:
-    """What the routes share; made when the application starts, in its event loop."""
+    """What the routes share: the way to the tokenizer service."""
 
-    def __init__(self, config: GatewayConfig, drain: Drain) -> None:
-        self.drain = drain
+    def __init__(self, config: GatewayConfig) -> None:
+        self.drain = Drain()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -80,29 +78,10 @@ class Gateway:
         return await asyncio.to_thread(metrics.merge, services)
 
 
-def create_app(config: GatewayConfig) -> FastAPI:
-    drain = Drain()
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = Gateway(config, drain)
-        link_task = asyncio.create_task(gateway.link.run())
-        app.state.gateway = gateway
-        app.state.link_task = link_task
-        try:
-            yield
-        finally:
-            await rpc.cancel([link_task])
-            await gateway.channel.close()
-
-    app = FastAPI(
-        title="Pagewire",
-        version=__version__,
-        description=docs.DESCRIPTION,
-        lifespan=lifespan,
-        responses=docs.ERROR_RESPONSES,
-    )
-    app.add_middleware(Edge, api_key=config.api_key, drain=drain)
+def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
+    app = FastAPI(title="Pagewire", version=__version__, description=docs.DESCRIPTION, responses=docs.ERROR_RESPONSES)
+    app.state.gateway = gateway
+    app.add_middleware(Edge, api_key=config.api_key, drain=gateway.drain)
     install_handlers(app)
     app.include_router(router)
     return app

@@ -16,13 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
 from gateway.errors import ApiError, error_response
+from gateway.schema import REQUEST_ID_PATTERN
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 PROBES = frozenset({"/health", "/livez", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 _SCOPE_KEY = "pagewire.exchange"
 # nginx's status for a client that went away before its answer; never on the wire.
 CLIENT_GONE = 499

@@ -91,6 +91,12 @@ def install_handlers(app: FastAPI) -> None:
     async def on_rpc_error(request: Request, error: grpc.aio.AioRpcError) -> Response:
         return error_response(from_rpc(rpc_error(error)))
 
+    @app.exception_handler(UnicodeEncodeError)
+    async def on_unicode_error(request: Request, error: UnicodeEncodeError) -> Response:
+        # JSON can escape half a surrogate pair; no message on the wire can carry it.
+        half = ascii(error.object[error.start])
+        return error_response(ApiError(400, f"the body holds {half}, half a surrogate pair: not valid Unicode text"))
+
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
         return error_response(from_validation(error.errors(), error.body))

@@ -12,12 +12,14 @@ import uvicorn
 from gateway.app import Gateway, create_app
 from pagewire import rpc
 from pagewire.config import GatewayConfig
+from pagewire.errors import StartupError
 from pagewire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
 # Longer than what load balancers keep idle connections for: the side that sends must not find it just closed.
 KEEP_ALIVE_S = 75
+BACKLOG = 2048
 # For answers that were cut to reach their clients.
 LAST_WORDS_S = 2
 
@@ -31,17 +33,34 @@ class _Server(uvicorn.Server):
 
 
 def listen(config: GatewayConfig) -> socket.socket:
-    """The REST socket. Raises RuntimeError naming an address that cannot be bound."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """The REST socket; shared by the processes of one address when there are several.
+
+    Raises StartupError naming an address that cannot be bound.
+    """
     try:
-        sock.bind((config.host, config.port))
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(config, error) from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.api_server_count > 1:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise RuntimeError(f"cannot listen on {config.host}:{config.port}: {error.strerror}") from error
-    sock.listen(2048)
+        raise _cannot_listen(config, error) from error
     return sock
+
+
+def _cannot_listen(config: GatewayConfig, error: OSError) -> StartupError:
+    return StartupError(
+        f"cannot listen on {config.host}:{config.port} ({error.strerror or error}): stop what is using it, or choose"
+        " another address with --host and --port"
+    )
 
 
 async def serve(
@@ -50,14 +69,14 @@ async def serve(
     """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
     seconds to end."""
     sock = sock or listen(config)
-    app = create_app(config)
+    gateway = Gateway(config)
     server = _Server(
         uvicorn.Config(
-            app,
+            create_app(config, gateway),
             loop="none",
             http="httptools",
             ws="none",
-            lifespan="on",
+            lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -65,15 +84,20 @@ async def serve(
             timeout_graceful_shutdown=LAST_WORDS_S,
         )
     )
+    link = asyncio.create_task(gateway.link.run())
     serving = asyncio.create_task(server.serve([sock]))
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
-    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
-        await _drain(app.state.gateway, config.shutdown_timeout)
+    try:
+        await asyncio.wait({link, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            raise RuntimeError("the gateway ended by itself") from (link if link.done() else serving).exception()
+        await _drain(gateway, config.shutdown_timeout)
         server.should_exit = True
-    await rpc.cancel([stopped])
-    await serving
+        await serving
+    finally:
+        await rpc.cancel([stopped, serving, link])
+        await gateway.channel.close()
 
 
 async def _drain(gateway: Gateway, timeout: float) -> None:

@@ -22,6 +22,8 @@ from gateway.parameters import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_CHOICES = 128
+# It returns in a header.
+REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
@@ -138,7 +140,7 @@ class GenerationParameters(Parameters):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = None
     return_token_ids: bool | None = None
-    request_id: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+    request_id: Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)] | None = None
     # Labels that change nothing about the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None

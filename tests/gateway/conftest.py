@@ -1,8 +1,9 @@
 """A gateway under uvicorn on a loopback port, before a fake tokenizer service on a unix socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,16 @@ from gateway import main
 from pagewire.config import GatewayConfig
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
-StartGateway = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
-
 
 async def eventually(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the state of a service, not of this test
             await asyncio.sleep(0.005)
 
 
 async def wait_ready(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(10):
-        while (await client.get("/readyz")).status_code != 200:
+        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -45,18 +44,16 @@ async def fake(address: str) -> AsyncIterator[FakeTokenizer]:
 
 @asynccontextmanager
 async def running_gateway(
-    address: str, stop: Awaitable[object] | None = None, **overrides: Any
+    address: str, leave: asyncio.Event | None = None, send_buffer: int | None = None, **overrides: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of a gateway that ends with the block."""
+    """An HTTP client of a gateway that shuts down with the block, or as soon as `leave` is set."""
     settings = {"port": 0, "tokenizer_address": address, "shutdown_timeout": 0.2} | overrides
     config = GatewayConfig(**settings)
     sock = main.listen(config)
-    leave = asyncio.Event()
-
-    async def until() -> None:
-        await (stop or leave.wait())
-
-    task = asyncio.create_task(main.serve(config, sock, until()))
+    if send_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    leave = leave or asyncio.Event()
+    task = asyncio.create_task(main.serve(config, sock, leave.wait()))
     base_url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         async with httpx.AsyncClient(base_url=base_url, timeout=20) as client:

@@ -105,6 +105,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.error: RpcError | None = None  # for every request that comes
         self.error_at: tuple[int, RpcError] | None = None  # after so many tokens
         self.break_at: int | None = None  # the stream, once, when a request has so many tokens
+        self.generate = generated_text
         self.running = asyncio.Event()  # cleared: no tokens
         self.running.set()
         self.received: list[GenerateRequest] = []
@@ -172,7 +173,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         if len(prompt) + num_tokens > self.max_model_len:
             message = f"prompt of {len(prompt)} tokens and max_tokens {num_tokens} exceed {self.max_model_len}"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
-        text = generated_text(prompt, params.seed, num_tokens)
+        text = self.generate(prompt, params.seed, num_tokens)
         hits = [(text.index(stop), stop) for stop in request.stop if stop in text]
         stop_at, stop = min(hits, default=(len(text), ""))
         live = Live(request, prompt, text[: stop_at + len(stop)], stop_at, stop)

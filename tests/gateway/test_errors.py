@@ -1,0 +1,236 @@
+"""Every way a request can fail, in the shape that OpenAI's clients expect."""
+
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from gateway.edge import MAX_BODY_BYTES
+from pagewire.rpc import RpcError
+from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway.fake_tokenizer import FakeTokenizer
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": None}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hi"}, "messages"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
+        (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": 5}]}, "messages[1].content"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0]"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages[0].content[0].text",
+        ),
+        (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+        (
+            CHAT,
+            {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),
+        (TEXT, {"prompt": [[]]}, "prompt[0]"),
+        (TEXT, {"prompt": [-1]}, "prompt[0]"),
+        (TEXT, {"prompt": "p", "temperature": "hot"}, "temperature"),
+        (TEXT, {"prompt": "p", "temperature": -1}, "temperature"),
+        (TEXT, {"prompt": "p", "top_p": 0}, "top_p"),
+        (TEXT, {"prompt": "p", "top_k": -2}, "top_k"),
+        (TEXT, {"prompt": "p", "n": 0}, "n"),
+        (TEXT, {"prompt": "p", "n": True}, "n"),
+        (TEXT, {"prompt": "p", "max_tokens": 0}, "max_tokens"),
+        (TEXT, {"prompt": "p", "max_tokens": 2.5}, "max_tokens"),
+        (TEXT, {"prompt": "p", "min_tokens": 20}, "min_tokens"),
+        (TEXT, {"prompt": "p", "stop": ["a", 5]}, "stop[1]"),
+        (TEXT, {"prompt": "p", "stop": ""}, "stop"),
+        (TEXT, {"prompt": "p", "seed": 2**63}, "seed"),
+        (TEXT, {"prompt": "p", "logit_bias": {"a": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "p", "logit_bias": {"1": 101}}, "logit_bias"),
+        (TEXT, {"prompt": "p", "logprobs": True}, "logprobs"),
+    ],
+)
+async def test_wrong_values_are_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
+    error = error_of(await client.post(path, json=body), 400)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "param"),
+    [
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
+        (CHAT, {"service_tier": "flex"}, "service_tier"),
+        (CHAT, {"store": True}, "store"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (TEXT, {"best_of": 2}, "best_of"),
+        (TEXT, {"echo": True}, "echo"),
+        (TEXT, {"suffix": "end"}, "suffix"),
+        (TEXT, {"use_beam_search": True}, "use_beam_search"),
+        (TEXT, {"prompt_logprobs": 0}, "prompt_logprobs"),
+        # 1 is not true: only a value of the right type means the default.
+        (TEXT, {"echo": 0}, "echo"),
+    ],
+)
+async def test_unsupported_parameters_are_refused_by_name(
+    client: httpx.AsyncClient, fake: FakeTokenizer, path: str, extra: dict[str, Any], param: str
+) -> None:
+    body = {"messages": MESSAGES} if path == CHAT else {"prompt": "p"}
+    error = error_of(await client.post(path, json=body | extra), 400)
+    assert error["param"] == param
+    assert error["code"] == "unsupported_parameter"
+    assert param.rpartition(".")[2] in error["message"] or "image_url" in error["message"]
+    assert not fake.received
+
+
+@pytest.mark.parametrize(
+    ("extra", "nearest"), [({"temprature": 1}, "temperature"), ({"max_token": None}, "max_tokens")]
+)
+async def test_unknown_parameters_are_refused_with_the_nearest_name(
+    client: httpx.AsyncClient, extra: dict[str, Any], nearest: str
+) -> None:
+    error = error_of(await client.post(CHAT, json={"messages": MESSAGES} | extra), 400)
+    assert error["param"] == next(iter(extra))
+    assert f"did you mean '{nearest}'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "words"),
+    [
+        (b'{"prompt": ', {"content-type": "application/json"}, "not valid JSON"),
+        (b"[1]", {"content-type": "application/json"}, "JSON object"),
+        (b"", {"content-type": "application/json"}, "JSON object"),
+        (b'{"prompt": "p"}', {"content-type": "text/plain"}, "Content-Type"),
+        (b'{"prompt": "p", "temperature": NaN}', {"content-type": "application/json"}, "temperature"),
+        (b'{"prompt": "\xff"}', {"content-type": "application/json"}, "body"),
+        (b'{"prompt": "\\ud800"}', {"content-type": "application/json"}, "surrogate"),
+    ],
+)
+async def test_bad_bodies(client: httpx.AsyncClient, content: bytes, headers: dict[str, str], words: str) -> None:
+    error = error_of(await client.post(TEXT, content=content, headers=headers), 400)
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exception"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 400, openai.BadRequestError),
+        (grpc.StatusCode.NOT_FOUND, 404, openai.NotFoundError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 429, openai.RateLimitError),
+        (grpc.StatusCode.INTERNAL, 500, openai.InternalServerError),
+        (grpc.StatusCode.UNAVAILABLE, 503, openai.InternalServerError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 504, openai.InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_statuses_from_upstream(
+    ai: openai.AsyncOpenAI, fake: FakeTokenizer, code: grpc.StatusCode, status: int, exception: type, stream: bool
+) -> None:
+    fake.error = RpcError(code, "the reason")
+    with pytest.raises(exception) as caught:
+        await ai.chat.completions.create(model="fake", messages=MESSAGES, stream=stream)
+    assert caught.value.status_code == status
+    assert caught.value.body["message"] == "the reason"
+    assert ("retry-after" in caught.value.response.headers) == (status in (429, 503))
+
+
+async def test_prompt_too_long_says_both_numbers(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    error = error_of(await client.post(TEXT, json={"prompt": "x" * 2000}), 400)
+    assert "2000" in error["message"] and "1000" in error["message"]
+
+
+async def test_unknown_model(client: httpx.AsyncClient) -> None:
+    for response in (
+        await client.post(CHAT, json={"model": "nobody", "messages": MESSAGES}),
+        await client.post("/tokenize", json={"model": "nobody", "prompt": "p"}),
+        await client.get("/v1/models/nobody"),
+    ):
+        error = error_of(response, 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert "fake" in error["message"]
+
+
+async def test_unknown_route_and_method(client: httpx.AsyncClient) -> None:
+    assert "/v1/nothing" in error_of(await client.get("/v1/nothing"), 404)["message"]
+    response = await client.get(CHAT)
+    assert "GET" in error_of(response, 405)["message"]
+    assert response.headers["allow"] == "POST"
+
+
+async def test_body_too_large(client: httpx.AsyncClient) -> None:
+    content = b'{"prompt": "' + b"x" * MAX_BODY_BYTES + b'"}'
+    headers = {"content-type": "application/json"}
+    error_of(await client.post(TEXT, content=content, headers=headers), 413)
+
+    async def chunks():
+        for start in range(0, len(content), 1 << 20):
+            yield content[start : start + (1 << 20)]
+
+    error_of(await client.post(TEXT, content=chunks(), headers=headers), 413)
+
+
+async def test_error_after_the_stream_began(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
+    fake.error_at = (5, RpcError(grpc.StatusCode.UNAVAILABLE, "no executor"))
+    stream = await ai.chat.completions.create(model="fake", messages=MESSAGES, stream=True)
+    text = ""
+    with pytest.raises(openai.APIError, match="no executor"):
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+    assert len(text) == 5
+
+
+async def test_one_failed_choice_ends_the_others_upstream(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.error_at = (5, RpcError(grpc.StatusCode.INTERNAL, "broken"))
+    response = await client.post(TEXT, json={"prompt": "p", "n": 3})
+    assert error_of(response, 500)["message"] == "broken"
+
+
+async def test_no_tokenizer(address: str) -> None:
+    async with running_gateway(address) as client:
+        for response in (
+            await client.post(CHAT, json={"model": "fake", "messages": MESSAGES}),
+            await client.post("/tokenize", json={"prompt": "p"}),
+        ):
+            error_of(response, 503)
+            assert response.headers["retry-after"]
+
+
+async def test_api_key(fake: FakeTokenizer, address: str) -> None:
+    async with running_gateway(address, api_key="sésame") as client:
+        await wait_ready(client)
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/livez")).status_code == 200
+        for path in ("/v1/models", "/metrics", "/version", "/docs", "/openapi.json", "/nothing"):
+            response = await client.get(path)
+            assert error_of(response, 401)["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+        wrong = {"authorization": "Bearer sesame"}
+        error_of(await client.post(CHAT, json={"messages": MESSAGES}, headers=wrong), 401)
+        right = {"authorization": "Bearer sésame".encode()}
+        assert (await client.post(CHAT, json={"messages": MESSAGES}, headers=right)).status_code == 200

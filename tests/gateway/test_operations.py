@@ -1,0 +1,174 @@
+"""Routes beside generation, and what operators see."""
+
+import json
+import logging
+
+import httpx
+import openai
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway import main
+from pagewire import __version__, telemetry
+from pagewire.config import GatewayConfig
+from pagewire.errors import StartupError
+from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.fake_tokenizer import FakeTokenizer
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
+
+
+async def test_models(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
+    models = [model async for model in ai.models.list()]
+    assert [model.id for model in models] == ["fake", "alias"]
+    assert (models[0].object, models[0].max_model_len, models[0].root) == ("model", 1000, "/models/fake")
+    fake.models.append("org/name")
+    assert (await ai.models.retrieve("org/name")).id == "org/name"
+
+
+async def test_tokenize_and_detokenize(client: httpx.AsyncClient) -> None:
+    body = {"model": "fake", "prompt": "é漢", "return_token_strs": True}
+    answer = (await client.post("/tokenize", json=body)).json()
+    assert answer == {
+        "count": 3, "max_model_len": 1000, "tokens": [ord("^"), ord("é"), ord("漢")], "token_strs": ["^", "é", "漢"],
+    }  # fmt: skip
+    chat = {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False, "add_special_tokens": False}
+    answer = (await client.post("/tokenize", json=chat)).json()
+    assert answer["token_strs"] is None
+    assert (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json() == {"prompt": "<user>a"}
+    both = await client.post("/tokenize", json={"prompt": "p", **chat})
+    assert both.status_code == 400
+
+
+async def test_probes_follow_the_line(fake: FakeTokenizer, address: str) -> None:
+    async with running_gateway(address) as client:
+        await wait_ready(client)
+        await fake.set_serving(False)
+        for path in ("/health", "/readyz"):
+            response = await client.get(path)
+            assert response.status_code == 503
+            assert "not ready" in response.json()["reason"]
+        assert (await client.get("/livez")).status_code == 200
+        await fake.set_serving(True)
+        assert (await client.get("/health")).status_code == 200
+        await fake.stop()
+        response = await client.get("/health")
+        assert response.status_code == 503
+        assert "UNAVAILABLE" in response.json()["reason"]
+        assert (await client.get("/livez")).status_code == 200
+
+
+async def test_version_and_docs(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/version")).json() == {"version": __version__}
+    assert (await client.get("/docs")).status_code == 200
+    document = (await client.get("/openapi.json")).json()
+    responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert {"400", "401", "404", "429", "503"} <= set(responses)
+    assert "422" not in responses
+    assert responses["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
+    assert "temperature" in document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+
+
+async def test_one_scrape_of_all_services(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    await client.post("/v1/completions", json={"prompt": "p", "stream": True})
+    await client.get("/no/such/path")
+    response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = response.text.splitlines()
+    types = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    samples = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(samples) == len(set(samples))
+
+    families = {family.name: family for family in text_string_to_metric_families(response.text)}
+    shared = families["pagewire:shared"]
+    assert shared.documentation == "In both.\nWith \\ and a line break."
+    values = {s.labels["service"]: s.value for s in shared.samples if s.name.endswith("_total")}
+    assert values == {"tokenizer": 2, "scheduler": 2}
+    assert {s.labels["kind"] for s in shared.samples} == {'a"b'}
+    assert families["pagewire:scheduler_seconds"].type == "histogram"
+    assert all("service" in s.labels for family in families.values() for s in family.samples)
+    own = {(s.labels["route"], s.labels["status"]) for s in families["pagewire:http_requests"].samples}
+    assert ("/v1/completions", "200") in own
+    assert ("unknown", "404") in own
+
+    await fake.stop()
+    alone = list(text_string_to_metric_families((await client.get("/metrics")).text))
+    assert {s.labels["service"] for family in alone for s in family.samples} == {"gateway"}
+
+
+async def test_request_id_goes_everywhere(
+    client: httpx.AsyncClient, fake: FakeTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "gateway"):
+        response = await client.post("/v1/completions", json={"prompt": "p"}, headers={"X-Request-Id": "mine"})
+        assert response.headers["x-request-id"] == "mine"
+        assert response.json()["id"] == "cmpl-mine"
+        assert fake.received[0].request_id == "mine"
+
+        given = await client.post("/v1/completions", json={"prompt": "p", "request_id": "in-body"})
+        assert given.headers["x-request-id"] == "in-body"
+
+        made = await client.post("/v1/completions", json={"prompt": "p"}, headers={"X-Request-Id": "two words"})
+        assert made.json()["id"] == f"cmpl-{made.headers['x-request-id']}"
+        assert "two words" not in made.headers["x-request-id"]
+        await client.get("/health")
+        await client.get("/metrics")
+        # Lines are written when the response has left.
+        await eventually(lambda: len(access_lines(caplog)) == 3)
+    assert [record.request_id for record in access_lines(caplog)][:2] == ["mine", "in-body"]
+    assert access_lines(caplog)[0].getMessage().startswith("POST /v1/completions 200 ")
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "gateway.edge"]
+
+
+async def test_trace_context_passes_through(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    for traceparent in (TRACEPARENT, "nonsense"):
+        await client.post("/v1/completions", json={"prompt": "p"}, headers={"traceparent": traceparent})
+    assert [request.traceparent for request in fake.received] == [TRACEPARENT, ""]
+
+
+async def test_span_of_a_generation(
+    client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0}
+    await client.post("/v1/chat/completions", json=body, headers={"traceparent": TRACEPARENT})
+    await eventually(exporter.get_finished_spans)
+    [span] = exporter.get_finished_spans()
+    assert span.name == "POST /v1/chat/completions"
+    assert format(span.context.trace_id, "032x") == TRACE_ID
+    assert format(span.parent.span_id, "016x") == "00f067aa0ba902b7"
+    # What comes after it in the line hangs below it.
+    assert fake.received[0].traceparent.split("-")[2] == format(span.context.span_id, "016x")
+    attributes = json.loads(span.to_json())["attributes"]
+    expected = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "pagewire",
+        "gen_ai.request.model": "fake",
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.input_tokens": len("<user>hi<assistant>"),
+        "gen_ai.usage.output_tokens": 5,
+        "http.response.status_code": 200,
+    }
+    assert {name: attributes.get(name) for name in expected} == expected
+
+
+async def test_several_processes_share_a_port_only_when_told_to(fake: FakeTokenizer, address: str) -> None:
+    async with running_gateway(address, api_server_count=2) as first:
+        port = first.base_url.port
+        with pytest.raises(StartupError, match=f"127.0.0.1:{port}.*--port"):
+            main.listen(GatewayConfig(port=port))
+        async with running_gateway(address, api_server_count=2, port=port) as second:
+            await wait_ready(second)
