@@ -50,39 +50,61 @@ class RandomSampling:
 def sample_random(logits: Tensor, params: RandomSampling) -> Tensor:
     """Token ids, int64 [R], for fp32 logits [R, vocab_size]."""
     scaled = logits / params.temperature[:, None]
-    if params.min_p is not None:
-        truncate_min_p(scaled, params.min_p)
-    if params.top_k is not None:
-        truncate_top_k(scaled, params.top_k, params.max_top_k)
-    if params.top_p is not None:
-        truncate_top_p(scaled, params.top_p)
+    truncate(scaled, params)
     return gumbel_max(scaled, params.seeds, params.positions)
 
 
-def truncate_min_p(scaled: Tensor, min_p: Tensor) -> None:
-    """Keeps, in place, tokens at least min_p times as probable as the most probable one."""
-    cutoff = scaled.amax(-1, keepdim=True) + min_p.log()[:, None]
+def truncate(scaled: Tensor, params: RandomSampling) -> None:
+    """Leaves, in place, only the tokens that may be drawn; the others become -inf.
+
+    Every rule is a lowest value that stays, so tokens of equal probability stay or go together.
+    """
+    cutoffs = []
+    if params.min_p is not None:
+        cutoffs.append(min_p_cutoff(scaled, params.min_p))
+    if params.top_k is not None:
+        cutoffs.append(top_k_cutoff(scaled, params.top_k, params.max_top_k))
+    if cutoffs:
+        _drop_below(scaled, cutoffs[0] if len(cutoffs) == 1 else torch.maximum(*cutoffs))
+    if params.top_p is not None:
+        # Of what the rules above left.
+        _drop_below(scaled, top_p_cutoff(scaled, params.top_p))
+
+
+def _drop_below(scaled: Tensor, cutoff: Tensor) -> None:
     scaled.masked_fill_(scaled < cutoff, _NEGATIVE_INFINITY)
 
 
-def truncate_top_k(scaled: Tensor, top_k: Tensor, max_top_k: int) -> None:
-    """Keeps, in place, tokens at least as probable as the k-th most probable one (so ties with it stay)."""
+def min_p_cutoff(scaled: Tensor, min_p: Tensor) -> Tensor:
+    """[R, 1]: tokens at least min_p times as probable as the most probable one stay."""
+    return scaled.amax(-1, keepdim=True) + min_p.log()[:, None]
+
+
+def top_k_cutoff(scaled: Tensor, top_k: Tensor, max_top_k: int) -> Tensor:
+    """[R, 1]: tokens at least as probable as the k-th most probable one stay."""
     largest = scaled.topk(max_top_k, dim=-1).values
-    is_on = (top_k <= max_top_k)[:, None]
     kth = largest.gather(-1, (top_k - 1).clamp(max=max_top_k - 1)[:, None])
-    scaled.masked_fill_(is_on & (scaled < kth), _NEGATIVE_INFINITY)
+    return kth.masked_fill_((top_k > max_top_k)[:, None], _NEGATIVE_INFINITY)
 
 
-def truncate_top_p(scaled: Tensor, top_p: Tensor) -> None:
-    """Keeps, in place, the smallest set of most probable tokens with mass >= top_p, and ties with its last one."""
-    log_mass = scaled.logsumexp(-1, keepdim=True)
+def top_p_cutoff(scaled: Tensor, top_p: Tensor) -> Tensor:
+    """[R, 1]: the smallest set of most probable tokens with mass >= top_p stays, and ties with its last one."""
+    highest = scaled.amax(-1, keepdim=True)
+    log_mass = highest + _relative_weights(scaled, highest).sum(-1, keepdim=True).log_()
     ordered = _candidates(scaled, top_p, log_mass)  # [R, M], falling
     probs = (ordered - log_mass).exp_()
     # A token belongs to the set if what comes before it does not reach top_p; the first one always does.
     num_kept = ((probs.cumsum(-1) - probs) < top_p[:, None]).sum(-1, keepdim=True)
     cutoff = ordered.gather(-1, (num_kept - 1).clamp_(min=0))
-    cutoff.masked_fill_(top_p[:, None] >= 1, _NEGATIVE_INFINITY)
-    scaled.masked_fill_(scaled < cutoff, _NEGATIVE_INFINITY)
+    return cutoff.masked_fill_(top_p[:, None] >= 1, _NEGATIVE_INFINITY)
+
+
+def _relative_weights(scaled: Tensor, highest: Tensor) -> Tensor:
+    """exp(scaled - highest), but never below e^-80.
+
+    That is too little to be drawn or to count; and exp() of -inf and of what underflows takes several times as long.
+    """
+    return (scaled - highest).clamp_(min=-80).exp_()
 
 
 def _candidates(scaled: Tensor, top_p: Tensor, log_mass: Tensor) -> Tensor:
@@ -115,9 +137,8 @@ def gumbel_max(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     groups = scaled.unflatten(-1, (-1, GROUP_SIZE))  # [R, G, GROUP_SIZE]
     num_groups = groups.shape[1]
     noise = gumbel_noise(seeds, positions, num_groups + GROUP_SIZE)
-    # Groups whose sum underflows are e^-87 times as probable as the best token; they become -inf, never NaN.
     highest = scaled.amax(-1, keepdim=True)[..., None]
-    group_scores = (groups - highest).exp_().sum(-1).log_()  # [R, G]
+    group_scores = _relative_weights(groups, highest).sum(-1).log_()  # [R, G]
     group = (group_scores + noise[:, :num_groups]).argmax(-1)
     members = groups.gather(1, group[:, None, None].expand(-1, 1, GROUP_SIZE)).squeeze(1)
     member = (members + noise[:, num_groups:]).argmax(-1)

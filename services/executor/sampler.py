@@ -42,7 +42,7 @@ class Penalties:
 class LogprobsSelection:
     """Requests that want log probabilities."""
 
-    batch_indices: Tensor  # int64 [L]
+    batch_indices: Tensor | None  # int64 [L]; None = all of them
     num_top: int  # most alternatives that any of them wants
 
 
@@ -109,31 +109,30 @@ def apply_penalties(logits: Tensor, penalties: Penalties, token_ids: Tensor) -> 
     Occurrences are counted afresh from the rows' token ids, which the device alone knows in full while steps are
     pipelined: no counters have to be kept in step with rows that come, go and resume.
     """
-    vocab_size = logits.shape[-1]
-    num_tokens = penalties.max_num_tokens
-    known = token_ids[penalties.rows, :num_tokens].long()  # [P, max_num_tokens]
-    positions = torch.arange(num_tokens, device=logits.device)
+    known = token_ids[penalties.rows, : penalties.max_num_tokens].long()  # [P, max_num_tokens]
+    positions = torch.arange(penalties.max_num_tokens, device=logits.device)
     is_known = positions < penalties.num_tokens[:, None]
     is_output = is_known & (positions >= penalties.num_prompt_tokens[:, None])
-    # Entries past a row's end are stale: count them nowhere, and read no id from them.
-    known.masked_fill_(~is_known, 0)
-    counts = torch.zeros(2, len(known), vocab_size, dtype=torch.float32, device=logits.device)
-    seen = counts[0].scatter_add_(1, known, is_known.float()) > 0
-    output = counts[1].scatter_add_(1, known, is_output.float())
+    # What lies past a row's end is stale: it stands for the row's first token and counts nothing.
+    known = torch.where(is_known, known, known[:, :1])
+    counts = torch.zeros(len(known), logits.shape[-1], device=logits.device)
+    num_output = counts.scatter_add_(1, known, is_output.float()).gather(1, known)  # [P, max_num_tokens]
 
-    penalized = logits[penalties.batch_indices]
+    # Only known tokens change. One that occurs n times is written n times, with the same value.
+    where = (penalties.batch_indices[:, None], known)
+    values = logits[where]
     repetition = penalties.repetition[:, None]
-    repeated = torch.where(penalized > 0, penalized / repetition, penalized * repetition)
-    penalized = torch.where(seen, repeated, penalized)
-    penalized -= penalties.frequency[:, None] * output
-    penalized -= penalties.presence[:, None] * (output > 0)
-    logits[penalties.batch_indices] = penalized
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= penalties.frequency[:, None] * num_output
+    values -= penalties.presence[:, None] * (num_output > 0)
+    logits[where] = values
 
 
 def gather_logprobs(logits: Tensor, sampled: Tensor, selection: LogprobsSelection) -> LogprobsTensors:
     """Log probabilities of the chosen and of the most probable tokens, of the unmodified distribution."""
-    logits = logits[selection.batch_indices]
-    chosen = sampled[selection.batch_indices][:, None]
+    if selection.batch_indices is not None:
+        logits, sampled = logits[selection.batch_indices], sampled[selection.batch_indices]
+    chosen = sampled[:, None]
     chosen_logits = logits.gather(-1, chosen)
     ranks = (logits > chosen_logits).sum(-1) + 1
     top_logits, top_ids = logits.topk(selection.num_top, dim=-1)

@@ -92,10 +92,8 @@ class SamplingState:
         if self._bias or self._end_token_ids:
             self._stage_bias(arrays, rows, num_tokens)
         with_logprobs = np.flatnonzero(self._num_logprobs[rows] != _NO_LOGPROBS)
-        if len(with_logprobs):
+        if 0 < len(with_logprobs) < len(rows):
             arrays["logprobs.batch_indices"] = with_logprobs
-        if not arrays:
-            return SamplingBatch()
         tensors = upload(device, arrays)
         random_rows = rows[random_indices]
         return SamplingBatch(
@@ -105,7 +103,7 @@ class SamplingState:
             else None,
             random=self._random(_group(tensors, "random"), random_rows) if len(random_rows) else None,
             logprobs=LogprobsSelection(
-                tensors["logprobs.batch_indices"], int(self._num_logprobs[rows[with_logprobs]].max())
+                tensors.get("logprobs.batch_indices"), int(self._num_logprobs[rows[with_logprobs]].max())
             )
             if len(with_logprobs)
             else None,

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from services.executor.random_sampling import (
     GROUP_SIZE,
+    RandomSampling,
     gumbel_max,
     gumbel_noise,
-    truncate_min_p,
-    truncate_top_k,
-    truncate_top_p,
+    truncate,
 )
 from services.executor.sampler import SampledTokens, sample
 from services.executor.sampling_state import SamplingState
@@ -59,6 +58,29 @@ def support(scaled: torch.Tensor, row: int = 0) -> set[int]:
     return set(np.flatnonzero(np.isfinite(scaled[row].numpy())).tolist())
 
 
+def truncated(
+    logits: torch.Tensor,
+    *,
+    min_p: list[float] | None = None,
+    top_k: list[int] | None = None,
+    top_p: list[float] | None = None,
+) -> torch.Tensor:
+    """What the rules leave of a copy of the logits; top_k = vocab_size is off."""
+    scaled, num_rows = logits.clone(), len(logits)
+    params = RandomSampling(
+        batch_indices=None,
+        temperature=torch.ones(num_rows),
+        seeds=torch.zeros(num_rows, dtype=torch.int64),
+        positions=torch.zeros(num_rows, dtype=torch.int64),
+        min_p=None if min_p is None else torch.tensor(min_p),
+        top_k=None if top_k is None else torch.tensor(top_k),
+        max_top_k=0 if top_k is None else max(k for k in top_k if k < logits.shape[1]),
+        top_p=None if top_p is None else torch.tensor(top_p),
+    )
+    truncate(scaled, params)
+    return scaled
+
+
 # Greedy
 
 
@@ -82,12 +104,11 @@ def test_logits_are_left_as_they_are():
 # Truncation
 
 
-@given(st.integers(0, 10_000), st.integers(1, 300))
+@given(st.integers(0, 10_000), st.integers(1, 299))
 @settings(max_examples=40, deadline=None)
 def test_top_k_keeps_the_k_most_probable(seed: int, k: int):
     logits = random_logits(1, seed=seed)
-    scaled = logits.clone()
-    truncate_top_k(scaled, torch.tensor([k]), k)
+    scaled = truncated(logits, top_k=[k])
     assert support(scaled) == set(np.argsort(-logits[0].numpy())[:k].tolist())
 
 
@@ -95,8 +116,7 @@ def test_top_k_keeps_the_k_most_probable(seed: int, k: int):
 @settings(max_examples=60, deadline=None)
 def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, top_p: float, scale: float):
     logits = random_logits(1, seed=seed, scale=scale)
-    scaled = logits.clone()
-    truncate_top_p(scaled, torch.tensor([top_p]))
+    scaled = truncated(logits, top_p=[top_p])
     order = np.argsort(-logits[0].numpy())
     mass = np.cumsum(softmax(logits[0].double().numpy())[order])
     kept = len(support(scaled))
@@ -109,8 +129,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, top_p: float, sc
 @settings(max_examples=40, deadline=None)
 def test_min_p_keeps_what_is_probable_enough_beside_the_best(seed: int, min_p: float):
     logits = random_logits(1, seed=seed)
-    scaled = logits.clone()
-    truncate_min_p(scaled, torch.tensor([min_p]))
+    scaled = truncated(logits, min_p=[min_p])
     probs = softmax(logits[0].double().numpy())
     surely, perhaps = probs >= probs.max() * min_p * (1 + 1e-5), probs >= probs.max() * min_p * (1 - 1e-5)
     assert set(np.flatnonzero(surely)) <= support(scaled) <= set(np.flatnonzero(perhaps))
@@ -138,10 +157,7 @@ def test_top_p_counts_mass_among_what_top_k_left():
 
 def test_rows_without_truncation_are_untouched_by_neighbours_that_have_it():
     logits = random_logits(1).expand(3, -1).clone()
-    scaled = logits.clone()
-    truncate_min_p(scaled, torch.tensor([0.0, 0.5, 0.0]))
-    truncate_top_k(scaled, torch.tensor([300, 300, 2]), 2)
-    truncate_top_p(scaled, torch.tensor([1.0, 0.9, 1.0]))
+    scaled = truncated(logits, min_p=[0.0, 0.5, 0.0], top_k=[300, 300, 2], top_p=[1.0, 0.9, 1.0])
     assert len(support(scaled, 0)) == 300
     assert 1 <= len(support(scaled, 1)) < 300
     assert len(support(scaled, 2)) == 2
