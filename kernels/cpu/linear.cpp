@@ -141,6 +141,7 @@ void linear_widened(const void* x, const void* weight, const void* bias, void* o
 // x [tokens, in], weight [out, in], bias [out] or null, result [tokens, out]; all contiguous, one dtype, in % 32 == 0.
 extern "C" void pagewire_linear(int dtype, const void* x, const void* weight, const void* bias, void* out,
                                 int64_t tokens, int64_t in, int64_t out_features, int threads) {
+    if (tokens == 0) return;
     const Shape shape = {tokens, in, out_features};
     if (tokens * in * out_features < SERIAL_WORK) threads = 1;
     switch (dtype) {

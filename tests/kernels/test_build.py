@@ -1,0 +1,101 @@
+"""How the C++ kernels come to be: compiled once, cached, rebuilt when broken, replaced by torch where impossible."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build
+
+ROOT = Path(__file__).parents[2]
+
+USE_KERNELS = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+import torch, kernels
+torch.set_num_threads(2)
+x = torch.randn(64, 640)
+torch.testing.assert_close(
+    torch.ops.pagewire.silu_and_mul(x), torch.nn.functional.silu(x[:, :320]) * x[:, 320:], atol=1e-5, rtol=1e-5
+)
+torch.ops.pagewire.rms_norm(x, torch.ones(640), 1e-5)
+print("backend", kernels.cpu_backend())
+print("triton imported", "triton" in sys.modules)
+with open("/proc/self/maps") as maps:
+    print("openmp", len({line.split()[-1] for line in maps if "libgomp" in line}))
+"""
+
+
+def use_kernels(cache: Path, **environment: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", USE_KERNELS],
+        cwd=ROOT,
+        env={**os.environ, "PAGEWIRE_CACHE_DIR": str(cache), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    ).stdout
+
+
+def test_compiled_once_and_shared_by_concurrent_processes(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        outputs = list(pool.map(use_kernels, [tmp_path] * 2))
+    assert all("backend cpp" in output for output in outputs)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]  # nothing temporary is left
+    again = use_kernels(tmp_path)
+    assert "compiling" not in again
+    assert "triton imported False" in again
+    assert "openmp 1" in again  # torch's runtime and no second one: two would fight for the cores
+
+
+def test_broken_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path))
+    path = tmp_path / f"kernels-{build._fingerprint(build._compiler())}.so"
+    path.write_bytes(b"half a library")
+    output = use_kernels(tmp_path)
+    assert "cannot be loaded" in output
+    assert "backend cpp" in output
+    assert path.stat().st_size > 10_000
+
+
+def test_without_a_compiler_torch_takes_over_and_says_so(tmp_path: Path) -> None:
+    output = use_kernels(tmp_path, CXX="no-such-compiler")
+    assert "backend torch" in output
+    assert output.count("no-such-compiler not found") == 1
+    assert "install g++" in output
+
+
+def test_failing_compiler_is_quoted(tmp_path: Path) -> None:
+    compiler = tmp_path / "broken-g++"
+    compiler.write_text("#!/bin/sh\necho 'error: out of cheese' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    output = use_kernels(tmp_path / "cache", CXX=str(compiler))
+    assert "out of cheese" in output
+    assert "backend torch" in output
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_torch_can_be_asked_for(tmp_path: Path) -> None:
+    output = use_kernels(tmp_path, PAGEWIRE_CPU_KERNELS="torch")
+    assert "backend torch" in output
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_choice_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        use_kernels(tmp_path, PAGEWIRE_CPU_KERNELS="cuda")
+    assert "PAGEWIRE_CPU_KERNELS='cuda' is unknown" in caught.value.stderr
+
+
+def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PAGEWIRE_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.cache_dir() == tmp_path / "pagewire"
+    monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path / "own"))
+    assert build.cache_dir() == tmp_path / "own"
