@@ -1,47 +1,58 @@
-"""Asking a service once whether it can work. An answer of any kind but yes is no."""
+"""Asks one service for its health and answers with the exit status: what a container's health check runs.
 
-import asyncio
-from contextlib import suppress
-from pathlib import Path
+    python -m pagewire.health localhost:50053 pagewire.v1.ExecutorService
+    python -m pagewire.health http://localhost:8000/readyz
 
-PROBE_TIMEOUT_S = 2.0
+Exits 0 if the service is ready, 1 with the reason if it is not, 2 when called wrongly.
+"""
+
+import sys
+import urllib.error
+import urllib.request
+
+TIMEOUT_SECONDS = 4.0
 
 
-async def grpc_ready(address: str, service: str) -> bool:
-    """grpc.health.v1 at "unix:/path" or "host:port" for a full name such as "pagewire.v1.ExecutorService"."""
-    if not _may_listen(address):
-        return False
-    # Imported once a service listens: until then the processor belongs to the services that are starting.
+def grpc_problem(address: str, service: str = "") -> str | None:
+    """Why `service` (grpc.health.v1; "" is the process as a whole) at `address` is not SERVING; None if it is."""
+    # A probe of the gateway runs every few seconds too and has no use for gRPC.
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    # A channel of its own: a shared one would wait out the back-off of earlier attempts.
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
+    with grpc.insecure_channel(address) as channel:
         try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PROBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            response = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS
+            )
+        except grpc.RpcError as error:
+            return f"{address}: {error.code().name}: {error.details()}"
+    if response.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+    return f"{address}: {service or 'the process'} is {status}"
 
 
-async def http_ready(host: str, port: int, path: str = "/readyz") -> bool:
-    """Whether a GET is answered with 200."""
-    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, IndexError):
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            return await _http_status(host, port, path) == b"200"
-    return False
-
-
-async def _http_status(host: str, port: int, path: str) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port)
+def http_problem(url: str) -> str | None:
+    """Why GET `url` does not answer with 2xx; None if it does."""
+    # No proxy, whatever the environment says: a service is asked where it runs.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        return (await reader.readline()).split()[1]
-    finally:
-        writer.close()
+        with opener.open(url, timeout=TIMEOUT_SECONDS):
+            return None
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        return f"{url}: {error}"
 
 
-def _may_listen(address: str) -> bool:
-    return not address.startswith("unix:") or Path(address.removeprefix("unix:")).exists()
+def main(arguments: list[str]) -> int:
+    if not 1 <= len(arguments) <= 2:
+        print("usage: python -m pagewire.health ADDRESS [SERVICE] | URL", file=sys.stderr)
+        return 2
+    is_url = arguments[0].startswith(("http://", "https://"))
+    problem = http_problem(arguments[0]) if is_url else grpc_problem(*arguments)
+    if problem is not None:
+        print(problem, file=sys.stderr)
+    return int(problem is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -75,10 +75,10 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
     executor = config.part(ExecutorConfig, listen=address["executor"], metrics_port=None)
 
     def grpc_service(name: str, part: ServiceConfig) -> Service:
-        ready = partial(health.grpc_ready, address[name], _FULL_NAMES[name])
+        ready = partial(_grpc_ready, address[name], _FULL_NAMES[name])
         return Service(name, _command(name, part), ready, _environment(name, part))
 
-    http_ready = partial(health.http_ready, _reachable(config.host), config.port)
+    http_ready = partial(_http_ready, f"http://{_endpoint(_reachable(config.host), config.port)}/readyz")
     count = config.api_server_count
     gateways = [
         Service(
@@ -95,6 +95,17 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         grpc_service("scheduler", scheduler),
         grpc_service("executor", executor),
     ]
+
+
+async def _grpc_ready(address: str, service: str) -> bool:
+    # Asked only once its socket exists: until then gRPC need not be imported, and the processor is the services'.
+    if not Path(address.removeprefix("unix:")).exists():  # noqa: ASYNC240
+        return False
+    return await asyncio.to_thread(health.grpc_problem, address, service) is None
+
+
+async def _http_ready(url: str) -> bool:
+    return await asyncio.to_thread(health.http_problem, url) is None
 
 
 def _command(name: str, config: ServiceConfig) -> list[str]:

@@ -1,0 +1,70 @@
+"""A supervisor of stand-in services, as processes: what the tests of the supervisor look at from outside.
+
+python -m tests.pagewire.stand_in supervise DIRECTORY NAME=BEHAVIOUR...
+python -m tests.pagewire.stand_in serve DIRECTORY NAME BEHAVIOUR
+
+Every service notes "start NAME PID" and "stop NAME" in DIRECTORY/events.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from pagewire import process
+from pagewire.errors import StartupError
+from pagewire.supervisor import Service, Supervisor
+
+
+async def is_ready(path: Path) -> bool:
+    return path.exists()
+
+
+def supervise(directory: Path, behaviours: list[str]) -> int:
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    services = []
+    for name, _, behaviour in (item.partition("=") for item in behaviours):
+        command = [sys.executable, "-m", "tests.pagewire.stand_in", "serve", str(directory), name, behaviour]
+        services.append(Service(name, command, partial(is_ready, directory / f"{name}.ready"), os.environ))
+    supervisor = Supervisor(services, shutdown_timeout=20)
+    try:
+        return asyncio.run(supervisor.run(lambda: print("all ready", flush=True)))
+    except StartupError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def serve(directory: Path, name: str, behaviour: str) -> int:
+    process.die_with_parent()
+    events = directory / "events"
+
+    def note(event: str) -> int:
+        with events.open("a") as file:
+            return file.write(event + "\n")
+
+    note(f"start {name} {os.getpid()}")
+    if behaviour.startswith("exit"):
+        return int(behaviour.removeprefix("exit"))
+    if behaviour == "flaky" and events.read_text().count(f"start {name} ") < 3:
+        return 1
+    if behaviour == "with-child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        note(f"start {name}-child {child.pid}")
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, lambda *_: note(f"ignored {name}"))
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(note(f"stop {name}") * 0))
+    (directory / f"{name}.ready").touch()
+    while True:
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "supervise":
+        sys.exit(supervise(Path(sys.argv[2]), sys.argv[3:]))
+    sys.exit(serve(Path(sys.argv[2]), sys.argv[3], sys.argv[4]))

@@ -1,0 +1,200 @@
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewire import config, flags
+from pagewire.config import ExecutorConfig, GatewayConfig, SchedulerConfig, ServeConfig, TokenizerConfig
+
+CONFIGS = [GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig, ServeConfig]
+
+
+def parse(*argv: str, config_class: type = ServeConfig, environ: dict[str, str] | None = None, **kwargs: Any) -> Any:
+    return flags.parse(
+        config_class,
+        argv,
+        prog="pagewire serve",
+        description="",
+        positional="model",
+        environ=environ or {},
+        **kwargs,
+    )
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **kwargs: Any) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        parse(*argv, **kwargs)
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("port: 1\nmax-num-seqs: 1\nblock_size: 32\n")
+    environ = {"PAGEWIRE_PORT": "2", "PAGEWIRE_MAX_NUM_SEQS": "2", "PAGEWIRE_CONFIG": str(file)}
+    for given_config in (parse("--port", "3", environ=environ), parse("--port=3", f"--config={file}", environ=environ)):
+        assert (given_config.port, given_config.max_num_seqs) == (3, 2)
+        assert (given_config.block_size, given_config.grpc_port) == (32, 8001)
+
+
+@pytest.mark.parametrize("argv", [["dir", "--port", "3"], ["--port", "3", "dir"], ["--model=dir", "--port=3"]])
+def test_model_is_positional_or_a_flag(argv: list[str]) -> None:
+    assert parse(*argv).model == "dir"
+
+
+def test_model_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give one of them" in refusal(capsys, "a", "--model=b")
+    assert "unexpected argument 'b'" in refusal(capsys, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-num-seq", "4"], "unknown flag --max-num-seq; did you mean --max-num-seqs?"),
+        (["--max-num=4"], "unknown flag --max-num"),
+        (["--enable-prefix-cachin"], "did you mean --enable-prefix-caching?"),
+        (["--port", "70000"], "--port: expected a whole number (at least 0, at most 65535), got '70000'"),
+        (["--block-size", "24"], "--block-size: expected a whole number (at least 8, at most 256, a power of two)"),
+        (["--gpu-memory-utilization", "nan"], "--gpu-memory-utilization: expected a number (above 0, at most 1)"),
+        (["--gpu-memory-utilization", "0"], "above 0"),
+        (["--pipeline-depth", "3"], "at most 2"),
+        (["--max-num-seqs", "0"], "at least 1"),
+        (["--max-model-len", "12q"], "--max-model-len: expected a size"),
+        (["--dtype", "int3"], "--dtype: expected one of auto, bfloat16, float16, float32, got 'int3'"),
+        (["--port"], "--port"),
+    ],
+)
+def test_bad_flags_are_named(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    assert message in refusal(capsys, *argv)
+
+
+def test_bad_files_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for content, message in [
+        ("max-num-seq: 4", "unknown key max-num-seq; did you mean max-num-seqs?"),
+        ("port: many", f"{file}: port: expected a whole number"),
+        ("enable-prefix-caching: maybe", "expected true or false, got 'maybe'"),
+        ("- 4", "expected keys and values"),
+        ("a: [", "cannot be read as YAML"),
+    ]:
+        file.write_text(content)
+        assert message in refusal(capsys, f"--config={file}")
+    assert "cannot be read" in refusal(capsys, f"--config={tmp_path / 'none.yaml'}")
+
+
+def test_yaml_values_have_their_natural_types(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "enable-prefix-caching: false\nkv-cache-memory-bytes: 2GiB\nserved-model-name: [a, b]\n"
+        "gpu-memory-utilization: 0.5\nmax-model-len:\n"
+    )
+    parsed = parse(f"--config={file}")
+    assert parsed.enable_prefix_caching is False
+    assert parsed.kv_cache_memory_bytes == 2 * 1024**3
+    assert parsed.served_model_name == "a,b"
+    assert (parsed.gpu_memory_utilization, parsed.max_model_len) == (0.5, None)
+
+
+def test_environment_is_checked_but_leaves_room_for_others(capsys: pytest.CaptureFixture[str]) -> None:
+    misspelt = refusal(capsys, environ={"PAGEWIRE_MAX_NUM_SEQ": "1"})
+    assert "unknown variable PAGEWIRE_MAX_NUM_SEQ; did you mean PAGEWIRE_MAX_NUM_SEQS?" in misspelt
+    assert "PAGEWIRE_PORT: expected a whole number" in refusal(capsys, environ={"PAGEWIRE_PORT": "x"})
+    parsed = parse(
+        config_class=GatewayConfig,
+        environ={
+            "PAGEWIRE_MAX_NUM_SEQS": "4",  # the scheduler's
+            "PAGEWIRE_CACHE_DIR": "/tmp",
+            "PAGEWIRE_SOMETHING_ELSE": "1",
+            "PAGEWIRE_API_KEY": "",  # empty is unset
+            "PAGEWIRE_PORT": "tcp://10.0.0.1:8000",  # Kubernetes, for a service named pagewire
+        },
+    )
+    assert parsed == GatewayConfig()
+
+
+def test_flags_only_ignores_the_environment() -> None:
+    assert parse(environ={"PAGEWIRE_PORT": "1", "PAGEWIRE_CONFIG": "none"}, flags_only=True) == ServeConfig()
+
+
+def test_fields_left_out_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown flag --listen" in refusal(capsys, "--listen=x", without=config.SET_BY_STACK)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0), ("2048", 2048), ("2k", 2000), ("2K", 2048), ("2Ki", 2048), ("2KiB", 2048), ("3m", 3 * 10**6),
+        ("4GiB", 4 * 2**30), ("4 GiB", 4 * 2**30), ("0.5G", 2**29), ("1.5k", 1500), ("1t", 10**12),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, size: int) -> None:
+    assert flags.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1kb", "1kiB", "1.0001k2", "1e3", "0.3", "4 G iB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="not a"):
+        flags.parse_size(text)
+
+
+def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy[Any]:
+    """Valid values of a field."""
+    base = next((t for t in typing.get_args(type_) if t is not type(None)), type_)
+    valid = field.metadata["valid"] or config.Range()
+    if field.metadata["choices"]:
+        values: st.SearchStrategy[Any] = st.sampled_from(field.metadata["choices"])
+    elif base is bool:
+        values = st.booleans()
+    elif base is int:
+        low = 0 if field.metadata["kind"] == "size" and valid.minimum is None else valid.minimum
+        values = st.integers(low, valid.maximum).filter(valid.__contains__)
+        values = st.sampled_from([8, 16, 64, 256]) if valid.power_of_two else values
+    elif base is float:
+        values = st.floats(0, valid.maximum, allow_nan=False, allow_infinity=False).filter(valid.__contains__)
+    else:
+        values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+    return values | st.just(field.default)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> Any:
+    config_class = draw(st.sampled_from(CONFIGS))
+    types = typing.get_type_hints(config_class)
+    chosen = draw(st.sets(st.sampled_from(dataclasses.fields(config_class)), max_size=8))
+    return config_class(**{f.name: draw(field_values(f, types[f.name])) for f in chosen})
+
+
+@given(configurations())
+def test_configuration_survives_the_command_line(value: Any) -> None:
+    argv = flags.to_argv(value)
+    environ = flags.secrets(value)
+    parsed = flags.parse(type(value), argv, prog="p", description="", positional=None, environ=environ)
+    # An empty variable counts as unset.
+    expected = dataclasses.replace(value, api_key=value.api_key or None) if hasattr(value, "api_key") else value
+    assert parsed == expected
+
+
+def test_secrets_stay_off_the_command_line() -> None:
+    value = GatewayConfig(api_key="hunter2")
+    assert not any("hunter2" in argument for argument in flags.to_argv(value))
+    assert flags.secrets(value) == {"PAGEWIRE_API_KEY": "hunter2"}
+
+
+def test_child_environment_has_no_configuration() -> None:
+    environ = {"PAGEWIRE_PORT": "1", "PAGEWIRE_CONFIG": "f", "PAGEWIRE_CACHE_DIR": "d", "PATH": "p"}
+    assert flags.without_configuration(environ) == {"PAGEWIRE_CACHE_DIR": "d", "PATH": "p"}
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
+def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str], config_class: type) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse("--help", config_class=config_class)
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(config_class):
+        name = flags.flag_name(field.name)[2:]
+        assert f"--[no-]{name}" in text if field.type is bool else f"--{name} " in text

@@ -1,0 +1,130 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen within a minute"
+        time.sleep(0.02)
+
+
+class Stack:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.process: subprocess.Popen[bytes]
+
+    def start(self, **behaviours: str) -> "Stack":
+        items = [f"{name}={behaviour.replace('_', '-')}" for name, behaviour in behaviours.items()]
+        with (self.directory / "output").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.pagewire.stand_in", "supervise", str(self.directory), *items],
+                cwd=REPOSITORY,
+                stdout=output,
+                stderr=output,
+            )
+        return self
+
+    @property
+    def output(self) -> str:
+        return (self.directory / "output").read_text()
+
+    @property
+    def events(self) -> list[list[str]]:
+        path = self.directory / "events"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def pids(self, name: str | None = None) -> list[int]:
+        return [int(event[2]) for event in self.events if event[0] == "start" and name in (None, event[1])]
+
+    def stopped(self) -> list[str]:
+        return [event[1] for event in self.events if event[0] == "stop"]
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: "all ready" in self.output)
+
+    def no_process_left(self) -> bool:
+        return not any(psutil.pid_exists(pid) for pid in self.pids())
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path)
+    yield stack
+    stack.process.kill()
+    stack.process.wait()
+    wait_until(stack.no_process_left)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stops_in_order(stack: Stack, number: signal.Signals) -> None:
+    stack.start(gateway="ok", tokenizer="ok", scheduler="ok", executor="ok").wait_ready()
+    stack.process.send_signal(number)
+    assert stack.process.wait(60) == 0
+    assert stack.stopped() == ["gateway", "tokenizer", "scheduler", "executor"]
+    assert stack.no_process_left()
+
+
+def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> None:
+    stack.start(scheduler="ok", executor="ok").wait_ready()
+    for deaths in (1, 2):
+        os.kill(stack.pids("executor")[-1], signal.SIGKILL)
+        wait_until(lambda deaths=deaths: len(stack.pids("executor")) == deaths + 1)
+    assert len(stack.pids("scheduler")) == 1
+    assert "executor ended (killed by SIGKILL); starting it again in 0.2 s" in stack.output
+    assert "starting it again in 0.4 s" in stack.output
+    stack.process.terminate()
+    assert stack.process.wait(60) == 0
+
+
+def test_what_a_dead_service_started_goes_with_it(stack: Stack) -> None:
+    stack.start(tokenizer="with_child").wait_ready()
+    child = stack.pids("tokenizer-child")[0]
+    os.kill(stack.pids("tokenizer")[0], signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(child) and len(stack.pids("tokenizer-child")) == 2)
+
+
+def test_failed_starts_are_repeated(stack: Stack) -> None:
+    stack.start(executor="flaky").wait_ready()
+    assert len(stack.pids("executor")) == 3
+
+
+@pytest.mark.parametrize(("behaviour", "starts"), [("exit1", 3), ("exit2", 1)])
+def test_what_cannot_start_ends_the_stack(stack: Stack, behaviour: str, starts: int) -> None:
+    stack.start(gateway="ok", executor=behaviour)
+    assert stack.process.wait(60) == 1
+    assert f"the executor cannot start (exit code {behaviour[-1]})" in stack.output
+    assert len(stack.pids("executor")) == starts
+    assert stack.no_process_left()
+
+
+def test_second_signal_kills(stack: Stack) -> None:
+    stack.start(gateway="stubborn", executor="ok").wait_ready()
+    stack.process.send_signal(signal.SIGINT)
+    wait_until(lambda: ["ignored", "gateway"] in stack.events)
+    stack.process.send_signal(signal.SIGINT)
+    assert stack.process.wait(60) == 130
+    assert stack.no_process_left()
+
+
+def test_terminal_does_not_reach_the_services(stack: Stack) -> None:
+    stack.start(gateway="ok", executor="ok").wait_ready()
+    assert all(os.getsid(pid) == pid for pid in stack.pids())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child only on Linux; elsewhere a thread polls")
+def test_no_orphan_when_the_supervisor_is_killed(stack: Stack) -> None:
+    stack.start(gateway="ok", executor="stubborn").wait_ready()
+    stack.process.kill()
+    stack.process.wait()
+    wait_until(stack.no_process_left)
