@@ -13,21 +13,25 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ties this process's life to the supervisor's, even if that is killed with SIGKILL. No-op without a supervisor.
-
-    Called first thing by a child, in its main thread.
-    """
+    """Ties this process's life to the supervisor's; nothing without a supervisor. Called first thing by a service."""
     parent = os.environ.pop(PARENT_PID, None)
-    if parent is None:
-        return
+    if parent is not None:
+        die_with(int(parent))
+
+
+def die_with(parent: int) -> None:
+    """Ends this process as soon as its parent, whose process id is given, has ended, even by SIGKILL.
+
+    Called in the main thread, also by the processes that a service itself starts.
+    """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     else:
-        threading.Thread(target=_watch, args=(int(parent),), name="watch-parent", daemon=True).start()
-    # The supervisor may have died before the call above.
-    if os.getppid() != int(parent):
+        threading.Thread(target=_watch, args=(parent,), name="watch-parent", daemon=True).start()
+    # The parent may have died before the call above.
+    if os.getppid() != parent:
         os._exit(1)
 
 

@@ -21,8 +21,11 @@ from pagewire.errors import StartupError
 from pagewire.supervisor import Service, Supervisor
 
 
+_CHILD = "import time; from pagewire.process import die_with"
+
+
 async def is_ready(path: Path) -> bool:
-    return path.exists()
+    return await asyncio.to_thread(path.exists)
 
 
 def supervise(directory: Path, behaviours: list[str]) -> int:
@@ -53,7 +56,7 @@ def serve(directory: Path, name: str, behaviour: str) -> int:
     if behaviour == "flaky" and events.read_text().count(f"start {name} ") < 3:
         return 1
     if behaviour == "with-child":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        child = subprocess.Popen([sys.executable, "-c", f"{_CHILD}; die_with({os.getpid()}); time.sleep(600)"])
         note(f"start {name}-child {child.pid}")
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, lambda *_: note(f"ignored {name}"))
