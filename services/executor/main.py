@@ -77,7 +77,7 @@ async def serve(config: ExecutorConfig) -> None:
     finally:
         await rpc.cancel([stopping])
         await server.stop()
-        worker.stop()
+        await asyncio.to_thread(worker.stop)
 
 
 async def _first(work: Future[Any], stopping: asyncio.Task[None]) -> bool:

@@ -7,6 +7,8 @@ it computes, and every sampling adds one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ class RequestState:
     def __len__(self) -> int:
         return len(self._row_of)
 
-    def rows(self, request_ids: list[int]) -> np.ndarray:
+    def rows(self, request_ids: Sequence[int]) -> np.ndarray:
         """batch index -> row, int64 [n]. Raises ProtocolError naming an unknown or repeated request."""
         try:
             rows = [self._row_of[request_id] for request_id in request_ids]

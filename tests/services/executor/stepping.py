@@ -10,6 +10,7 @@ import torch
 
 from services.executor.loader import Model, load_model
 from services.executor.model_runner import Limits, ModelRunner
+from services.executor.models.decoder import DecoderModel
 from services.executor.step import HostTokens, NewRequest, RowSampling, Step, StepOutput
 
 CPU = torch.device("cpu")
@@ -43,9 +44,10 @@ def write_tiny_llama(directory: Path) -> Path:
     return directory
 
 
-def tiny_llama(directory: Path) -> Model:
+def tiny_llama(directory: Path) -> DecoderModel:
     """fp32, with weights large enough that tokens depend on the whole context."""
     model = load_model(write_tiny_llama(directory), dtype="float32", device=CPU, load_format="dummy")
+    assert isinstance(model, DecoderModel)
     generator = torch.Generator().manual_seed(1)
     for name, target in model.load_targets().items():
         if not name.endswith("norm.weight"):
@@ -159,3 +161,12 @@ def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: RowSamp
     driver = make_driver(model)
     driver.add(0, token_ids, sampling)
     return driver.generate(0, num_tokens, first=len(token_ids))
+
+
+class BrokenRunner(ModelRunner):
+    """Its device fails at the second step of a stream."""
+
+    def execute(self, step: Step) -> StepOutput:
+        if step.step_id == 2:
+            raise RuntimeError("unspecified launch failure")
+        return super().execute(step)

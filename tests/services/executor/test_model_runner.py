@@ -1,6 +1,7 @@
 """What a request generates depends on its tokens and parameters, on nothing that the scheduler does around it."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.loader import Model
 from services.executor.model_runner import ModelRunner
+from services.executor.models.decoder import DecoderModel
 from services.executor.step import NewRequest, ProtocolError, RowSampling, Step
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
@@ -28,11 +29,11 @@ PENALIZED = RowSampling(seed=12, repetition_penalty=1.3, presence_penalty=0.4, f
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     return tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
 
 
-def test_generated_tokens_vary(model: Model):
+def test_generated_tokens_vary(model: DecoderModel):
     """The tests below compare sequences; constant ones would compare equal whatever happens."""
     assert len(set(alone(model, prompt(20), 12))) > 6
     assert alone(model, prompt(20), 12) != alone(model, [9, *prompt(20)[1:]], 12)
@@ -40,7 +41,7 @@ def test_generated_tokens_vary(model: Model):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
-def test_batched_equals_alone(model: Model, sampling: RowSampling):
+def test_batched_equals_alone(model: DecoderModel, sampling: RowSampling):
     prompts = [prompt(length, seed=length) for length in (1, 7, 8, 9, 40)]
     samplings = [sampling if index % 2 == 0 else GREEDY for index in range(len(prompts))]
     expected = [alone(model, p, 12, s) for p, s in zip(prompts, samplings, strict=True)]
@@ -56,7 +57,7 @@ def test_batched_equals_alone(model: Model, sampling: RowSampling):
 
 @given(st.data())
 @settings(max_examples=15, deadline=None)
-def test_chunked_equals_whole(model: Model, data: st.DataObject):
+def test_chunked_equals_whole(model: DecoderModel, data: st.DataObject):
     token_ids = prompt(45)
     driver = make_driver(model)
     driver.add(0, token_ids, SEEDED)
@@ -71,7 +72,7 @@ def test_chunked_equals_whole(model: Model, data: st.DataObject):
     assert driver.tokens[0] == alone(model, token_ids, 8, SEEDED)
 
 
-def test_nothing_is_sampled_before_the_last_known_token(model: Model):
+def test_nothing_is_sampled_before_the_last_known_token(model: DecoderModel):
     driver = make_driver(model)
     driver.add(0, prompt(20))
     output = driver.launch({0: 19})
@@ -79,7 +80,7 @@ def test_nothing_is_sampled_before_the_last_known_token(model: Model):
     assert driver.launch({0: 1}).request_ids == [0]
 
 
-def test_shared_prefix_blocks_equal_own_ones(model: Model):
+def test_shared_prefix_blocks_equal_own_ones(model: DecoderModel):
     prefix = prompt(3 * BLOCK_SIZE)
     first, second = prefix + prompt(6, seed=1), prefix + prompt(9, seed=2)
     driver = make_driver(model)
@@ -93,7 +94,7 @@ def test_shared_prefix_blocks_equal_own_ones(model: Model):
     assert driver.tokens[1] == alone(model, second, 8)
 
 
-def test_two_requests_that_share_blocks_in_the_same_step(model: Model):
+def test_two_requests_that_share_blocks_in_the_same_step(model: DecoderModel):
     """The second reads in this step what the first writes in it."""
     prefix = prompt(2 * BLOCK_SIZE)
     first, second = prefix + prompt(3, seed=1), prefix + prompt(4, seed=2)
@@ -106,7 +107,7 @@ def test_two_requests_that_share_blocks_in_the_same_step(model: Model):
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
 @pytest.mark.parametrize("num_known", [1, 5, 11])
-def test_a_resumed_request_goes_on_where_it_was(model: Model, sampling: RowSampling, num_known: int):
+def test_a_resumed_request_goes_on_where_it_was(model: DecoderModel, sampling: RowSampling, num_known: int):
     """Preempted and re-added with what it had generated; penalties still know prompt from output."""
     token_ids = prompt(21)
     expected = alone(model, token_ids, 16, sampling)
@@ -122,7 +123,7 @@ def test_a_resumed_request_goes_on_where_it_was(model: Model, sampling: RowSampl
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
-def test_pipelined_equals_unpipelined(model: Model, sampling: RowSampling):
+def test_pipelined_equals_unpipelined(model: DecoderModel, sampling: RowSampling):
     """Steps are launched before the results of earlier ones were looked at."""
     token_ids = prompt(10)
     driver = make_driver(model)
@@ -137,7 +138,7 @@ def test_pipelined_equals_unpipelined(model: Model, sampling: RowSampling):
     assert driver.tokens[0] == alone(model, token_ids, 12, sampling)
 
 
-def test_rows_are_reused_without_a_trace(model: Model):
+def test_rows_are_reused_without_a_trace(model: DecoderModel):
     """More requests than rows pass through; each differs in everything a row stores."""
     driver = make_driver(model)
     biased = RowSampling(seed=5, logit_bias=((7, 50.0),), logprobs=3, min_tokens=50, repetition_penalty=2.0)
@@ -158,7 +159,7 @@ def test_rows_are_reused_without_a_trace(model: Model):
     assert driver.runner.num_requests == 0
 
 
-def test_a_request_may_finish_and_return_in_one_step(model: Model):
+def test_a_request_may_finish_and_return_in_one_step(model: DecoderModel):
     driver = make_driver(model)
     driver.add(0, prompt(6))
     driver.step({0: 6})
@@ -167,7 +168,7 @@ def test_a_request_may_finish_and_return_in_one_step(model: Model):
     assert driver.generate(0, 4, first=12) == alone(model, prompt(12, seed=1), 4)
 
 
-def test_poison_in_free_blocks_does_not_leak(model: Model):
+def test_poison_in_free_blocks_does_not_leak(model: DecoderModel):
     """Slots that were never written by a request may hold anything, even in the block that it writes to."""
     driver = make_driver(model)
     for layer in model.layers:
@@ -180,7 +181,7 @@ def test_poison_in_free_blocks_does_not_leak(model: Model):
     assert driver.tokens == {0: alone(model, prompt(11), 10), 1: alone(model, prompt(3, seed=2), 10, SEEDED)}
 
 
-def test_a_request_can_grow_to_max_model_len_and_no_further(model: Model):
+def test_a_request_can_grow_to_max_model_len_and_no_further(model: DecoderModel):
     driver = make_driver(model)
     driver.add(0, prompt(LIMITS.max_model_len - 2))
     driver.step({0: LIMITS.max_model_len - 2})
@@ -190,7 +191,7 @@ def test_a_request_can_grow_to_max_model_len_and_no_further(model: Model):
         driver.step({0: 1})
 
 
-def test_logprobs_come_with_the_requests_that_asked(model: Model):
+def test_logprobs_come_with_the_requests_that_asked(model: DecoderModel):
     driver = make_driver(model)
     driver.add(0, prompt(5))
     driver.add(1, prompt(6, seed=1), replace(GREEDY, logprobs=3))
@@ -204,7 +205,7 @@ def test_logprobs_come_with_the_requests_that_asked(model: Model):
     assert host.ranks[1] == 1 and host.logprob_token_ids[1, 1] == host.token_ids[2]
 
 
-def test_dummy_run_leaves_nothing_behind(model: Model):
+def test_dummy_run_leaves_nothing_behind(model: DecoderModel):
     driver = make_driver(model)
     driver.runner.dummy_run(5, 100)
     driver.runner.dummy_run(1000, 5)
@@ -216,7 +217,7 @@ def test_dummy_run_leaves_nothing_behind(model: Model):
 # Misuse
 
 
-def new_request(request_id: int = 0, num_tokens: int = 4, **changes: object) -> NewRequest:
+def new_request(request_id: int = 0, num_tokens: int = 4, **changes: Any) -> NewRequest:
     request = NewRequest(
         request_id=request_id,
         token_ids=np.arange(3, 3 + num_tokens, dtype=np.int32),
@@ -228,7 +229,7 @@ def new_request(request_id: int = 0, num_tokens: int = 4, **changes: object) -> 
     return replace(request, **changes)
 
 
-def step_of(scheduled: dict[int, int], *new: NewRequest, blocks: list[int] | None = None, **changes: object) -> Step:
+def step_of(scheduled: dict[int, int], *new: NewRequest, blocks: list[int] | None = None, **changes: Any) -> Step:
     counts = [0] * len(scheduled)
     if blocks:
         counts[0] = len(blocks)
@@ -265,7 +266,7 @@ def step_of(scheduled: dict[int, int], *new: NewRequest, blocks: list[int] | Non
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_steps_that_contradict_what_is_known_are_refused(model: Model, step: Step, message: str):
+def test_steps_that_contradict_what_is_known_are_refused(model: DecoderModel, step: Step, message: str):
     runner = ModelRunner(model, LIMITS, 64, CPU)
     with pytest.raises(ProtocolError, match=message):
         runner.execute(step)
@@ -275,7 +276,7 @@ def test_steps_that_contradict_what_is_known_are_refused(model: Model, step: Ste
     assert driver.generate(0, 3, first=9) == alone(model, prompt(9), 3), "a reset makes it whole again"
 
 
-def test_execute_needs_no_gradients(model: Model):
+def test_execute_needs_no_gradients(model: DecoderModel):
     driver = make_driver(model)
     driver.add(0, prompt(4))
     with torch.enable_grad():

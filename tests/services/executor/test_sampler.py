@@ -1,6 +1,7 @@
 """Each operation against its definition in numpy, and what noise promises: independence of everything but itself."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,7 +300,7 @@ def test_min_tokens_leaves_eos_alone_where_it_does_not_end():
         {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 1.9},
     ],
 )
-def test_penalties_follow_their_definition(penalties: dict[str, float]):
+def test_penalties_follow_their_definition(penalties: dict[str, Any]):
     """Probed through the whole sampler: penalised logits are read off as log probabilities of the next argmax."""
     vocab_size = 40
     logits = random_logits(1, vocab_size)

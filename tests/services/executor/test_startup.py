@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
 
 
-def start(directory: Path, **settings: object) -> tuple[ModelRunner, ExecutorInfo]:
+def start(directory: Path, **settings: Any) -> tuple[ModelRunner, ExecutorInfo]:
     config = ExecutorConfig(
         model="tiny", device="cpu", dtype="float32", load_format="dummy", num_threads=1, max_num_seqs=4
     )

@@ -1,0 +1,115 @@
+"""The executor process: from its flags to health, and how it ends."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire import rpc
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from pagewire.health import grpc_problem
+from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
+from services.executor import main
+from services.executor.model_runner import ModelRunner
+from services.executor.startup import ExecutorInfo, start_runner
+from tests.services.executor.stepping import CPU, BrokenRunner, tiny_llama, write_tiny_llama
+
+SERVICE = "pagewire.v1.ExecutorService"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[ExecutorConfig]:
+    model = str(write_tiny_llama(tmp_path / "tiny"))
+    with tempfile.TemporaryDirectory(prefix="pw-") as sockets:
+        yield ExecutorConfig(
+            model=model, listen=f"unix:{sockets}/executor.sock", device="cpu", load_format="dummy", shutdown_timeout=1
+        )
+
+
+async def until_serving(address: str) -> None:
+    async with asyncio.timeout(60), rpc.channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        async for response in health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True):
+            if response.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+
+
+async def test_serves_until_sigterm(config: ExecutorConfig):
+    serving = asyncio.create_task(main.serve(config))
+    await until_serving(config.listen)
+    async with rpc.channel(config.listen) as channel:
+        described = await executor_pb2_grpc.ExecutorServiceStub(channel).Describe(executor_pb2.DescribeRequest())
+    assert described.model_info.model == config.model
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+async def test_is_alive_but_not_serving_while_it_loads(config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch):
+    loading = asyncio.Event()
+    loop, go_on = asyncio.get_running_loop(), asyncio.Event()
+
+    def slow_start(
+        config: ExecutorConfig, model_path: str, progress: Callable[[float, str], None]
+    ) -> tuple[ModelRunner, ExecutorInfo]:
+        loop.call_soon_threadsafe(loading.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
+        return start_runner(config, model_path, progress)
+
+    monkeypatch.setattr(main, "start_runner", slow_start)
+    serving = asyncio.create_task(main.serve(config))
+    await loading.wait()
+    assert await asyncio.to_thread(grpc_problem, config.listen) is None
+    assert "NOT_SERVING" in (await asyncio.to_thread(grpc_problem, config.listen, SERVICE) or "")
+    go_on.set()
+    await until_serving(config.listen)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+async def test_what_cannot_be_served_ends_the_process_with_the_reason(config: ExecutorConfig):
+    with pytest.raises(StartupError, match="lower --max-model-len"):
+        await main.serve(dataclasses.replace(config, kv_cache_memory_bytes=1000))
+    (Path(config.model) / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "none"}')
+    with pytest.raises(StartupError, match="NoSuchModel"):
+        await main.serve(dataclasses.replace(config, model_impl="pagewire"))
+
+
+async def test_a_fatal_device_error_ends_the_process(
+    config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def start(
+        config: ExecutorConfig, model_path: str, progress: Callable[[float, str], None]
+    ) -> tuple[ModelRunner, ExecutorInfo]:
+        runner, info = start_runner(config, model_path, progress)
+        return BrokenRunner(tiny_llama(tmp_path / "broken"), runner.limits, runner.num_blocks, CPU), info
+
+    monkeypatch.setattr(main, "start_runner", start)
+    serving = asyncio.create_task(main.serve(config))
+    await until_serving(config.listen)
+    async with rpc.channel(config.listen) as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+        await call.write(executor_pb2.StepRequest(step_id=1))
+        assert (await call.read()).step_id == 1
+        await call.write(executor_pb2.StepRequest(step_id=2))
+        with pytest.raises(grpc.aio.AioRpcError, match="unspecified launch failure"):
+            await call.read()
+        with pytest.raises(StartupError, match="unspecified launch failure"):
+            await serving
+
+
+def test_progress_is_a_log_line_twice_a_second(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False)
+    progress = main.LoadProgress()
+    with caplog.at_level("INFO", logger="services.executor.main"):
+        for percent in range(100):
+            progress(percent / 100, f"layer {percent}")
+    assert caplog.messages[0] == "loading 0.00 layer 0" and len(caplog.messages) < 10
+    assert progress.text == "99% layer 99"

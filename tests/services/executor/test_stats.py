@@ -1,0 +1,71 @@
+"""What the executor tells about its steps and traced requests."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from pagewire import telemetry
+from services.executor.stats import RequestSpans, step_kind
+from services.executor.step import NewRequest, Step
+from tests.services.executor.stepping import GREEDY
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+
+
+def step_of(*counts: int) -> Step:
+    return Step(
+        step_id=1,
+        request_ids=list(range(len(counts))),
+        num_scheduled_tokens=np.array(counts, dtype=np.int64),
+        num_new_blocks=np.zeros(len(counts), dtype=np.int64),
+        new_block_ids=np.empty(0, dtype=np.int32),
+    )
+
+
+def test_step_kinds():
+    assert [step_kind(step_of(*counts)) for counts in ((), (1, 1), (5, 2), (1, 5))] == [
+        "empty",
+        "decode",
+        "prefill",
+        "mixed",
+    ]
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    return exporter
+
+
+def new_request(request_id: int, traceparent: str) -> NewRequest:
+    empty = np.empty(0, dtype=np.int32)
+    return NewRequest(request_id, empty, 1, 0, empty, GREEDY, traceparent)
+
+
+def test_a_traced_request_has_one_span_from_its_first_step_to_its_end(exporter: InMemorySpanExporter):
+    spans = RequestSpans()
+    traced = new_request(3, f"00-{TRACE_ID}-b7ad6b7169203331-01")
+    spans.update(replace(step_of(4, 4), new_requests=[traced, new_request(4, "")]))
+    spans.update(step_of(1, 1))
+    assert not exporter.get_finished_spans()
+    spans.update(replace(step_of(), finished_request_ids=[3, 4]))
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "executor.request" and f"{span.context.trace_id:032x}" == TRACE_ID
+    assert span.attributes == {"request_id": 3} and span.status.is_ok
+
+
+def test_spans_end_with_the_stream(exporter: InMemorySpanExporter):
+    spans = RequestSpans()
+    spans.update(replace(step_of(4), new_requests=[new_request(3, f"00-{TRACE_ID}-b7ad6b7169203331-01")]))
+    spans.end_all("superseded by a new stream")
+    (span,) = exporter.get_finished_spans()
+    assert span.status.description == "superseded by a new stream"
+    spans.end_all("again")
+    assert len(exporter.get_finished_spans()) == 1
