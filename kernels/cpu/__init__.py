@@ -12,13 +12,13 @@ from typing import Any
 from kernels.cpu import fallback
 from kernels.cpu.build import BuildError
 
-__all__ = ["backend", "implementation"]
+__all__ = ["backend", "choose", "implementation"]
 
 logger = logging.getLogger(__name__)
 
 
-@functools.cache
-def _module() -> ModuleType:
+def choose() -> ModuleType:
+    """`native`, or `fallback` where the C++ kernels cannot be had or PAGEWIRE_CPU_KERNELS=torch; logs the latter."""
     choice = os.environ.get("PAGEWIRE_CPU_KERNELS", "cpp")
     if choice not in ("cpp", "torch"):
         raise ValueError(f'PAGEWIRE_CPU_KERNELS={choice!r} is unknown: use "cpp" or "torch"')
@@ -31,6 +31,9 @@ def _module() -> ModuleType:
         logger.warning("CPU kernels: plain torch, several times slower than the C++ ones: %s", error)
         return fallback
     return native
+
+
+_module = functools.cache(choose)
 
 
 def backend() -> str:
