@@ -49,11 +49,13 @@ class LoadedTokenizer:
     clean_up_spaces: bool
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: encode() holds the interpreter lock for as long as it takes, encode_batch_fast() does not.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole sequence. Ids that the vocabulary lacks are left out."""
-        text = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        (text,) = self.backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         if self.clean_up_spaces:
             for pattern, content in CLEAN_UPS:
                 text = text.replace(pattern, content)
@@ -66,11 +68,14 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(path: str | Path) -> LoadedTokenizer:
-    """From a directory with a tokenizer.json, or a .gguf file.
+    """From a directory with a tokenizer.json (or else one .gguf file), or a .gguf file.
 
     Raises TokenizerLoadError, GgufError or GgufTokenizerError; all are ValueErrors that name cause and remedy.
     """
     path = Path(path)
+    gguf_files = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "tokenizer.json").exists() else []
+    if len(gguf_files) == 1:
+        path = gguf_files[0]
     if path.is_dir():
         backend, config = _read_directory(path)
     elif path.suffix == ".gguf":

@@ -36,7 +36,7 @@ LLAMA_LIKE = """
     {{- '[assistant]' }}
 {%- endif %}
 """
-TOJSON = "{# every field, content too #}{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ bos_token }}{{ flavour }}"
+TOJSON = "{# content too #}{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ bos_token }}{{ flavour }}"
 BLOCKS = """
 {% for message in messages %}
   {% if message['role'] == 'user' %}

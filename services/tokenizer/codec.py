@@ -1,0 +1,43 @@
+"""What a tokenizer worker does: prompts to token ids, token ids to text. The same in a thread and in a process."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.tokenizer.chat import Chat, render_chat
+from services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class CodecSource:
+    """Enough to make a Codec anywhere."""
+
+    # Directory or .gguf file.
+    path: str
+    # Instead of the model's own; None = the model's own.
+    chat_template: str | None = None
+
+
+class Codec:
+    """Thread-safe; its results are plain data."""
+
+    def __init__(self, source: CodecSource) -> None:
+        """Raises what load_tokenizer raises."""
+        # The pool is where work runs in parallel; the library's own threads would only take cores from the model.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.tokenizer: LoadedTokenizer = load_tokenizer(source.path)
+        self.chat_template = source.chat_template or self.tokenizer.chat_template
+
+    def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(self, chat: Chat, add_special_tokens: bool) -> list[int]:
+        """Raises ChatError."""
+        text = render_chat(chat, self.chat_template, self.tokenizer.special_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def vocabulary_entries(self, token_ids: Sequence[int]) -> list[str]:
+        return self.tokenizer.vocabulary_entries(token_ids)

@@ -1,0 +1,216 @@
+"""One live request: tokens in, deltas of text out.
+
+What has been returned is a pure function of the output tokens, never of how they arrived: that is what lets another
+process resume the request from its tokens alone.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.trace import SpanKind
+
+from pagewire.rpc import RpcError
+from pagewire.telemetry import Span
+from protos.pagewire.v1 import common_pb2, inference_pb2
+from services.tokenizer import stats
+from services.tokenizer.detokenizer import Detokenizers
+from services.tokenizer.stop import StopChecker, StopHit
+
+STOP = common_pb2.FINISH_REASON_STOP
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """How output tokens become text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    # Stop strings that end before this many tokens do not count.
+    min_tokens: int = 0
+
+
+class OutputText:
+    """The text of one request's output, token by token: detokenized, and cut at the first stop string."""
+
+    __slots__ = ("_check", "_detokenizer", "_min_tokens", "num_tokens")
+
+    def __init__(self, detokenizers: Detokenizers, options: OutputOptions) -> None:
+        self._detokenizer = detokenizers.make(skip_special_tokens=options.skip_special_tokens)
+        self._check = StopChecker(options.stop, include_stop_str_in_output=options.include_stop_str_in_output)
+        self._min_tokens = options.min_tokens
+        self.num_tokens = 0
+
+    def push(self, token_id: int) -> str | StopHit:
+        """The text this token allows to return, or the end of the output."""
+        self.num_tokens += 1
+        return self._check.push(self._detokenizer.push(token_id), check=self.num_tokens > self._min_tokens)
+
+    def push_silent(self) -> None:
+        """A token without text: the one that ends the generation."""
+        self.num_tokens += 1
+
+    def flush(self) -> str | StopHit:
+        """What was held back: no token follows."""
+        out = self._check.push(self._detokenizer.flush(), check=self.num_tokens > self._min_tokens)
+        return out if isinstance(out, StopHit) else out + self._check.flush()
+
+
+Deliver = Callable[[inference_pb2.GenerateResponse | RpcError], None]
+
+
+class Generation:
+    """Turns a request's tokens into GenerateResponses, handed to `deliver`. A TokenListener."""
+
+    def __init__(
+        self,
+        detokenizers: Detokenizers,
+        options: OutputOptions,
+        prompt_token_ids: Sequence[int],
+        deliver: Deliver,
+        span: Span,
+        arrived: float,
+    ) -> None:
+        """arrived: time.monotonic() when the request did."""
+        self._detokenizers = detokenizers
+        self._include_stop = options.include_stop_str_in_output
+        self._text = OutputText(detokenizers, options)
+        self._prompt_token_ids: Sequence[int] | None = prompt_token_ids
+        self._usage = common_pb2.Usage(prompt_tokens=len(prompt_token_ids))
+        self._deliver = deliver
+        self._span = span
+        self._arrived = arrived
+        self._last_news = 0.0
+        self._has_news = False
+        self.finished = False
+        # Called when a stop string ends the request, which the scheduler cannot know.
+        self.stop_upstream: Callable[[], None] = lambda: None
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Takes in tokens whose text was delivered by an earlier attempt; may finish the request."""
+        for token_id in token_ids:
+            out = self._text.push(token_id)
+            if isinstance(out, StopHit):
+                self._finish_at(out, "", (), None)
+                return
+
+    def on_tokens(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: common_pb2.FinishReason,
+        cached_tokens: int,
+        stop_token_id: int | None,
+        logprobs: common_pb2.Logprobs | None,
+    ) -> None:
+        self._observe(token_ids, cached_tokens)
+        output, text = self._text, ""
+        # The token that ends a generation is counted, but its text is returned only on request.
+        num_silent = 1 if finish_reason == STOP and token_ids and not self._include_stop else 0
+        for index in range(len(token_ids) - num_silent):
+            out = output.push(token_ids[index])
+            if isinstance(out, StopHit):
+                self._finish_at(out, text, token_ids[: index + 1], logprobs)
+                if not finish_reason:
+                    self.stop_upstream()
+                return
+            text += out
+        if num_silent:
+            output.push_silent()
+        if not finish_reason:
+            self._deliver(self._response(text, token_ids, logprobs))
+            return
+        tail = output.flush()
+        if isinstance(tail, StopHit):
+            self._finish_at(tail, text, token_ids, logprobs)
+            return
+        response = self._response(text + tail, token_ids, logprobs)
+        response.finish_reason = finish_reason
+        if stop_token_id is not None:
+            response.stop_token_id = stop_token_id
+        self._finish(response)
+
+    def on_error(self, error: RpcError) -> None:
+        if self.finished:
+            return
+        self.finished = True
+        self._span.end(error=error.message)
+        self._deliver(error)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest. Nothing is delivered any more."""
+        if not self.finished:
+            self.finished = True
+            self._span.end({"pagewire.finish_reason": "abort"})
+
+    def _observe(self, token_ids: Sequence[int], cached_tokens: int) -> None:
+        now = time.monotonic()
+        if not self._has_news:
+            # Kept from then on: a request that is computed anew after an interruption hits its own blocks.
+            self._usage.cached_tokens = cached_tokens
+            self._has_news = True
+        if token_ids:
+            stats.DETOKENIZED_TOKENS.inc(len(token_ids))
+            if self._last_news:
+                stats.INTER_TOKEN_LATENCY.observe(now - self._last_news)
+            else:
+                stats.TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
+            self._last_news = now
+
+    def _finish_at(
+        self, hit: StopHit, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
+    ) -> None:
+        stats.STOP_STRING_HITS.inc()
+        # Text of a replayed hit was delivered together with its last token.
+        response = self._response(text + hit.text if token_ids else "", token_ids, logprobs)
+        response.finish_reason = STOP
+        response.stop_string = hit.stop_string
+        self._finish(response)
+
+    def _finish(self, response: inference_pb2.GenerateResponse) -> None:
+        self.finished = True
+        stats.E2E_LATENCY.observe(time.monotonic() - self._arrived)
+        self._span.end(
+            {
+                "gen_ai.usage.input_tokens": self._usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": self._usage.completion_tokens,
+                "pagewire.finish_reason": common_pb2.FinishReason.Name(response.finish_reason),
+            }
+        )
+        self._deliver(response)
+
+    def _response(
+        self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
+    ) -> inference_pb2.GenerateResponse:
+        self._usage.completion_tokens = self._text.num_tokens
+        response = inference_pb2.GenerateResponse(text=text, token_ids=token_ids, usage=self._usage)
+        if self._prompt_token_ids is not None:
+            response.prompt_token_ids.extend(self._prompt_token_ids)
+            self._prompt_token_ids = None
+        if logprobs is not None:
+            response.logprobs.extend(self._token_logprobs(logprobs, len(token_ids)))
+        return response
+
+    def _token_logprobs(self, logprobs: common_pb2.Logprobs, num_tokens: int) -> list[inference_pb2.TokenLogprob]:
+        """Columns to one message per token, its alternatives inside."""
+        per_token = logprobs.entries_per_token
+        entries = [
+            self._token_logprob(token_id, logprob)
+            for token_id, logprob in zip(
+                logprobs.token_ids[: num_tokens * per_token], logprobs.logprobs[: num_tokens * per_token], strict=True
+            )
+        ]
+        chosen = entries[::per_token]
+        for index, token in enumerate(chosen):
+            token.top_logprobs.extend(entries[index * per_token + 1 : (index + 1) * per_token])
+        return chosen
+
+    def _token_logprob(self, token_id: int, logprob: float) -> inference_pb2.TokenLogprob:
+        data = self._detokenizers.token_bytes(token_id)
+        return inference_pb2.TokenLogprob(
+            token_id=token_id, logprob=logprob, token=data.decode("utf-8", "replace"), token_bytes=data
+        )
+
+
+def generate_span(traceparent: str) -> Span:
+    return Span("tokenizer.generate", traceparent, kind=SpanKind.SERVER)

@@ -1,0 +1,98 @@
+"""The tokenizer process."""
+
+import asyncio
+import logging
+import re
+import time
+
+import grpc
+
+from pagewire import rpc, telemetry
+from pagewire.config import TokenizerConfig
+from pagewire.errors import StartupError
+from pagewire.models import default_served_name, resolve_model
+from protos.pagewire.v1 import inference_pb2, inference_pb2_grpc
+from services.tokenizer.chat import read_template
+from services.tokenizer.codec import CodecSource
+from services.tokenizer.pool import TokenizerPool
+from services.tokenizer.scheduler_link import SchedulerLink
+from services.tokenizer.servicer import InferenceServicer
+from services.tokenizer.text_generator import TextGenerator
+
+logger = logging.getLogger(__name__)
+
+_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+
+async def serve(config: TokenizerConfig) -> None:
+    """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
+    telemetry.serve_metrics(config.metrics_port)
+    pool = await asyncio.to_thread(load_pool, config)
+    try:
+        async with rpc.channel(config.scheduler_address) as channel:
+            await _serve(config, pool, channel)
+    finally:
+        pool.close()
+
+
+async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio.Channel) -> None:
+    link = SchedulerLink(channel, config.scheduler_address, recovery_timeout=config.recovery_timeout)
+    server = make_server(config, pool, link, channel)
+    await server.start()
+    tasks = [
+        asyncio.create_task(rpc.wait_for_signal(), name="signal"),
+        asyncio.create_task(link.run(), name="scheduler"),
+        asyncio.create_task(report_availability(link, server), name="availability"),
+    ]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()  # a defect ends the process, loudly; its supervisor starts it again
+    await server.stop(link.drained())
+    await rpc.cancel(tasks)
+
+
+def load_pool(config: TokenizerConfig) -> TokenizerPool:
+    """Raises StartupError naming the flag or the file that is wrong."""
+    started = time.monotonic()
+    path = resolve_model(config.tokenizer or config.model)
+    try:
+        template = read_template(config.chat_template) if config.chat_template else None
+        pool = TokenizerPool(
+            CodecSource(str(path), template), size=config.tokenizer_pool_size, kind=config.tokenizer_pool_type
+        )
+    except (ValueError, OSError) as error:
+        raise StartupError(f"no tokenizer: {error}") from error
+    logger.info("tokenizer %s, %d workers, loaded in %.1f s", path, pool.size, time.monotonic() - started)
+    return pool
+
+
+def make_server(
+    config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink, channel: grpc.aio.Channel
+) -> rpc.Server:
+    """The gRPC server; `channel` leads to the scheduler, whose metrics are asked for. Raises StartupError."""
+    try:
+        generator = TextGenerator(pool, link, served_names(config))
+    except ValueError as error:
+        raise StartupError(f"no tokenizer: {error}") from error
+    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+    servicer = InferenceServicer(generator, root=config.model)
+    server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
+    server.add_admin("tokenizer", [channel])
+    return server
+
+
+def served_names(config: TokenizerConfig) -> tuple[str, ...]:
+    """Raises StartupError if --served-model-name names nothing."""
+    if config.served_model_name is None:
+        return (default_served_name(config.model),)
+    names = tuple(dict.fromkeys(name for name in re.split(r"[,\s]+", config.served_model_name) if name))
+    if not names:
+        raise StartupError("--served-model-name is empty; name the model, or leave the flag out")
+    return names
+
+
+async def report_availability(link: SchedulerLink, server: rpc.Server) -> None:
+    """Ready while requests can be served: not before the model is known, nor after the scheduler was given up."""
+    while True:
+        await server.set_serving(link.available)
+        await link.wait_changed()

@@ -1,0 +1,73 @@
+"""From a request's prompt to what the pool encodes."""
+
+import json
+from typing import Any
+
+import grpc
+
+from pagewire.rpc import RpcError
+from protos.pagewire.v1 import inference_pb2
+from services.tokenizer.chat import Chat, ChatError
+from services.tokenizer.pool import TokenizerPool
+
+
+async def encode_prompt(
+    pool: TokenizerPool, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+) -> list[int]:
+    """The prompt's token ids; may be empty. Raises RpcError (INVALID_ARGUMENT)."""
+    add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else None
+    match request.WhichOneof("prompt"):
+        case "text":
+            return await pool.encode_text(request.text, add_special_tokens=add_special_tokens is not False)
+        case "chat":
+            try:
+                return await pool.encode_chat(to_chat(request.chat), add_special_tokens=add_special_tokens is True)
+            except ChatError as error:
+                raise invalid(str(error)) from error
+        case "token_ids":
+            return list(request.token_ids.ids)  # type: ignore[union-attr]
+        case _:
+            raise invalid("the request has no prompt; set text, chat or token_ids")
+
+
+def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
+    """Raises RpcError (INVALID_ARGUMENT)."""
+    if prompt.HasField("add_generation_prompt"):
+        add_generation_prompt = prompt.add_generation_prompt
+    else:
+        add_generation_prompt = not prompt.continue_final_message
+    return Chat(
+        messages=[_message(message) for message in prompt.messages],
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        chat_template=prompt.chat_template,
+        template_kwargs=_template_kwargs(prompt.chat_template_kwargs_json),
+    )
+
+
+def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
+    """Keys without a value are absent, as templates expect it."""
+    plain: dict[str, Any] = {"role": message.role}
+    if message.HasField("content"):
+        plain["content"] = message.content
+    elif message.parts:
+        plain["content"] = [{"type": "text", "text": part.text} for part in message.parts]
+    if message.HasField("name"):
+        plain["name"] = message.name
+    return plain
+
+
+def _template_kwargs(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        kwargs = json.loads(text)
+    except ValueError as error:
+        raise invalid(f"chat_template_kwargs is not valid JSON: {error}") from error
+    if not isinstance(kwargs, dict):
+        raise invalid(f"chat_template_kwargs must be a JSON object, not {type(kwargs).__name__}")
+    return kwargs
+
+
+def invalid(message: str) -> RpcError:
+    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)

@@ -1,0 +1,39 @@
+"""Prometheus metrics of the tokenizer service."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from pagewire.telemetry import LATENCY_BUCKETS
+
+_P = "pagewire:"
+
+POOL_WORKERS = Gauge(_P + "tokenizer_pool_workers", "Tokenizer workers")
+POOL_BUSY_WORKERS = Gauge(_P + "tokenizer_pool_busy_workers", "Tokenizer workers at work")
+POOL_BUSY_SECONDS = Counter(
+    _P + "tokenizer_pool_busy_seconds", "Time that workers worked; its rate over the number of workers is utilisation"
+)
+POOL_QUEUE_LENGTH = Gauge(_P + "tokenizer_pool_queue_length", "Jobs that wait for a tokenizer worker")
+POOL_WAIT = Histogram(
+    _P + "tokenizer_pool_wait_seconds", "Time that a job waited for a tokenizer worker", buckets=LATENCY_BUCKETS
+)
+POOL_WORKER_DEATHS = Counter(_P + "tokenizer_pool_worker_deaths", "Tokenizer worker processes that died at work")
+ENCODE_TIME = Histogram(
+    _P + "tokenizer_encode_seconds", "Time to render and encode one prompt, without waiting", buckets=LATENCY_BUCKETS
+)
+
+REQUESTS_IN_FLIGHT = Gauge(_P + "tokenizer_requests_in_flight", "Requests that the scheduler works on for us")
+DETOKENIZED_TOKENS = Counter(_P + "detokenized_tokens", "Output tokens turned into text")
+STOP_STRING_HITS = Counter(_P + "stop_string_hits", "Requests ended by a stop string")
+RESUBMISSIONS = Counter(_P + "tokenizer_resubmissions", "Requests sent again after the stream to the scheduler broke")
+UNREAD_CANCELLATIONS = Counter(
+    _P + "tokenizer_unread_cancellations", "Requests cancelled because their client did not read"
+)
+
+TIME_TO_FIRST_TOKEN = Histogram(
+    _P + "time_to_first_token_seconds", "From a request's arrival to its first token", buckets=LATENCY_BUCKETS
+)
+INTER_TOKEN_LATENCY = Histogram(
+    _P + "inter_token_latency_seconds", "Between two deliveries of tokens to a request", buckets=LATENCY_BUCKETS
+)
+E2E_LATENCY = Histogram(
+    _P + "e2e_request_latency_seconds", "From a request's arrival to its end", buckets=LATENCY_BUCKETS
+)

@@ -1,0 +1,151 @@
+"""Starts requests: checks and encodes the prompt, resolves what the scheduler must be told, submits.
+
+Knows no gRPC call: servicers hand in a request and a function that takes its responses.
+"""
+
+import asyncio
+import secrets
+import time
+
+import grpc
+
+from pagewire.rpc import RpcError
+from pagewire.telemetry import Span
+from protos.pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
+from services.tokenizer.detokenizer import Detokenizers
+from services.tokenizer.generation import Deliver, Generation, OutputOptions, generate_span
+from services.tokenizer.pool import TokenizerPool
+from services.tokenizer.prompts import encode_prompt, invalid
+from services.tokenizer.scheduler_link import SchedulerLink
+
+
+class LiveGeneration:
+    """A request that was started; abort() when nobody wants the rest."""
+
+    def __init__(self, generation: Generation, link: SchedulerLink) -> None:
+        self._generation = generation
+        self._link = link
+        self._request_id: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._generation.finished
+
+    def submit(self, request: scheduler_pb2.TokenRequest) -> None:
+        """Raises RpcError (UNAVAILABLE)."""
+        self._request_id = self._link.submit(request, self._generation)
+
+    def abort(self) -> None:
+        """Ends it here and at the scheduler; nothing is delivered any more. Harmless after the end."""
+        self._generation.cancel()
+        if self._request_id is not None:
+            self._link.abort(self._request_id)
+
+
+class TextGenerator:
+    """Everything that requests share: the pool, the vocabulary's pieces, the link to the scheduler."""
+
+    def __init__(self, pool: TokenizerPool, link: SchedulerLink, served_model_names: tuple[str, ...]) -> None:
+        """Raises UnsupportedDecoderError."""
+        self.pool = pool
+        self.link = link
+        self.served_model_names = served_model_names
+        self._detokenizers = Detokenizers(pool.codec.tokenizer)
+
+    @property
+    def max_model_len(self) -> int:
+        """0 = not known yet."""
+        info = self.link.model_info
+        return info.max_model_len if info is not None else 0
+
+    def check_model(self, name: str) -> None:
+        """Raises RpcError (NOT_FOUND) for a model that is not served; empty = the only one."""
+        if name and name not in self.served_model_names:
+            raise RpcError(
+                grpc.StatusCode.NOT_FOUND,
+                f"the model {name!r} does not exist; served here: {', '.join(self.served_model_names)}",
+            )
+
+    async def start(
+        self, request: inference_pb2.GenerateRequest, deliver: Deliver, traceparent: str = ""
+    ) -> LiveGeneration:
+        """Its responses go to `deliver`, as soon as this runs; the last one has a finish_reason or is an RpcError.
+
+        Raises RpcError for a request that cannot be served.
+        """
+        arrived = time.monotonic()
+        span = generate_span(traceparent or request.traceparent)
+        try:
+            options = output_options(request)
+            self.check_model(request.model)
+            prompt_token_ids = await self._encode(request, span)
+            info = await self.link.wait_for_model()
+            check_prompt(prompt_token_ids, info.max_model_len)
+            generation = Generation(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
+            live = LiveGeneration(generation, self.link)
+            generation.stop_upstream = live.abort
+            generation.replay(request.resume_token_ids)
+            if not generation.finished:
+                live.submit(token_request(request, prompt_token_ids, info, span.traceparent))
+            return live
+        except (RpcError, asyncio.CancelledError) as error:
+            span.end(error=str(error) or "cancelled")
+            raise
+
+    async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> list[int]:
+        if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids":
+            raise invalid("resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them")
+        span = Span("tokenizer.encode", parent.traceparent)
+        try:
+            token_ids = await encode_prompt(self.pool, request)
+        except RpcError as error:
+            span.end(error=error.message)
+            raise
+        span.end({"pagewire.prompt_tokens": len(token_ids)})
+        return token_ids
+
+
+def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
+    """Raises RpcError (INVALID_ARGUMENT) for empty stop strings."""
+    if "" in request.stop:
+        raise invalid("stop contains an empty string; every stop string must have at least one character")
+    return OutputOptions(
+        stop=tuple(request.stop),
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
+        min_tokens=request.sampling_params.min_tokens,
+    )
+
+
+def check_prompt(prompt_token_ids: list[int], max_model_len: int) -> None:
+    """Raises RpcError (INVALID_ARGUMENT) unless there is a prompt and room for one token after it."""
+    if not prompt_token_ids:
+        raise invalid("the prompt is empty; it must have at least one token")
+    if len(prompt_token_ids) >= max_model_len:
+        raise invalid(
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt has "
+            f"{len(prompt_token_ids)} tokens; at least one must be left for the output. Please shorten the prompt."
+        )
+
+
+def token_request(
+    request: inference_pb2.GenerateRequest,
+    prompt_token_ids: list[int],
+    info: common_pb2.ModelInfo,
+    traceparent: str,
+) -> scheduler_pb2.TokenRequest:
+    """The request at token level, with what must survive a resubmission resolved: the seed and max_tokens."""
+    params = common_pb2.SamplingParams()
+    params.CopyFrom(request.sampling_params)
+    if not params.HasField("seed"):
+        params.seed = secrets.randbits(63)
+    left = info.max_model_len - len(prompt_token_ids)
+    if not params.HasField("max_tokens") or params.max_tokens > left:
+        params.max_tokens = left
+    return scheduler_pb2.TokenRequest(
+        prompt_token_ids=prompt_token_ids,
+        resume_token_ids=request.resume_token_ids,
+        sampling_params=params,
+        traceparent=traceparent,
+        external_id=request.request_id,
+    )

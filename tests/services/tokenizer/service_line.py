@@ -1,0 +1,270 @@
+"""The tokenizer service on a real socket, in front of a scheduler whose tokens are scripted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from pagewire import rpc
+from pagewire.config import TokenizerConfig
+from protos.pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from services.tokenizer.main import load_pool, make_server, report_availability
+from services.tokenizer.pool import TokenizerPool
+from services.tokenizer.scheduler_link import SchedulerLink
+
+EOS = 2
+_SCHEDULER = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+Script = Callable[[scheduler_pb2.TokenRequest], list[int]]
+
+
+@dataclass
+class _Running:
+    request: scheduler_pb2.TokenRequest
+    output: list[int]
+    num_sent: int
+    stream: asyncio.Queue
+
+
+@dataclass
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Sends each request the tokens that `script` gives for it, one per step(), resuming as the contract says."""
+
+    script: Script
+    max_model_len: int = 1000
+    # A step follows each message and each step, or only step() makes one.
+    auto: bool = True
+    tokens_per_step: int = 1
+    requests: list[scheduler_pb2.TokenRequest] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    num_streams: int = 0
+    # Said instead of tokens, by the index of the request's arrival.
+    errors: dict[int, common_pb2.RequestError] = field(default_factory=dict)
+    _running: dict[tuple[int, int], _Running] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Connect(self, request_iterator, context):
+        self.num_streams += 1
+        stream_id, queue = self.num_streams, asyncio.Queue()
+        info = common_pb2.ModelInfo(
+            model="fake", max_model_len=self.max_model_len, vocab_size=49_152, eos_token_ids=[EOS], max_logprobs=20
+        )
+        yield scheduler_pb2.SchedulerServiceConnectResponse(hello=info)
+
+        async def read() -> None:
+            async for message in request_iterator:
+                for request in message.requests:
+                    self._start(stream_id, queue, request)
+                for request_id in message.abort_request_ids:
+                    self.aborted.append(request_id)
+                    self._running.pop((stream_id, request_id), None)
+                self._notify()
+
+        reader = asyncio.create_task(read())
+        try:
+            while True:
+                changed = self._changed
+                if self.auto and queue.empty():
+                    self._step_stream(stream_id)
+                if queue.empty():
+                    await changed.wait()
+                else:
+                    yield queue.get_nowait()
+        finally:
+            for key in [key for key in self._running if key[0] == stream_id]:
+                del self._running[key]
+            await rpc.cancel([reader])
+
+    def _start(self, stream_id: int, queue: asyncio.Queue, request: scheduler_pb2.TokenRequest) -> None:
+        self.requests.append(request)
+        error = self.errors.get(len(self.requests) - 1)
+        if error is not None:
+            message = scheduler_pb2.SchedulerServiceConnectResponse(
+                request_ids=[request.request_id],
+                num_tokens=[0],
+                finish_reasons=[common_pb2.FINISH_REASON_ERROR],
+                cached_tokens=[0],
+            )
+            message.errors[0].CopyFrom(error)
+            queue.put_nowait(message)
+            return
+        output = self.script(request)[: request.sampling_params.max_tokens]
+        resumed = list(request.resume_token_ids)
+        assert output[: len(resumed)] == resumed, "resumed with tokens that were never sent"
+        self._running[stream_id, request.request_id] = _Running(request, output, len(resumed), queue)
+
+    def step(self) -> None:
+        """tokens_per_step tokens to every request."""
+        for stream_id in {stream_id for stream_id, _ in self._running}:
+            self._step_stream(stream_id)
+        self._notify()
+
+    def _step_stream(self, stream_id: int) -> None:
+        message = scheduler_pb2.SchedulerServiceConnectResponse()
+        queue = None
+        for key, running in list(self._running.items()):
+            if key[0] != stream_id:
+                continue
+            queue = running.stream
+            new = running.output[running.num_sent : running.num_sent + self.tokens_per_step]
+            running.num_sent += len(new)
+            reason = common_pb2.FINISH_REASON_UNSPECIFIED
+            if running.num_sent >= len(running.output):
+                stops = bool(new) and new[-1] == EOS
+                reason = common_pb2.FINISH_REASON_STOP if stops else common_pb2.FINISH_REASON_LENGTH
+                del self._running[key]
+            if running.request.sampling_params.HasField("logprobs"):
+                k = running.request.sampling_params.logprobs + 1
+                message.logprobs[len(message.request_ids)].CopyFrom(
+                    common_pb2.Logprobs(
+                        entries_per_token=k,
+                        token_ids=[token + i for token in new for i in range(k)],
+                        logprobs=[-0.5 - i for _ in new for i in range(k)],
+                        ranks=[1] * len(new),
+                    )
+                )
+            message.request_ids.append(key[1])
+            message.num_tokens.append(len(new))
+            message.token_ids.extend(new)
+            message.finish_reasons.append(reason)
+            message.cached_tokens.append(16 * self.num_streams)
+        if queue is not None:
+            queue.put_nowait(message)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for what the service does to reach this side."""
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 (what is awaited happens behind a socket)
+                await asyncio.sleep(0.005)
+
+
+class TokenizerLine:
+    """Fake scheduler and real tokenizer service on unix sockets below `directory`."""
+
+    def __init__(self, directory: Path, scheduler: FakeScheduler, model: Path, **config: object) -> None:
+        self.scheduler = scheduler
+        self.config = TokenizerConfig(
+            model=str(model),
+            listen=f"unix:{directory}/tokenizer.sock",
+            scheduler_address=f"unix:{directory}/scheduler.sock",
+            **config,
+        )
+        self._scheduler_server: rpc.Server | None = None
+
+    async def start_scheduler(self) -> None:
+        server = rpc.Server([self.config.scheduler_address])
+        server.add(self.scheduler, scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _SCHEDULER)
+        await server.start()
+        self._scheduler_server = server
+
+    async def kill_scheduler(self) -> None:
+        if self._scheduler_server is not None:
+            await self._scheduler_server.stop()
+            self._scheduler_server = None
+
+    @asynccontextmanager
+    async def running(
+        self, *, with_scheduler: bool = True, pool: TokenizerPool | None = None
+    ) -> AsyncIterator["TokenizerLine"]:
+        if with_scheduler:
+            await self.start_scheduler()
+        self.pool = pool or await asyncio.to_thread(load_pool, self.config)
+        upstream = rpc.channel(self.config.scheduler_address)
+        self.link = SchedulerLink(
+            upstream, self.config.scheduler_address, recovery_timeout=self.config.recovery_timeout
+        )
+        server = make_server(self.config, self.pool, self.link, upstream)
+        await server.start()
+        tasks = [asyncio.create_task(self.link.run()), asyncio.create_task(report_availability(self.link, server))]
+        self.channel = rpc.channel(self.config.listen)
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        try:
+            yield self
+            for task in tasks:
+                assert not task.done(), task
+        finally:
+            await self.channel.close()
+            await server.stop()
+            await rpc.cancel(tasks)
+            await upstream.close()
+            await self.kill_scheduler()
+            if pool is None:
+                self.pool.close()
+
+    async def generate(self, **fields: object) -> "Collected":
+        collected = Collected()
+        async for response in self.stub.Generate(inference_pb2.GenerateRequest(**fields)):
+            collected.add(response)
+        return collected
+
+
+@dataclass
+class Collected:
+    """What a client knows of one request."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[inference_pb2.TokenLogprob] = field(default_factory=list)
+    usage: common_pb2.Usage = field(default_factory=common_pb2.Usage)
+    finish_reason: int = 0
+    stop_string: str = ""
+    responses: list[inference_pb2.GenerateResponse] = field(default_factory=list)
+    error: common_pb2.RequestError | None = None
+
+    def add(self, response: inference_pb2.GenerateResponse) -> None:
+        assert not self.finish_reason, "news after the end"
+        assert self.responses == [] or not response.prompt_token_ids, "the prompt comes once"
+        self.responses.append(response)
+        self.text += response.text
+        self.token_ids += response.token_ids
+        self.prompt_token_ids += response.prompt_token_ids
+        self.logprobs += response.logprobs
+        self.usage = response.usage
+        self.finish_reason = response.finish_reason
+        self.stop_string = response.stop_string
+        assert self.usage.completion_tokens >= len(self.token_ids)
+
+
+class Gateway:
+    """A gateway's end of Connect."""
+
+    def __init__(self, line: TokenizerLine) -> None:
+        self.call = line.stub.Connect()
+        self.requests: dict[int, Collected] = {}
+
+    async def send(self, requests: dict[int, inference_pb2.GenerateRequest] | None = None, aborts=()) -> None:
+        requests = requests or {}
+        for number in requests:
+            self.requests[number] = Collected()
+        numbered = [inference_pb2.NumberedRequest(number=n, request=request) for n, request in requests.items()]
+        await self.call.write(inference_pb2.ConnectRequest(requests=numbered, abort_numbers=aborts))
+
+    async def read(self) -> inference_pb2.ConnectResponse:
+        response = await asyncio.wait_for(self.call.read(), 20)
+        assert response is not grpc.aio.EOF
+        numbers = [one.number for one in response.responses]
+        assert len(set(numbers)) == len(numbers), "one entry per request"
+        for one in response.responses:
+            if one.WhichOneof("outcome") == "error":
+                self.requests[one.number].error = one.error
+            else:
+                self.requests[one.number].add(one.response)
+        return response
+
+    async def read_until_finished(self, *numbers: int) -> None:
+        def done(request: Collected) -> bool:
+            return bool(request.finish_reason) or request.error is not None
+
+        while not all(done(self.requests[number]) for number in numbers):
+            await self.read()

@@ -1,0 +1,453 @@
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pagewire import rpc
+from protos.pagewire.v1 import common_pb2, inference_pb2
+from services.tokenizer import delivery
+from services.tokenizer.codec import CodecSource
+from services.tokenizer.pool import TokenizerPool
+from tests.services.tokenizer.service_line import EOS, FakeScheduler, Gateway, TokenizerLine
+
+STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
+TEXT = "Hello 👍🏽 world, the end.\nAnd 北京 more END of it"
+
+
+@pytest.fixture(scope="module")
+def pool(smollm2_gguf: Path):
+    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def tokens(smollm2):
+    return lambda text: smollm2.encode(text, add_special_tokens=False)
+
+
+@pytest.fixture
+def make_line(tmp_path: Path, smollm2_gguf: Path, tokens):
+    def make(text: str = TEXT, *, config: dict | None = None, eos: bool = True, **scheduler) -> TokenizerLine:
+        output = tokens(text) + [EOS] * eos
+        fake = FakeScheduler(scheduler.pop("script", lambda request: output), **scheduler)
+        return TokenizerLine(tmp_path, fake, smollm2_gguf, **(config or {}))
+
+    return make
+
+
+async def code_of(awaitable) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await awaitable
+    return caught.value.code(), caught.value.details()
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+async def test_generate(make_line, pool, tokens, tokens_per_step) -> None:
+    async with make_line(tokens_per_step=tokens_per_step).running(pool=pool) as line:
+        result = await line.generate(text="Say", sampling_params=common_pb2.SamplingParams(max_tokens=200))
+    assert result.text == TEXT
+    assert result.token_ids == [*tokens(TEXT), EOS]
+    assert result.prompt_token_ids == tokens("Say")
+    assert result.finish_reason == STOP
+    assert result.usage == common_pb2.Usage(
+        prompt_tokens=len(tokens("Say")), completion_tokens=len(result.token_ids), cached_tokens=16
+    )
+    assert not any("\ufffd" in response.text for response in result.responses)
+
+
+async def test_length_finish_flushes_incomplete_characters(make_line, pool) -> None:
+    async with make_line("🧑", eos=False).running(pool=pool) as line:
+        result = await line.generate(text="Say", sampling_params=common_pb2.SamplingParams(max_tokens=1))
+    assert (result.text, result.finish_reason) == ("\ufffd", LENGTH)
+
+
+async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
+    async with make_line(max_model_len=100).running(pool=pool) as line:
+        await line.generate(text="Say", request_id="mine")
+        params = common_pb2.SamplingParams(max_tokens=5000, seed=7, temperature=0.5)
+        await line.generate(text="Say", sampling_params=params)
+        first, second = line.scheduler.requests
+    assert list(first.prompt_token_ids) == tokens("Say")
+    assert first.external_id == "mine"
+    assert first.sampling_params.HasField("seed")
+    assert first.sampling_params.max_tokens == 100 - len(tokens("Say"))
+    assert (second.sampling_params.seed, second.sampling_params.max_tokens) == (7, 100 - len(tokens("Say")))
+    assert second.sampling_params.temperature == 0.5
+    assert first.request_id != second.request_id
+
+
+async def test_chat_is_rendered(make_line, pool, tokens) -> None:
+    chat = inference_pb2.ChatPrompt(
+        messages=[
+            inference_pb2.ChatMessage(role="system", content="Be brief"),
+            inference_pb2.ChatMessage(role="user", parts=[{"text": "one"}, {"text": "two"}]),
+        ]
+    )
+    expected = "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    async with make_line().running(pool=pool) as line:
+        result = await line.generate(chat=chat)
+        tokenized = await line.stub.Tokenize(inference_pb2.TokenizeRequest(chat=chat, return_token_strs=True))
+    assert result.prompt_token_ids == list(tokenized.token_ids) == tokens(expected)
+    assert list(tokenized.token_strs[:3]) == ["<|im_start|>", "system", "Ċ"]
+    assert tokenized.max_model_len == 1000
+
+
+async def test_special_tokens_are_shown_on_request_but_never_the_one_that_ends_it(make_line, pool) -> None:
+    text = "a<|im_start|>b"
+    async with make_line(text).running(pool=pool) as line:
+        assert (await line.generate(text="x")).text == "ab"
+        assert (await line.generate(text="x", skip_special_tokens=False)).text == text
+        shown = await line.generate(text="x", skip_special_tokens=False, include_stop_str_in_output=True)
+        assert shown.text == text + "<|im_end|>"
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("tokens_per_step", [1, 4, 100])
+async def test_stop_string_ends_here_and_upstream(make_line, pool, tokens, include, tokens_per_step) -> None:
+    line = make_line(TEXT + " and on" * 450, tokens_per_step=tokens_per_step, auto=False)
+    async with line.running(pool=pool):
+        task = asyncio.create_task(line.generate(text="x", stop=["never", " END"], include_stop_str_in_output=include))
+        await line.scheduler.until(lambda: line.scheduler.num_running == 1)
+        while not task.done():
+            line.scheduler.step()
+            await asyncio.sleep(0.01)
+        result = task.result()
+        await line.scheduler.until(lambda: line.scheduler.aborted == [line.scheduler.requests[0].request_id])
+        assert line.link.num_live == 0
+    assert result.text == TEXT[: TEXT.index(" END")] + " END" * include
+    assert (result.finish_reason, result.stop_string) == (STOP, " END")
+    assert result.token_ids == tokens(TEXT)[: len(result.token_ids)]
+    # All tokens up to and including the one that completes the stop string, and no more.
+    completed = line.pool.codec.tokenizer.decode(result.token_ids, skip_special_tokens=True)
+    before = line.pool.codec.tokenizer.decode(result.token_ids[:-1], skip_special_tokens=True)
+    assert " END" in completed and " END" not in before
+    assert result.usage.completion_tokens == len(result.token_ids)
+
+
+async def test_min_tokens_holds_stop_strings_off(make_line, pool) -> None:
+    async with make_line("a b a b a b").running(pool=pool) as line:
+        params = common_pb2.SamplingParams(min_tokens=3)
+        result = await line.generate(text="x", stop=["b"], sampling_params=params)
+    assert (result.text, result.stop_string) == ("a b a ", "b")
+
+
+async def test_logprobs(make_line, pool, tokens) -> None:
+    async with make_line("🧑 x", tokens_per_step=2).running(pool=pool) as line:
+        result = await line.generate(text="x", sampling_params=common_pb2.SamplingParams(logprobs=2))
+    assert [token.token_id for token in result.logprobs] == result.token_ids
+    assert b"".join(token.token_bytes for token in result.logprobs) == "🧑 x<|im_end|>".encode()
+    first = result.logprobs[0]
+    assert (first.logprob, first.token) == (-0.5, first.token_bytes.decode("utf-8", "replace"))
+    assert [top.token_id for top in first.top_logprobs] == [first.token_id + 1, first.token_id + 2]
+    assert [top.logprob for top in first.top_logprobs] == [-1.5, -2.5]
+
+
+@pytest.mark.parametrize("num_resumed", [1, 4, 7])
+async def test_resume_goes_on_with_text_after_the_given_tokens(make_line, pool, tokens, num_resumed) -> None:
+    async with make_line().running(pool=pool) as line:
+        whole = await line.generate(text="Say", stop=["END"])
+        given = whole.token_ids[:num_resumed]
+        before = "".join(response.text for response in whole.responses[:num_resumed])
+        prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
+        resumed = await line.generate(token_ids=prompt, resume_token_ids=given, stop=["END"])
+    assert before + resumed.text == whole.text
+    assert given + resumed.token_ids == whole.token_ids
+    assert resumed.usage.completion_tokens == whole.usage.completion_tokens
+    assert list(line.scheduler.requests[1].resume_token_ids) == given
+
+
+async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, pool, tokens) -> None:
+    async with make_line().running(pool=pool) as line:
+        whole = await line.generate(text="Say", stop=["END"])
+        prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
+        again = await line.generate(token_ids=prompt, resume_token_ids=whole.token_ids, stop=["END"])
+        assert len(line.scheduler.requests) == 1
+    assert (again.text, again.token_ids, again.finish_reason) == ("", [], STOP)
+    assert (again.stop_string, again.usage.completion_tokens) == ("END", len(whole.token_ids))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "no prompt"),
+        ({"text": ""}, "the prompt is empty"),
+        ({"text": "word " * 60}, r"maximum context length is 50 tokens, but the prompt has 61 tokens"),
+        ({"text": "x", "stop": ["a", ""]}, "empty string"),
+        ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
+        ({"chat": inference_pb2.ChatPrompt()}, "at least one message"),
+        (
+            {
+                "chat": inference_pb2.ChatPrompt(
+                    messages=[inference_pb2.ChatMessage(role="user", content="x")], chat_template="{% bad %}"
+                )
+            },
+            "not valid jinja",
+        ),
+        (
+            {
+                "chat": inference_pb2.ChatPrompt(
+                    messages=[inference_pb2.ChatMessage(role="user", content="x")], chat_template_kwargs_json="[1]"
+                )
+            },
+            "JSON object",
+        ),
+    ],
+)
+async def test_bad_requests_say_what_is_wrong(make_line, pool, fields, message) -> None:
+    async with make_line(max_model_len=50).running(pool=pool) as line:
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+            await line.generate(**fields)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert line.scheduler.requests == []
+
+
+async def test_models(make_line, pool) -> None:
+    line = make_line(config={"served_model_name": "one, two three"})
+    async with line.running(pool=pool):
+        await line.generate(text="x", model="two")
+        code, details = await code_of(line.generate(text="x", model="four"))
+        models = (await line.stub.ListModels(inference_pb2.ListModelsRequest())).models
+    assert code == grpc.StatusCode.NOT_FOUND
+    assert "'four'" in details and "one, two, three" in details
+    assert [model.id for model in models] == ["one", "two", "three"]
+    assert (models[0].max_model_len, models[0].has_chat_template) == (1000, True)
+    assert models[0].root == line.config.model
+
+
+async def test_tokenize_and_detokenize(make_line, pool, tokens) -> None:
+    async with make_line().running(pool=pool) as line:
+        text = "a<|im_end|>👍"
+        tokenized = await line.stub.Tokenize(inference_pb2.TokenizeRequest(text=text))
+        assert list(tokenized.token_ids) == tokens(text)
+        assert list(tokenized.token_strs) == []
+        for skip, expected in ((False, text), (True, "a👍")):
+            request = inference_pb2.DetokenizeRequest(token_ids=tokens(text), skip_special_tokens=skip)
+            assert (await line.stub.Detokenize(request)).text == expected
+        code, _ = await code_of(line.stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[-1])))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_errors_of_the_scheduler_are_passed_on(make_line, pool) -> None:
+    full = common_pb2.RequestError(code=8, message="the queue is full")
+    async with make_line(errors={0: full}).running(pool=pool) as line:
+        assert await code_of(line.generate(text="x")) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        assert (await line.generate(text="x")).text == TEXT
+
+
+async def test_connect_carries_many_requests(make_line, pool, tokens) -> None:
+    def script(request) -> list[int]:
+        return [*tokens(f"answer {len(request.prompt_token_ids)}"), EOS]
+
+    async with make_line(script=script, errors={1: common_pb2.RequestError(code=8, message="full")}).running(
+        pool=pool
+    ) as line:
+        gateway = Gateway(line)
+        await gateway.send({7: inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * 3))})
+        await gateway.read_until_finished(7)
+        await gateway.send({8: inference_pb2.GenerateRequest(text="x")})
+        await gateway.read_until_finished(8)
+        await gateway.send(
+            {n: inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * n)) for n in range(10, 40)}
+            | {50: inference_pb2.GenerateRequest(text="")}
+        )
+        await gateway.read_until_finished(*range(10, 40), 50)
+        await gateway.call.done_writing()
+        assert await gateway.call.read() is grpc.aio.EOF
+    assert gateway.requests[7].text == "answer 3"
+    assert (gateway.requests[8].error.code, gateway.requests[8].error.message) == (8, "full")
+    for n in range(10, 40):
+        assert gateway.requests[n].text == f"answer {n}"
+    assert gateway.requests[50].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+async def test_half_closed_stream_still_gets_its_answers(make_line, pool) -> None:
+    async with make_line().running(pool=pool) as line:
+        gateway = Gateway(line)
+        await gateway.send({1: inference_pb2.GenerateRequest(text="x")})
+        await gateway.call.done_writing()
+        await gateway.read_until_finished(1)
+        assert await gateway.call.read() is grpc.aio.EOF
+    assert gateway.requests[1].text == TEXT
+
+
+async def test_gateway_abort_reaches_the_scheduler_and_is_not_answered(make_line, pool) -> None:
+    line = make_line(auto=False)
+    async with line.running(pool=pool):
+        gateway = Gateway(line)
+        await gateway.send({n: inference_pb2.GenerateRequest(text="x", request_id=str(n)) for n in (1, 2)})
+        await line.scheduler.until(lambda: line.scheduler.num_running == 2)
+        first = next(request for request in line.scheduler.requests if request.external_id == "1")
+        await gateway.send(aborts=[1, 99])
+        await line.scheduler.until(lambda: line.scheduler.aborted == [first.request_id])
+        line.scheduler.auto = True
+        line.scheduler.step()
+        await gateway.read_until_finished(2)
+    assert gateway.requests[1].responses == []
+    assert gateway.requests[2].text == TEXT
+
+
+async def test_a_vanished_gateway_ends_all_its_requests(make_line, pool) -> None:
+    line = make_line(auto=False)
+    async with line.running(pool=pool):
+        gateway, other = Gateway(line), Gateway(line)
+        await gateway.send({n: inference_pb2.GenerateRequest(text="x") for n in range(5)})
+        await other.send({1: inference_pb2.GenerateRequest(text="x")})
+        await line.scheduler.until(lambda: line.scheduler.num_running == 6)
+        gateway.call.cancel()
+        await line.scheduler.until(lambda: len(line.scheduler.aborted) == 5)
+        assert line.link.num_live == 1
+
+
+async def test_a_cancelled_call_is_aborted(make_line, pool) -> None:
+    line = make_line(auto=False)
+    async with line.running(pool=pool):
+        call = line.stub.Generate(inference_pb2.GenerateRequest(text="x"))
+        await line.scheduler.until(lambda: line.scheduler.num_running == 1)
+        line.scheduler.step()
+        assert (await call.read()).token_ids
+        call.cancel()
+        await line.scheduler.until(lambda: line.scheduler.aborted != [])
+        assert line.link.num_live == 0
+
+
+async def test_a_number_in_use_is_an_error_of_the_stream(make_line, pool) -> None:
+    async with make_line(auto=False).running(pool=pool) as line:
+        gateway = Gateway(line)
+        await gateway.send({1: inference_pb2.GenerateRequest(text="x")})
+        await gateway.send({1: inference_pb2.GenerateRequest(text="x")})
+        code, details = await code_of(gateway.read())
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "number 1" in details
+
+
+@pytest.mark.parametrize("stop", [[], ["END"]])
+async def test_nothing_is_lost_when_the_scheduler_dies(make_line, pool, tokens, stop) -> None:
+    """Killed again and again in mid-stream; every client gets every token once."""
+    line = make_line(auto=False)
+    async with line.running(pool=pool):
+        undisturbed = TEXT[: TEXT.index("END")] if stop else TEXT
+        gateway = Gateway(line)
+        params = common_pb2.SamplingParams(temperature=1.0)
+        await gateway.send(
+            {n: inference_pb2.GenerateRequest(text="x", stop=stop, sampling_params=params) for n in range(3)}
+        )
+        unary = asyncio.create_task(line.generate(text="x", stop=stop, sampling_params=params))
+        for expected in (4, 8, 12):
+            await line.scheduler.until(lambda expected=expected: len(line.scheduler.requests) == expected)
+            for _ in range(3):
+                line.scheduler.step()
+            await line.scheduler.until(lambda: all(queue_is_read(line)))
+            await line.kill_scheduler()
+            await line.start_scheduler()
+        await line.scheduler.until(lambda: line.scheduler.num_running == 4)
+        line.scheduler.auto = True
+        line.scheduler.step()
+        await gateway.read_until_finished(0, 1, 2)
+        results = [*gateway.requests.values(), await unary]
+    requests = line.scheduler.requests
+    assert len({request.sampling_params.seed for request in requests[:4]}) == 4
+    assert {request.sampling_params.seed for request in requests} == {r.sampling_params.seed for r in requests[:4]}
+    assert any(request.resume_token_ids for request in requests)
+    for result in results:
+        assert result.text == undisturbed
+        assert result.token_ids == [*tokens(TEXT), EOS][: len(result.token_ids)]
+        assert result.usage.completion_tokens == len(result.token_ids)
+        assert result.usage.cached_tokens == 16  # the first attempt's
+
+
+def queue_is_read(line: TokenizerLine) -> list[bool]:
+    return [running.stream.empty() for running in line.scheduler._running.values()]
+
+
+async def test_requests_wait_for_a_scheduler_then_fail(make_line, pool) -> None:
+    line = make_line(config={"recovery_timeout": 0.3})
+    async with line.running(pool=pool, with_scheduler=False):
+        code, details = await code_of(line.generate(text="x"))
+        assert code == grpc.StatusCode.UNAVAILABLE
+        assert "--recovery-timeout" in details
+        await line.start_scheduler()
+        await line.scheduler.until(lambda: line.link.available)
+        assert (await line.generate(text="x")).text == TEXT
+        line.scheduler.auto = False
+        task = asyncio.create_task(line.generate(text="x"))
+        await line.scheduler.until(lambda: line.scheduler.num_running == 1)
+        await line.kill_scheduler()
+        assert (await code_of(task))[0] == grpc.StatusCode.UNAVAILABLE
+        assert line.link.num_live == 0
+
+
+async def test_requests_that_came_before_the_scheduler_are_served(make_line, pool) -> None:
+    line = make_line()
+    async with line.running(pool=pool, with_scheduler=False):
+        assert (await line.stub.Tokenize(inference_pb2.TokenizeRequest(text="x"))).max_model_len == 0
+        task = asyncio.create_task(line.generate(text="x"))
+        await asyncio.sleep(0.05)
+        await line.start_scheduler()
+        assert (await task).text == TEXT
+
+
+async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens, smollm2_gguf) -> None:
+    """A worker is busy with 400,000 characters; meanwhile another request goes on."""
+    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=1)
+    line = make_line(auto=False, max_model_len=10**6)
+    order: list[str] = []
+    try:
+        async with line.running(pool=pool):
+            short = line.stub.Generate(inference_pb2.GenerateRequest(text="x"))
+            await line.scheduler.until(lambda: line.scheduler.num_running == 1)
+            tokenize = line.stub.Tokenize(inference_pb2.TokenizeRequest(text="Lorem ipsum dolor " * 22_000))
+
+            async def wait_long() -> None:
+                await tokenize
+                order.append("long prompt encoded")
+
+            long = asyncio.create_task(wait_long())
+            for index in range(20):
+                line.scheduler.step()
+                await short.read()
+                order.append(f"token {index}")
+            await long
+    finally:
+        pool.close()
+    # Were the event loop, or the interpreter lock, held while encoding, not one token would have come through.
+    assert order.index("long prompt encoded") >= 5, order
+
+
+async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
+    monkeypatch.setattr("services.tokenizer.gateway_session.MAX_UNREAD", 2_000)
+    word = 504
+    line = make_line(script=lambda request: [word] * 200_000, max_model_len=10**6, tokens_per_step=500)
+    async with line.running(pool=pool):
+        # Its answers fill the connection's buffers, then wait in the box, then are too many.
+        lazy = line.stub.Generate(inference_pb2.GenerateRequest(text="x", sampling_params={"logprobs": 5}))
+        params = common_pb2.SamplingParams(max_tokens=1000)
+        quick = await line.generate(text="x", sampling_params=params)
+        assert len(quick.token_ids) == 1000
+        await line.scheduler.until(lambda: line.scheduler.aborted == [line.scheduler.requests[0].request_id])
+        code, details = await code_of(_read_all(lazy))
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "has not read" in details
+
+
+async def _read_all(call) -> None:
+    async for _ in call:
+        pass
+
+
+def test_merged_news_say_the_same() -> None:
+    def response(text: str, token: int, **more) -> inference_pb2.GenerateResponse:
+        usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=token)
+        logprobs = [inference_pb2.TokenLogprob(token_id=token)]
+        return inference_pb2.GenerateResponse(text=text, token_ids=[token], usage=usage, logprobs=logprobs, **more)
+
+    merged = delivery.merge(
+        delivery.merge(response("a", 1, prompt_token_ids=[9]), response("", 2)),
+        response("c", 3, finish_reason=STOP, stop_string="x"),
+    )
+    assert (merged.text, list(merged.token_ids), list(merged.prompt_token_ids)) == ("ac", [1, 2, 3], [9])
+    assert [token.token_id for token in merged.logprobs] == [1, 2, 3]
+    assert (merged.usage.completion_tokens, merged.finish_reason, merged.stop_string) == (3, STOP, "x")
+    failed = rpc.RpcError(grpc.StatusCode.INTERNAL, "x")
+    assert delivery.merge(merged, failed) is failed
