@@ -121,6 +121,12 @@ class Link(Generic[Request, Response]):
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 # The reader sees the same end of stream and reports it.
                 logger.debug("write to %s failed: %s", self._name, error)
+            except asyncio.CancelledError:
+                # The call may have been cancelled under write(), and not this task.
+                current = asyncio.current_task()
+                if current is None or current.cancelling():
+                    raise
+                logger.debug("write to %s failed: the stream was dropped", self._name)
 
     def drop(self) -> None:
         """Ends the current stream, as after a protocol error; run() opens a new one."""
