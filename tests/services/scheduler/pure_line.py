@@ -35,7 +35,8 @@ class PureLine:
     ) -> None:
         self.executor = executor
         self.info = info_of(executor, max_model_len)
-        self.scheduler = Scheduler(SchedulerConfig(**config))
+        self.config = SchedulerConfig(**config)
+        self.scheduler = Scheduler(self.config)
         self.steps: list[Step] = []
         self.outputs: dict[int, list[int]] = {}
         self.ends: dict[int, list[FinishReason]] = {}

@@ -48,7 +48,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
     max_tokens = draw(st.integers(1, 20))
     return Arrival(
         prefix=draw(st.integers(0, 2)),
-        num_prefix_tokens=draw(st.integers(0, 20)),
+        num_prefix_tokens=draw(st.sampled_from([0, 3, 8, 8, 16, 20])),
         own_tokens=tuple(draw(st.lists(tokens, min_size=1, max_size=8))),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
@@ -59,17 +59,17 @@ def arrivals(draw: st.DrawFn) -> Arrival:
     )
 
 
-# What happens next: an arrival, an abort of the i-th live request, a result, a death.
-events = st.one_of(
-    arrivals(),
-    arrivals(),
-    st.tuples(st.just("abort"), st.integers(0, 7)),
-    st.just("schedule"),
-    st.just("schedule"),
-    st.just("receive"),
-    st.just("receive"),
-    st.just("death"),
+# What happens, one after the other; "arrive" takes the next arrival, ("abort", i) the i-th live request.
+events = st.lists(
+    st.one_of(
+        st.sampled_from(["arrive", "arrive", "schedule", "schedule", "schedule", "receive", "receive", "receive"]),
+        st.sampled_from(["arrive", "schedule", "receive", "death", ("abort", 0), ("abort", 3), ("abort", 5)]),
+    ),
+    min_size=20,
+    max_size=80,
 )
+quiet_events = st.lists(st.sampled_from(["arrive", "schedule", "schedule", "receive"]), min_size=20, max_size=60)
+many_arrivals = st.lists(arrivals(), min_size=4, max_size=10)
 
 
 @st.composite
@@ -77,7 +77,7 @@ def lines(draw: st.DrawFn) -> PureLine:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     min_blocks = -(-30 // block_size)  # the longest prompt and one token fit
     executor = FakeExecutor(
-        num_blocks=draw(st.integers(min_blocks, 3 * min_blocks)),
+        num_blocks=min_blocks + draw(st.integers(0, 2 * min_blocks)),
         block_size=block_size,
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 40)),
@@ -112,32 +112,28 @@ def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
     return request, expected[len(resumed) :]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(line=lines(), script=st.lists(events, max_size=60))
-def test_every_request_ends_once_with_its_tokens(line: PureLine, script: list) -> None:
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(line=lines(), to_come=many_arrivals, script=events)
+def test_every_request_ends_once_with_its_tokens(line: PureLine, to_come: list[Arrival], script: list) -> None:
+    to_come = to_come[::-1]
     expected: dict[int, list[int]] = {}
-    live: dict[int, Request] = {}
+    requests: list[Request] = []
     aborted: set[int] = set()
-    num_deaths = 0
-    for event in script:
-        live = {request_id: request for request_id, request in live.items() if not request.is_finished}
-        if isinstance(event, Arrival):
-            request, expected[len(expected) + 1] = add(line, event)
-            live[request.request_id] = request
-        elif isinstance(event, tuple) and live:
-            request = list(live.values())[event[1] % len(live)]
-            if not request.is_finished:
-                num_free_before = line.scheduler.num_free_blocks
-                line.abort(request)
-                assert line.scheduler.num_free_blocks >= num_free_before
-                aborted.add(request.request_id)
+    for event in [*script, *["arrive"] * len(to_come)]:
+        if event == "arrive" and to_come:
+            request, expected[len(requests) + 1] = add(line, to_come.pop())
+            requests.append(request)
         elif event == "schedule":
             line.schedule()
         elif event == "receive" and line.num_in_flight:
             line.receive()
         elif event == "death":
             line.die()
-            num_deaths += 1
+        elif isinstance(event, tuple) and (live := [r for r in requests if not r.is_finished]):
+            request = live[event[1] % len(live)]
+            line.abort(request)
+            assert not request.block_table
+            aborted.add(request.request_id)
     line.run()
 
     for request_id, tokens_to_come in expected.items():
@@ -153,24 +149,26 @@ def test_every_request_ends_once_with_its_tokens(line: PureLine, script: list) -
         assert sum(step.num_scheduled_tokens) <= line.executor.max_num_batched_tokens
 
 
-@settings(max_examples=150, deadline=None)
-@given(line=lines(), script=st.lists(st.one_of(arrivals(), st.just("schedule"), st.just("receive")), max_size=40))
-def test_no_step_schedules_a_token_too_many(line: PureLine, script: list) -> None:
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(line=lines(), to_come=many_arrivals, script=quiet_events)
+def test_no_step_schedules_a_token_too_many(line: PureLine, to_come: list[Arrival], script: list) -> None:
+    to_come = to_come[::-1]
     requests: list[Request] = []
-    for event in script:
-        if isinstance(event, Arrival):
-            requests.append(add(line, event)[0])
+    for event in [*script, *["arrive"] * len(to_come)]:
+        if event == "arrive" and to_come:
+            requests.append(add(line, to_come.pop())[0])
         elif event == "schedule":
             line.schedule()
-        elif line.num_in_flight:
+        elif event == "receive" and line.num_in_flight:
             line.receive()
     line.run()
+    if line.scheduler.num_preemptions:
+        return
 
-    # Each request computes all its tokens but the last, which is sampled only, and but its prefix hits.
+    # Each request computes all its tokens but the last, which is only sampled, and but its prefix hits.
     ran = [request for request in requests if request.num_computed_tokens]
     needed = sum(request.num_tokens - 1 for request in ran) - line.scheduler.num_prefix_hits
+    # Only an end that could not be foreseen costs a token, and only with a second step in flight.
+    num_stopped = sum(line.ends[request.request_id] == [FinishReason.STOP] for request in ran)
     num_overrun = line.executor.num_executed_tokens - needed
-    if line.scheduler.num_preemptions == 0:
-        # Only an end that could not be foreseen costs a token, and only with a second step in flight.
-        num_stopped = sum(line.ends[request.request_id] == [FinishReason.STOP] for request in ran)
-        assert 0 <= num_overrun <= num_stopped * (line.scheduler._config.pipeline_depth - 1)
+    assert 0 <= num_overrun <= num_stopped * (line.config.pipeline_depth - 1)
