@@ -198,10 +198,10 @@ def rope_config(raw: Mapping[str, Any]) -> RopeConfig:
 def layer_windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Sliding window per layer as Qwen configs state it: `layer_types`, or all layers from `max_window_layers` on."""
     num_layers = required(raw, "num_hidden_layers")
-    window = (raw.get("sliding_window") or 0) if raw.get("use_sliding_window", False) else 0
+    window = (raw.get("sliding_window", 4096) or 0) if raw.get("use_sliding_window", False) else 0
     layer_types = raw.get("layer_types")
     if layer_types is None:
-        first = raw.get("max_window_layers", num_layers)
+        first = raw.get("max_window_layers", 28)
         return tuple(window if layer_idx >= first else 0 for layer_idx in range(num_layers))
     windows = {"full_attention": 0, "sliding_attention": window}
     for layer_type in layer_types:

@@ -22,6 +22,6 @@ def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
 
 
 def mistral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
-    """One window for all layers; null, as in Mistral 7B from version 0.2 on, means none."""
+    """One window for all layers; null, as in Mistral 7B from version 0.2 on, means none, no key means 4096."""
     num_layers = required(raw, "num_hidden_layers")
-    return decoder_config(raw, dtype, sliding_windows=(raw.get("sliding_window") or 0,) * num_layers)
+    return decoder_config(raw, dtype, sliding_windows=(raw.get("sliding_window", 4096) or 0,) * num_layers)

@@ -111,6 +111,7 @@ class TransformersModel:
     def __init__(self, causal_lm: Any, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         self._state = AttentionLayers(type(causal_lm).__name__)
         self._decoder = causal_lm.base_model
+        self._text_config = causal_lm.config.get_text_config()
         parameters = list(causal_lm.parameters())  # shared ones once
         self.num_params = sum(parameter.numel() for parameter in parameters)
         self.weight_bytes = sum(parameter.nbytes for parameter in parameters)
@@ -144,6 +145,10 @@ class TransformersModel:
             state.refuse("it does not use transformers' attention interface")
         if len({(call.num_kv_heads, call.head_dim) for call in state.calls.values()}) > 1:
             state.refuse("its layers differ in key/value heads or head size")
+        layer_types = getattr(self._text_config, "layer_types", None)
+        for layer_idx, call in state.calls.items():
+            if layer_types and (layer_types[layer_idx] == "sliding_attention") != (call.sliding_window > 0):
+                state.refuse(f"layer {layer_idx} does not pass the window of its layer_types to attention")
         state.layers = {
             layer_idx: PagedAttention(call.scale, call.sliding_window, call.soft_cap)
             for layer_idx, call in sorted(state.calls.items())
@@ -151,7 +156,7 @@ class TransformersModel:
         return type(output)
 
     def _model_config(self, causal_lm: Any, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        config, calls = causal_lm.config.get_text_config(), self._state.calls
+        config, calls = self._text_config, self._state.calls
         call = next(iter(calls.values()))
         return ModelConfig(
             architecture=self._state.architecture,
@@ -245,6 +250,8 @@ def check_architecture(config: Any, architecture: str, max_model_len: int | None
         refuse(f"transformers has no causal language model for model_type {config.model_type!r}")
     if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
         refuse("it keeps a recurrent state instead of a KV cache (state-space or linear attention)")
+    if checkpoint_is_quantized(config):
+        refuse("config key quantization_config: quantized checkpoints are not supported")
     text_config = config.get_text_config()
     other = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other:
@@ -252,6 +259,12 @@ def check_architecture(config: Any, architecture: str, max_model_len: int | None
     if getattr(text_config, "max_position_embeddings", None) is None:
         refuse("config key max_position_embeddings is missing, its positions have no limit to check against")
     check_length(text_config, max_model_len)
+
+
+def checkpoint_is_quantized(config: Any) -> bool:
+    """transformers marks a GGUF file, which it dequantizes as we do, by a quantization_config of its own."""
+    quantization = getattr(config, "quantization_config", None) or {}
+    return quantization.get("quant_method", "gguf") != "gguf"
 
 
 def check_length(config: Any, max_model_len: int | None) -> None:

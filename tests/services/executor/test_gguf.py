@@ -139,6 +139,14 @@ def test_round_trip(tmp_path: Path, case: str) -> None:
     assert model.num_params == expected.num_parameters()
 
 
+def test_through_transformers(tmp_path: Path) -> None:
+    expected = tiny_model("Qwen2")
+    path = write_gguf(tmp_path / "tiny.gguf", expected, arch="qwen2")
+    model = load(path, model_impl="transformers")
+    assert_same_logits(model, expected)
+    assert model.config.eos_token_ids == (2, 5)
+
+
 def test_rope_scaling_from_metadata(tmp_path: Path) -> None:
     expected = tiny_model("Llama", rope_parameters=dict(ROPE["linear"]))
     extra: dict[str, float | int | str] = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}

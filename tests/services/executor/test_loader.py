@@ -191,6 +191,13 @@ def test_config_values_we_do_not_implement_are_named(tmp_path: Path, changes: di
         load(tmp_path)
 
 
+def test_quantized_checkpoints_are_refused_through_transformers(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Olmo2")
+    edit_config(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(ModelLoadError, match="quantization_config"):
+        load(tmp_path)
+
+
 def test_layer_types_we_do_not_implement_are_named(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Qwen3")
     edit_config(tmp_path, layer_types=["full_attention", "linear_attention", "full_attention"])
