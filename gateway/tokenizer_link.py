@@ -38,13 +38,15 @@ News = list[tuple[int, GenerateResponse]]
 class Generation:
     """One request, with what is needed to submit it again."""
 
-    __slots__ = ("index", "number", "prompt_token_ids", "reply", "request", "token_ids")
+    __slots__ = ("index", "lost_at", "number", "prompt_token_ids", "reply", "request", "token_ids")
 
     def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
         self.request = request
         self.index = index
         self.reply = reply
         self.number = 0
+        # When the stream broke under it, until there is news again.
+        self.lost_at: float | None = None
         self.prompt_token_ids: list[int] = []
         self.token_ids: list[int] = []
 
@@ -227,27 +229,36 @@ class TokenizerLink:
             generation.prompt_token_ids[:] = response.prompt_token_ids
             response.ClearField("prompt_token_ids")
         generation.token_ids.extend(response.token_ids)
+        generation.lost_at = None
         if response.finish_reason:
             del self._live[generation.number]
         generation.reply.push(generation, response)
 
     def on_disconnect(self, reason: str) -> None:
         self._lost_at = time.monotonic()
-        if self._recovery is None:
-            loop = asyncio.get_running_loop()
-            self._recovery = loop.call_later(self._recovery_timeout, self._on_recovery_timeout)
+        for generation in self._live.values():
+            if generation.lost_at is None:
+                generation.lost_at = self._lost_at
+        self._watch_recovery()
+
+    def _watch_recovery(self) -> None:
+        lost = [generation.lost_at for generation in self._live.values() if generation.lost_at is not None]
+        if lost and self._recovery is None:
+            delay = min(lost) + self._recovery_timeout - time.monotonic()
+            self._recovery = asyncio.get_running_loop().call_later(delay, self._on_recovery_timeout)
 
     def _on_recovery_timeout(self) -> None:
-        """recovery_timeout after a break: is there a stream again?"""
+        """recovery_timeout after a break: ends what it hit, unless the stream is up again and only the news is late."""
         self._recovery = None
-        stable = time.monotonic() - self._lost_at > 2 * MAX_BACKOFF_S
-        if stable and self._channel.get_state() is grpc.ChannelConnectivity.READY:
-            return
-        if self._live:
-            logger.error("no tokenizer for %g s: %d requests end", self._recovery_timeout, len(self._live))
-        timeout = self._recovery_timeout
-        self.fail_all(
-            lambda: RpcError(
-                grpc.StatusCode.UNAVAILABLE, f"the tokenizer service was lost and not back in {timeout:g} s"
-            )
-        )
+        now = time.monotonic()
+        up = self._channel.get_state() is grpc.ChannelConnectivity.READY and now - self._lost_at > 2 * MAX_BACKOFF_S
+        overdue = now - self._recovery_timeout
+        for generation in list(self._live.values()):
+            if generation.lost_at is None:
+                continue
+            if up:
+                generation.lost_at = None
+            elif generation.lost_at <= overdue:
+                message = f"the tokenizer service was lost and not back in {self._recovery_timeout:g} s; try again"
+                generation.reply.fail(RpcError(grpc.StatusCode.UNAVAILABLE, message))
+        self._watch_recovery()

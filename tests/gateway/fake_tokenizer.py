@@ -128,9 +128,9 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         await self._server.set_serving(serving)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop()
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
 
     # The multiplexed stream.
 
@@ -143,6 +143,8 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
             while True:
                 await asyncio.sleep(self.step_s)
                 await self.running.wait()
+                if self._server is None:
+                    raise RpcError(grpc.StatusCode.UNAVAILABLE, "the service stops")
                 if self.break_at is not None and any(one.num_done >= self.break_at for one in live.values()):
                     self.break_at = None
                     raise RpcError(grpc.StatusCode.UNAVAILABLE, "broken on purpose")

@@ -90,7 +90,8 @@ async def test_every_parameter_reaches_the_tokenizer(client: httpx.AsyncClient, 
     body = {
         "model": "fake", "prompt": "p", "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.25,
         "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5,
-        "logit_bias": {"65": -100, "66": 2.5}, "seed": -4, "max_tokens": 9, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [1, 2], "logprobs": 0,
+        "logit_bias": {"65": -100, "66": 2.5},
+        "seed": -4, "max_tokens": 9, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [1, 2], "logprobs": 0,
         "priority": -3, "stop": "never", "include_stop_str_in_output": True, "skip_special_tokens": False,
         "add_special_tokens": False, "user": "me", "metadata": {"k": "v"}, "store": False, "best_of": 1, "echo": False,
     }  # fmt: skip
