@@ -50,8 +50,7 @@ class SamplingState:
         self._is_penalized[row] = penalties != (1, 0, 0)
         self._seed[row] = params.seed
         self._num_prompt_tokens[row] = num_prompt_tokens
-        if params.logprobs is not None:
-            self._num_logprobs[row] = min(params.logprobs, self._vocab_size)
+        self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else min(params.logprobs, self._vocab_size)
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
             self._bias[row] = (self._token_ids(ids), np.array(values, dtype=np.float32))
@@ -69,8 +68,7 @@ class SamplingState:
         return token_ids
 
     def clear(self, row: int) -> None:
-        self._is_penalized[row] = False
-        self._num_logprobs[row] = _NO_LOGPROBS
+        """Forgets what not every row has; `fill` overwrites the columns."""
         self._min_len[row] = 0
         self._bias.pop(row, None)
         self._end_token_ids.pop(row, None)

@@ -207,6 +207,17 @@ def test_noise_is_a_fixed_function(seed: int, position: int, column: int):
     assert splitmix_gumbel(42, 0, 0) == pytest.approx(-1.0451110527)
 
 
+def test_noise_belongs_to_the_absolute_position():
+    """Wherever the prompt ends: a request that is resubmitted with its output as prompt goes on the same way."""
+    logits, known = random_logits(1).expand(3, -1), [[1] * 12, [1] * 12, [1] * 13]
+    drawn = [
+        sample_rows(logits, [RowSampling(seed=seed, temperature=5.0)] * 3, known, [12, 4, 12]).token_ids.tolist()
+        for seed in range(10)
+    ]
+    assert all(same == also_same for same, also_same, _ in drawn)
+    assert any(same != later for same, _, later in drawn)
+
+
 def test_draws_follow_the_distribution():
     """Chi-square over 20,000 draws at fixed seeds, with probabilities spread over several groups of ids."""
     vocab_size, draws = 3 * GROUP_SIZE + 16, 20_000
@@ -314,7 +325,7 @@ def test_penalties_follow_their_definition(penalties: dict[str, Any]):
         expected[token_id] -= penalties.get("frequency_penalty", 0.0) * output.count(token_id)
     order = np.argsort(-expected)
     # Peel off the best token by an overwhelming logit bias, again and again: the whole order must agree.
-    for taken in range(8):
+    for taken in range(vocab_size):
         banned = tuple((int(token_id), -1e4) for token_id in order[:taken])
         params = RowSampling(temperature=0, logit_bias=banned, **penalties)
         assert greedy(logits, params, prompt + output, len(prompt)) == order[taken]
