@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from pagewire.rpc import RpcError
 from protos.pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
@@ -80,7 +79,7 @@ def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
     """News without an error."""
     return scheduler_pb2.SchedulerServiceGenerateResponse(
         token_ids=news.token_ids,
-        logprobs=_join(news.logprobs),
+        logprobs=_join(news.logprobs) if news.logprobs else None,
         finish_reason=_finish_reason(news),
         stop_token_id=news.stop_token_id,
         usage=common_pb2.Usage(
@@ -93,38 +92,32 @@ def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
 
 def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServiceConnectResponse:
     """The news of a neighbour's requests, as columns."""
-    token_ids: list[int] = []
-    num_tokens: list[int] = []
-    finish_reasons: list[common_pb2.FinishReason] = []
-    cached_tokens: list[int] = []
-    response = scheduler_pb2.SchedulerServiceConnectResponse()
-    for i, news in enumerate(news_by_id.values()):
-        token_ids += news.token_ids
-        num_tokens.append(len(news.token_ids))
-        finish_reasons.append(_finish_reason(news))
-        cached_tokens.append(news.num_cached_tokens)
+    all_news = news_by_id.values()
+    response = scheduler_pb2.SchedulerServiceConnectResponse(
+        request_ids=news_by_id,
+        num_tokens=[len(news.token_ids) for news in all_news],
+        token_ids=[token_id for news in all_news for token_id in news.token_ids],
+        finish_reasons=[_finish_reason(news) for news in all_news],
+        cached_tokens=[news.num_cached_tokens for news in all_news],
+    )
+    for i, news in enumerate(all_news):
+        if news.logprobs:
+            response.logprobs[i].CopyFrom(_join(news.logprobs))
+        if news.finish_reason is None:
+            continue
         if news.stop_token_id is not None:
             response.stop_token_ids[i] = news.stop_token_id
-        if (logprobs := _join(news.logprobs)) is not None:
-            response.logprobs[i].CopyFrom(logprobs)
         if news.error is not None:
             response.errors[i].CopyFrom(from_error(news.error))
-    response.request_ids.extend(news_by_id)
-    response.num_tokens.extend(num_tokens)
-    response.token_ids.extend(token_ids)
-    response.finish_reasons.extend(finish_reasons)
-    response.cached_tokens.extend(cached_tokens)
     return response
 
 
 def _finish_reason(news: News) -> common_pb2.FinishReason:
-    return cast(common_pb2.FinishReason, int(news.finish_reason or 0))
+    return news.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED  # type: ignore[return-value]
 
 
-def _join(logprobs: Sequence[common_pb2.Logprobs]) -> common_pb2.Logprobs | None:
-    """The log probabilities of consecutive tokens as those of one run."""
-    if len(logprobs) <= 1:
-        return logprobs[0] if logprobs else None
+def _join(logprobs: Sequence[common_pb2.Logprobs]) -> common_pb2.Logprobs:
+    """The log probabilities of consecutive tokens, at least one, as those of one run."""
     joined = common_pb2.Logprobs()
     joined.CopyFrom(logprobs[0])
     for more in logprobs[1:]:

@@ -250,7 +250,7 @@ class Engine:
                 stats.PREFILL_TIME.observe(now - live.first_step_time)
             news = _news(request, [token_id])
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
-                news.logprobs.append(logprobs)
+                news.logprobs = [logprobs]
             if news.finish_reason is not None:
                 self._close(live)
             live.outbox.put(live.number, news)

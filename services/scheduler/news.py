@@ -1,10 +1,10 @@
 """What a client is told about its request."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from pagewire.rpc import RpcError
 from pagewire.streams import Outbox
+from protos.pagewire.v1 import common_pb2
 from services.scheduler.request import FinishReason
 
 
@@ -18,8 +18,8 @@ class News:
     num_cached_tokens: int
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    # One Logprobs message per token, if asked for.
-    logprobs: list[Any] = field(default_factory=list)
+    # One Logprobs message per token; None unless asked for.
+    logprobs: list[common_pb2.Logprobs] | None = None
     # Why it failed; finish_reason is then ERROR.
     error: RpcError | None = None
 
@@ -27,7 +27,7 @@ class News:
 def merge(older: News, newer: News) -> News:
     """News that was not sent yet, and what happened since, as one."""
     older.token_ids += newer.token_ids
-    older.logprobs += newer.logprobs
+    older.logprobs = [*(older.logprobs or ()), *(newer.logprobs or ())] or None
     older.num_output_tokens = newer.num_output_tokens
     older.num_cached_tokens = newer.num_cached_tokens
     older.finish_reason = newer.finish_reason

@@ -52,11 +52,14 @@ class PureLine:
             if error is not None:
                 self.errors[request.request_id] = error
 
-    def die(self) -> None:
-        """The executor loses everything, steps in flight included, and comes back."""
+    def die(self, successor: FakeExecutor | None = None) -> None:
+        """The executor loses everything, steps in flight included, and comes back, or another one does."""
         self.scheduler.detach()
         self.scheduler.check_integrity()
         self.executor.reset()
+        if successor is not None:
+            self.executor = successor
+            self.info = info_of(successor, self.info.max_model_len)
         self._results.clear()
         self.attach()
 

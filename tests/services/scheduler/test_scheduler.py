@@ -306,16 +306,23 @@ def test_a_smaller_executor_ends_what_does_not_fit() -> None:
     line = make_line(num_blocks=64)
     big, small = line.add(prompt_of(1, 60), max_tokens=30), line.add(prompt_of(2, 8), max_tokens=30)
     line.schedule()
-    line.scheduler.detach()
-    line.executor = FakeExecutor(num_blocks=8, block_size=4)
-    smaller = make_line(num_blocks=8)
-    line.info = smaller.info
-    line._results.clear()
-    line.attach()
+    line.die(FakeExecutor(num_blocks=8, block_size=4))
     assert big.finish_reason == FinishReason.ERROR
     assert "8 blocks of 4 tokens = 32" in str(line.errors[1])
     line.run()
     assert small.num_tokens == 32
+
+
+def test_an_executor_with_another_block_size_takes_over() -> None:
+    line = make_line(block_size=4)
+    line.add(prompt_of(1, 30), max_tokens=30)
+    line.schedule()
+    line.die(FakeExecutor(num_blocks=64, block_size=2))
+    line.add(prompt_of(1, 30), max_tokens=30)
+    line.run()
+    for request_id in (1, 2):
+        assert line.outputs[request_id] == expected_output(prompt_of(1, 30), 30, vocab_size=VOCAB_SIZE)
+    assert line.scheduler.num_prefix_hits == 28
 
 
 @pytest.mark.parametrize(

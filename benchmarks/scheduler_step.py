@@ -1,0 +1,121 @@
+"""Scheduler time per decode step, without an executor: `python -m benchmarks.scheduler_step`.
+
+For each number of running requests: schedule() and update() of the pure core, conversion to and from the wire, and the
+news for one neighbour, in microseconds per step and per request.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pagewire.config import SchedulerConfig
+from protos.pagewire.v1 import executor_pb2, scheduler_pb2
+from services.scheduler import convert
+from services.scheduler.news import News
+from services.scheduler.request import Request
+from services.scheduler.sampling_params import SamplingParams
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+
+T = TypeVar("T")
+
+BATCH_SIZES = (16, 64, 256, 1024, 4096)
+NUM_STEPS = 200
+PROMPT_TOKENS = 64
+BLOCK_SIZE = 16
+
+
+class Clock:
+    """Adds up the CPU time of calls by name; other load on the machine does not count."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def time(self, name: str, call: Callable[..., T], *args: Any) -> T:
+        start = time.thread_time()
+        result = call(*args)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - start
+        return result
+
+
+def running_scheduler(num_requests: int) -> Scheduler:
+    """A scheduler whose requests have all been prefilled."""
+    blocks_per_request = -(-(PROMPT_TOKENS + NUM_STEPS + 8) // BLOCK_SIZE)
+    scheduler = Scheduler(SchedulerConfig(pipeline_depth=2))
+    scheduler.attach(
+        ExecutorInfo(
+            incarnation=1,
+            model="none",
+            max_model_len=8192,
+            vocab_size=50_000,
+            eos_token_ids=frozenset([0]),
+            max_logprobs=0,
+            num_blocks=num_requests * blocks_per_request + 64,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=num_requests,
+            max_num_batched_tokens=num_requests * PROMPT_TOKENS,
+        )
+    )
+    for i in range(num_requests):
+        prompt = [1 + (i * 7919 + j) % 40_000 for j in range(PROMPT_TOKENS)]
+        scheduler.add_request(Request(i, prompt, SamplingParams(seed=i)))
+    step = scheduler.schedule()
+    assert step is not None and len(step.sampled) == num_requests
+    scheduler.update(result_of(step))
+    return scheduler
+
+
+def result_of(step: Step) -> StepResult:
+    n = len(step.sampled)
+    return StepResult(step.step_id, [request.request_id for request in step.sampled], [1] * n, [5] * n)
+
+
+def wire_result_of(step: Step) -> executor_pb2.StepResult:
+    result = result_of(step)
+    return executor_pb2.StepResult(
+        step_id=result.step_id,
+        request_ids=result.request_ids,
+        num_tokens=result.num_tokens,
+        token_ids=result.token_ids,
+    )
+
+
+def step_to_wire(step: Step) -> bytes:
+    return convert.from_step(step, []).SerializeToString()
+
+
+def news_response(outputs: Outputs) -> bytes:
+    news = {
+        request.request_id: News([token_id], request.num_prompt_tokens, request.num_output_tokens, 0)
+        for request, token_id in zip(outputs.requests, outputs.token_ids, strict=True)
+    }
+    response: scheduler_pb2.SchedulerServiceConnectResponse = convert.from_all_news(news)
+    return response.SerializeToString()
+
+
+def measure(num_requests: int) -> dict[str, float]:
+    """Microseconds per step by part."""
+    scheduler, clock = running_scheduler(num_requests), Clock()
+    for _ in range(NUM_STEPS):
+        step = clock.time("schedule", scheduler.schedule)
+        assert step is not None
+        clock.time("step to wire", step_to_wire, step)
+        message = wire_result_of(step)
+        result = clock.time("result from wire", convert.to_step_result, message)
+        outputs = clock.time("update", scheduler.update, result)
+        clock.time("news", news_response, outputs)
+    return {name: seconds / NUM_STEPS * 1e6 for name, seconds in clock.seconds.items()}
+
+
+def main() -> None:
+    parts = ("schedule", "update", "step to wire", "result from wire", "news")
+    print(f"{'running':>8}" + "".join(f"{part:>18}" for part in parts) + f"{'us/request':>14}")
+    for num_requests in BATCH_SIZES:
+        microseconds = measure(num_requests)
+        total = sum(microseconds.values())
+        columns = "".join(f"{microseconds[part]:>18.1f}" for part in parts)
+        print(f"{num_requests:>8}{columns}{total / num_requests:>14.2f}")
+
+
+if __name__ == "__main__":
+    main()
