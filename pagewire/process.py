@@ -22,7 +22,8 @@ def die_with_parent() -> None:
 def die_with(parent: int) -> None:
     """Ends this process as soon as its parent, whose process id is given, has ended, even by SIGKILL.
 
-    Called in the main thread, also by the processes that a service itself starts.
+    Called in the main thread; the parent must have started this process from its own main thread, because Linux
+    watches the thread.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

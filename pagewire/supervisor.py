@@ -176,7 +176,7 @@ class Supervisor:
             while pending:
                 _, pending = await asyncio.wait(pending, timeout=STILL_WAITING_S)
                 if pending:
-                    logger.info("waiting for %s", ", ".join(waits[task] for task in pending))
+                    logger.info("waiting for %s", ", ".join(name for task, name in waits.items() if task in pending))
         finally:
             for task in waits:
                 task.cancel()

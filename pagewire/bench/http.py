@@ -16,7 +16,10 @@ class HttpError(Exception):
 
 
 class Connection:
-    """One keep-alive connection, opened by its first request; one request at a time."""
+    """One keep-alive connection, opened by its first request; one request at a time.
+
+    After an error, or an answer that was not read to its end, it must be closed; the next request opens it again.
+    """
 
     def __init__(self, base_url: str, headers: dict[str, str]) -> None:
         url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
@@ -49,21 +52,16 @@ class Connection:
         self._reader = self._writer = None
 
     async def _lines(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[bytes]:
-        """The lines of a successful answer. The connection is kept only if the answer was read to its end."""
-        keep = False
-        try:
-            head = await self._request(method, path, body)
-            rest = b""
-            async for piece in self._body(head):
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    yield line
-            if rest:
-                yield rest
-            keep = head.get("connection", "keep-alive").lower() != "close" and _has_end(head)
-        finally:
-            if not keep:
-                self.close()
+        head = await self._request(method, path, body)
+        rest = b""
+        async for piece in self._body(head):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line
+        if rest:
+            yield rest
+        if head.get("connection", "").lower() == "close" or not _has_end(head):
+            self.close()
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, str]:
         """Sends a request and reads the head of its answer; header names in lower case."""

@@ -58,6 +58,8 @@ async def send(connection: Connection, endpoint: str, request: dict[str, Any], t
     except (HttpError, OSError, ValueError, asyncio.LimitOverrunError) as error:
         record.error = f"{type(error).__name__}: {error}"[:200]
     record.end = time.perf_counter()
+    if record.error is not None:
+        connection.close()
     if record.error is None and record.ttft is None:
         record.error = "no output"
     return record

@@ -20,7 +20,6 @@ from pagewire import process
 from pagewire.errors import StartupError
 from pagewire.supervisor import Service, Supervisor
 
-
 _CHILD = "import time; from pagewire.process import die_with"
 
 

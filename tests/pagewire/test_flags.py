@@ -150,9 +150,8 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
     elif base is bool:
         values = st.booleans()
     elif base is int:
-        low = 0 if field.metadata["kind"] == "size" and valid.minimum is None else valid.minimum
-        values = st.integers(low, valid.maximum).filter(valid.__contains__)
-        values = st.sampled_from([8, 16, 64, 256]) if valid.power_of_two else values
+        low, high = (None if bound is None else int(bound) for bound in (valid.minimum, valid.maximum))
+        values = st.sampled_from([8, 16, 64, 256]) if valid.power_of_two else st.integers(low, high)
     elif base is float:
         values = st.floats(0, valid.maximum, allow_nan=False, allow_infinity=False).filter(valid.__contains__)
     else:

@@ -77,9 +77,10 @@ def test_stops_in_order(stack: Stack, number: signal.Signals) -> None:
 
 def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> None:
     stack.start(scheduler="ok", executor="ok").wait_ready()
-    for deaths in (1, 2):
-        os.kill(stack.pids("executor")[-1], signal.SIGKILL)
-        wait_until(lambda deaths=deaths: len(stack.pids("executor")) == deaths + 1)
+    for _ in range(2):
+        lived = stack.pids("executor")
+        os.kill(lived[-1], signal.SIGKILL)
+        wait_until(lambda lived=lived: len(stack.pids("executor")) > len(lived))  # type: ignore[misc]
     assert len(stack.pids("scheduler")) == 1
     assert "executor ended (killed by SIGKILL); starting it again in 0.2 s" in stack.output
     assert "starting it again in 0.4 s" in stack.output

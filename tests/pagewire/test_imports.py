@@ -1,0 +1,65 @@
+"""What each service may import, checked in a fresh interpreter where the rest is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+_BLOCKER = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r} or name in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _BLOCKER.format(missing=missing) + code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("gateway.main", ["torch", "transformers", "tokenizers", "numpy", "services", "kernels"]),
+        ("services.scheduler.main", ["torch", "transformers", "tokenizers", "numpy", "fastapi", "gateway", "kernels"]),
+        ("services.tokenizer.main", ["torch", "fastapi", "gateway", "kernels", "services.scheduler"]),
+        ("services.executor.main", ["fastapi", "gateway", "services.scheduler", "services.tokenizer"]),
+        ("services.scheduler.scheduler", ["grpc", "torch", "prometheus_client"]),
+        ("pagewire.stack", ["torch", "transformers", "grpc", "opentelemetry", "services", "gateway", "kernels"]),
+        ("pagewire.client", ["torch", "transformers", "fastapi", "services", "gateway", "kernels"]),
+        ("pagewire.bench.serve", ["grpc", "torch", "httpx", "fastapi", "services", "gateway", "kernels"]),
+    ],
+)
+def test_imports_stay_inside_the_fence(module: str, missing: list[str]) -> None:
+    result = run(f"import {module}", missing)
+    assert result.returncode == 0, result.stderr
+
+
+def test_help_imports_next_to_nothing() -> None:
+    code = (
+        "import pagewire.cli\n"
+        "try: pagewire.cli.main(['executor', '--help'])\n"
+        "except SystemExit as e: assert e.code == 0"
+    )
+    result = run(code, ["torch", "grpc", "yaml", "opentelemetry", "uvloop", "transformers"])
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("service", "missing"), [("gateway", "fastapi"), ("executor", "torch")])
+def test_missing_extra_is_named(service: str, missing: str) -> None:
+    result = run(f"import pagewire.cli; pagewire.cli.main([{service!r}])", [missing])
+    assert result.returncode == 1
+    assert f"'{missing}' is not installed: pip install 'pagewire[{service}]'" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,105 @@
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewire import cli, flags, stack
+from pagewire.config import ServeConfig
+from pagewire.errors import StartupError
+
+CONFIG = ServeConfig(
+    model="/m.gguf",
+    served_model_name="m",
+    port=9000,
+    grpc_port=9001,
+    api_key="hunter2",
+    max_num_seqs=3,
+    block_size=32,
+    scheduling_policy="priority",
+    log_format="json",
+)
+
+
+def test_each_service_gets_its_flags_and_addresses(tmp_path: Path) -> None:
+    services = {service.name: service for service in stack.services(CONFIG, tmp_path)}
+    assert list(services) == ["gateway", "tokenizer", "scheduler", "executor"], "the order in which they are stopped"
+    parsed: dict[str, Any] = {}
+    for name, service in services.items():
+        start = service.command.index(name) + 1
+        parsed[name] = flags.parse(
+            cli._SERVICES[name][1],
+            service.command[start:],
+            prog=name,
+            description="",
+            environ=service.environment,
+        )
+    gateway, tokenizer, scheduler, executor = parsed.values()
+    assert (gateway.port, gateway.api_key) == (9000, "hunter2")
+    assert tokenizer.listen.split(",") == [gateway.tokenizer_address, "127.0.0.1:9001"]
+    assert (tokenizer.scheduler_address, scheduler.executor_address) == (scheduler.listen, executor.listen)
+    assert (tokenizer.model, tokenizer.served_model_name, executor.model) == ("/m.gguf", "m", "/m.gguf")
+    assert (scheduler.max_num_seqs, executor.max_num_seqs, executor.block_size) == (3, 3, 32)
+    assert scheduler.scheduling_policy == "priority"
+    assert {config.log_format for config in parsed.values()} == {"json"}
+
+
+def test_the_key_reaches_only_the_gateway_and_no_command_line(tmp_path: Path) -> None:
+    for service in stack.services(CONFIG, tmp_path):
+        assert "hunter2" not in " ".join(service.command)
+        assert ("hunter2" in service.environment.values()) == (service.name == "gateway")
+
+
+def test_configuration_in_the_environment_does_not_reach_children_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEWIRE_PORT", "1")
+    assert all("PAGEWIRE_PORT" not in service.environment for service in stack.services(CONFIG, tmp_path))
+
+
+def test_several_gateways(tmp_path: Path) -> None:
+    config = ServeConfig(api_server_count=2)
+    names = [service.name for service in stack.services(config, tmp_path)]
+    assert names == ["gateway-0", "gateway-1", "tokenizer", "scheduler", "executor"]
+
+
+def test_banner_has_what_a_newcomer_needs() -> None:
+    text = stack.banner(CONFIG, 1.25)
+    for part in (
+        "http://127.0.0.1:9000",
+        "127.0.0.1:9001",
+        "curl ",
+        "pagewire chat --address",
+        "Ctrl-C",
+        '"model": "m"',
+    ):
+        assert part in text
+    assert "hunter2" not in text and "Authorization: Bearer" in text
+    wildcard = stack.banner(ServeConfig(host="0.0.0.0", served_model_name="m"), 1)
+    assert "http://127.0.0.1:8000" in wildcard and "pagewire chat\n" in wildcard
+    assert "http://[::1]:8000" in stack.banner(ServeConfig(host="::", served_model_name="m"), 1)
+
+
+def test_sockets_are_private_and_go_away() -> None:
+    with stack._sockets(None) as directory:
+        assert directory.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists()
+
+
+def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as running:
+        running.bind(str(tmp_path / "executor.sock"))
+        running.listen()
+        with pytest.raises(StartupError, match="another stack is running there"), stack._sockets(str(tmp_path)):
+            pass
+    with pytest.raises(StartupError, match="--uds-dir"), stack._sockets(str(tmp_path / ("x" * 90))):
+        pass
+
+
+def test_port_0_becomes_a_free_port() -> None:
+    assert stack._available_port("127.0.0.1", 0, "--port") > 0
+
+
+def test_foreign_host_is_refused() -> None:
+    with pytest.raises(StartupError, match=r"cannot listen on 192\.0\.2\.1:9000"):
+        stack._available_port("192.0.2.1", 9000, "--port")
