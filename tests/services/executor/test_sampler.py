@@ -22,6 +22,7 @@ from services.executor.step import ProtocolError, RowSampling
 
 CPU = torch.device("cpu")
 EOS = (2, 5)
+STALE_TOKEN = 7
 
 
 def random_logits(num_rows: int, vocab_size: int = 300, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -37,8 +38,8 @@ def sample_rows(
     """Samples one token per row of logits, as the model runner does, for rows with the given known tokens."""
     known = known or [[1]] * len(params)
     state = SamplingState(len(params), logits.shape[1], EOS)
-    # What lies behind a row's end is stale: it must not matter.
-    token_ids = torch.full((len(params), 64), 7, dtype=torch.int32)
+    # What lies behind a row's end must not matter.
+    token_ids = torch.full((len(params), 64), STALE_TOKEN, dtype=torch.int32)
     for row, (row_params, tokens) in enumerate(zip(params, known, strict=True)):
         state.fill(row, row_params, num_prompt[row] if num_prompt else len(tokens))
         token_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
@@ -342,6 +343,14 @@ def test_penalties_of_one_row_leave_the_others_alone():
     sampled = sample_rows(logits, params, [[token] for token in tokens]).token_ids.tolist()
     assert [sampled[0], sampled[2]] == [tokens[0], tokens[2]]
     assert sampled[1] != tokens[1]
+
+
+def test_what_lies_behind_the_end_of_a_shorter_row_is_not_penalised():
+    logits = random_logits(2)
+    logits[:, STALE_TOKEN] = 50.0
+    params = [RowSampling(temperature=0, repetition_penalty=50.0, presence_penalty=2.0)] * 2
+    assert sample_rows(logits, params, [[1, 1], [1] * 9]).token_ids.tolist() == [STALE_TOKEN] * 2
+    assert sample_rows(logits, params, [[1, 1], [STALE_TOKEN] * 9]).token_ids[1] != STALE_TOKEN
 
 
 def test_token_ids_outside_the_vocabulary_are_refused():
