@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import time
+from pathlib import Path
 
 import grpc
 
@@ -54,7 +55,7 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio
 def load_pool(config: TokenizerConfig) -> TokenizerPool:
     """Raises StartupError naming the flag or the file that is wrong."""
     started = time.monotonic()
-    path = resolve_model(config.tokenizer or config.model)
+    path = _tokenizer_path(config)
     try:
         template = read_template(config.chat_template) if config.chat_template else None
         pool = TokenizerPool(
@@ -64,6 +65,13 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
         raise StartupError(f"no tokenizer: {error}") from error
     logger.info("tokenizer %s, %d workers, loaded in %.1f s", path, pool.size, time.monotonic() - started)
     return pool
+
+
+def _tokenizer_path(config: TokenizerConfig) -> Path:
+    """Raises ModelNotFoundError. --tokenizer may name a directory that holds a tokenizer and no model."""
+    if config.tokenizer and (path := Path(config.tokenizer).expanduser()).exists():
+        return path
+    return resolve_model(config.tokenizer or config.model)
 
 
 def make_server(

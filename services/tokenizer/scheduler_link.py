@@ -23,7 +23,7 @@ _MAX_TOKENS_PER_MESSAGE = 1_000_000
 
 
 class TokenListener(Protocol):
-    """Who made a request and hears of its tokens. Called from the stream's task; must not raise."""
+    """Who made a request and hears of its tokens. Called from the stream's task."""
 
     def on_tokens(
         self,
@@ -168,7 +168,13 @@ class SchedulerLink:
                 continue
             stop_token_id = message.stop_token_ids.get(index)
             logprobs = message.logprobs.get(index)
-            live.listener.on_tokens(new, finish_reason, cached_tokens, stop_token_id, logprobs)
+            try:
+                live.listener.on_tokens(new, finish_reason, cached_tokens, stop_token_id, logprobs)
+            except Exception as error:
+                # One request's defect must not break the stream of all, which would bring it back again and again.
+                logger.exception("a request's tokens could not be handled")
+                self.abort(request_id)
+                live.listener.on_error(RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"))
         if start != len(token_ids):
             raise ValueError(f"the scheduler announced {start} tokens and sent {len(token_ids)}")
 

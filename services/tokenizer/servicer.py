@@ -8,7 +8,8 @@ import grpc
 
 from pagewire import rpc
 from protos.pagewire.v1 import inference_pb2, inference_pb2_grpc
-from services.tokenizer.gateway_session import GatewaySession, Requests
+from services.tokenizer.client_requests import ClientRequests
+from services.tokenizer.gateway_session import GatewaySession
 from services.tokenizer.prompts import encode_prompt
 from services.tokenizer.text_generator import TextGenerator
 
@@ -25,7 +26,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        requests = Requests(self._generator)
+        requests = ClientRequests(self._generator)
         # Also runs when the call is cancelled while a response is being written.
         context.add_done_callback(lambda _: requests.abort_all())
         requests.start(_ONLY, request, rpc.traceparent_of(context))

@@ -3,8 +3,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pagewire import rpc
+from pagewire import rpc, telemetry
 from protos.pagewire.v1 import common_pb2, inference_pb2
 from services.tokenizer import delivery
 from services.tokenizer.codec import CodecSource
@@ -416,12 +419,14 @@ async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
-    monkeypatch.setattr("services.tokenizer.gateway_session.MAX_UNREAD", 2_000)
+    monkeypatch.setattr("services.tokenizer.client_requests.MAX_UNREAD", 2_000)
     word = 504
     line = make_line(script=lambda request: [word] * 200_000, max_model_len=10**6, tokens_per_step=500)
     async with line.running(pool=pool):
         # Its answers fill the connection's buffers, then wait in the box, then are too many.
-        lazy = line.stub.Generate(inference_pb2.GenerateRequest(text="x", sampling_params={"logprobs": 5}))
+        request = inference_pb2.GenerateRequest(text="x", sampling_params={"logprobs": 5})
+        lazy = line.stub.Generate(request)
+        await line.scheduler.until(lambda: line.scheduler.num_running == 1)
         params = common_pb2.SamplingParams(max_tokens=1000)
         quick = await line.generate(text="x", sampling_params=params)
         assert len(quick.token_ids) == 1000
@@ -451,3 +456,63 @@ def test_merged_news_say_the_same() -> None:
     assert (merged.usage.completion_tokens, merged.finish_reason, merged.stop_string) == (3, STOP, "x")
     failed = rpc.RpcError(grpc.StatusCode.INTERNAL, "x")
     assert delivery.merge(merged, failed) is failed
+
+
+async def test_a_gateway_that_does_not_read_delays_nobody(make_line, pool) -> None:
+    line = make_line(script=lambda request: [504] * 5_000, max_model_len=10**6, tokens_per_step=10)
+    async with line.running(pool=pool):
+        lazy, quick = Gateway(line), Gateway(line)
+        request = inference_pb2.GenerateRequest(text="x", sampling_params={"logprobs": 3})
+        await lazy.send(dict.fromkeys(range(8), request))
+        await line.scheduler.until(lambda: line.scheduler.num_running == 8)
+        await quick.send({1: inference_pb2.GenerateRequest(text="x", sampling_params={"max_tokens": 2000})})
+        await quick.read_until_finished(1)
+        assert len(quick.requests[1].token_ids) == 2000
+        # It gets everything when it reads at last, in fewer messages than there were steps.
+        await line.scheduler.until(lambda: line.scheduler.num_running == 0)
+        await lazy.read_until_finished(*range(8))
+    for result in lazy.requests.values():
+        assert result.error is None
+        assert result.token_ids == [504] * 5_000
+        assert len(result.responses) < 500, len(result.responses)
+
+
+async def test_a_defect_in_one_request_fails_it_alone(make_line, pool) -> None:
+    def script(request) -> list[int]:
+        return [2**31 - 1, -5] if len(request.prompt_token_ids) == 2 else [504, 505]
+
+    async with make_line(script=script).running(pool=pool) as line:
+        gateway = Gateway(line)
+        prompts = {n: inference_pb2.TokenIds(ids=[5] * n) for n in (1, 2, 3)}
+        await gateway.send({n: inference_pb2.GenerateRequest(token_ids=ids) for n, ids in prompts.items()})
+        await gateway.read_until_finished(1, 2, 3)
+        assert line.scheduler.num_streams == 1
+    assert gateway.requests[2].error.code == grpc.StatusCode.INTERNAL.value[0]
+    assert gateway.requests[1].token_ids == gateway.requests[3].token_ids == [504, 505]
+
+
+async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, monkeypatch) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    traceparent = f"00-{trace_id}-{parent_id}-01"
+    async with make_line().running(pool=pool) as line:
+        call = line.stub.Generate(inference_pb2.GenerateRequest(text="x"), metadata=[("traceparent", traceparent)])
+        await _read_all(call)
+        gateway = Gateway(line)
+        await gateway.send({1: inference_pb2.GenerateRequest(text="x", traceparent=traceparent)})
+        await gateway.read_until_finished(1)
+        forwarded = [request.traceparent for request in line.scheduler.requests]
+    spans = exporter.get_finished_spans()
+    generates = [span for span in spans if span.name == "tokenizer.generate"]
+    encodes = [span for span in spans if span.name == "tokenizer.encode"]
+    assert len(generates) == len(encodes) == 2
+    for generate, encode, sent in zip(generates, encodes, forwarded, strict=True):
+        assert f"{generate.context.trace_id:032x}" == trace_id
+        assert f"{generate.parent.span_id:016x}" == parent_id
+        assert encode.parent.span_id == generate.context.span_id
+        assert sent == f"00-{trace_id}-{generate.context.span_id:016x}-01"
+        assert generate.attributes["gen_ai.usage.input_tokens"] == 1
+        assert generate.attributes["pagewire.finish_reason"] == "FINISH_REASON_STOP"
