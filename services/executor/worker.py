@@ -50,6 +50,7 @@ class _Opened:
 @dataclass(frozen=True)
 class _Closed:
     session: Session
+    error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -139,15 +140,18 @@ class Worker:
             runner, info = self._start_runner()
         except BaseException as error:
             self.loaded.set_exception(error)
-            return
-        self.loaded.set_result(info)
+        else:
+            self.loaded.set_result(info)
+            self._serve(runner)
+        self._launched.put(None)
+
+    def _serve(self, runner: ModelRunner) -> None:
         try:
             while (item := self._submitted.get()) is not None:
                 self._handle(runner, item)
         except BaseException as error:
             self._fail(error)
         self._end_session(None, "the executor stops")
-        self._launched.put(None)
 
     def _handle(self, runner: ModelRunner, item: _Opened | _Submitted | _Closed) -> None:
         if isinstance(item, _Opened):
@@ -169,7 +173,7 @@ class Worker:
             logger.error("step %d breaks the protocol: %s", item.step.step_id, error)
             self._end_session(None, str(error))
             runner.reset()
-            item.session.deliver(error)
+            self._hand_over(_Closed(item.session, error))
 
     def _hand_over(self, item: _Launched | _Closed) -> None:
         if self._on_cuda:
@@ -213,7 +217,7 @@ class Worker:
 def _return(item: _Launched | _Closed) -> None:
     """Waits for what was launched and delivers it."""
     if isinstance(item, _Closed):
-        item.session.deliver(None)
+        item.session.deliver(item.error)
         return
     execute_ns = item.clock.wait_ns()
     tokens = item.output.wait()
