@@ -101,8 +101,8 @@ def _load_own(
 ) -> DecoderModel:
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
-    with torch.device("meta"):  # a checkpoint that does not fit is refused before memory is taken
-        shapes = DecoderModel(config, length, torch.device("meta"))
+    # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
+    shapes = DecoderModel(config, length, torch.device("meta"))
     weights = None if load_format == "dummy" else checkpoint.weights(config)
     if weights is not None:
         check_tensors(checkpoint.path, weights, shapes.load_targets(), shapes.ignored)

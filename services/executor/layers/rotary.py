@@ -27,11 +27,16 @@ class RotaryEmbedding:
     __slots__ = ("cos_sin_cache", "head_dim")
 
     def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
+        self.head_dim = config.head_dim
+        if (
+            device.type == "meta"
+        ):  # such a model is only asked for shapes, and torch's meta arithmetic loads for a second
+            self.cos_sin_cache = torch.empty(max_model_len, config.head_dim, device=device)
+            return
         frequencies, attention_factor = rope_frequencies(config, max_model_len)
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
         cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
         self.cos_sin_cache = cos_sin.to(device)  # fp32 [max_model_len, rotary_dim]
-        self.head_dim = config.head_dim
 
     def __call__(self, positions: Tensor, query: Tensor, key: Tensor) -> None:
         """positions int64 [T]; query [T, num_heads, head_dim] and key [T, num_kv_heads, head_dim], in place."""
