@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,8 +67,8 @@ def _register_all() -> None:
     for schema, module in _OPS.items():
         name = schema.partition("(")[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _library.impl(name, _on_first_call(lambda name=name: _cpu(name)), "CPU")
-        _library.impl(name, _on_first_call(lambda name=name, module=module: _cuda(name, module)), "CUDA")
+        _library.impl(name, _on_first_call(partial(_cpu, name)), "CPU")
+        _library.impl(name, _on_first_call(partial(_cuda, name, module)), "CUDA")
         torch.library.register_fake(f"pagewire::{name}", getattr(fake, name), lib=_library)
 
 

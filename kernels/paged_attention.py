@@ -88,7 +88,7 @@ def paged_attention_kernel(
     maximum = tl.full([BLOCK_M], -1e30, dtype=tl.float32)  # finite: a row that sees no key yet yields no NaN
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, DIMS], dtype=tl.float32)
-    table = block_table_ptr + request.to(tl.int64) * table_stride
+    table = block_table_ptr + tl.cast(request, tl.int64) * table_stride
     head_base = kv_cache_ptr + kv_head * head_stride
     for start in range(first_visible // BLOCK_N * BLOCK_N, key_end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)

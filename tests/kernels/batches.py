@@ -53,14 +53,13 @@ def make_batch(
     block_size: int,
     dtype: torch.dtype,
     seed: int = 0,
-    first_block: int = 0,
 ) -> Batch:
     """Requests on shuffled pages; the query is a strided view, as it is of a fused qkv projection."""
     generator = torch.Generator().manual_seed(seed)
     seq_lens = [q + c for q, c in zip(query_lens, context_lens, strict=True)]
     num_pages = [-(-s // block_size) for s in seq_lens]
-    num_blocks = first_block + sum(num_pages) + 3
-    free = (torch.randperm(sum(num_pages) + 3, generator=generator) + first_block).tolist()
+    num_blocks = sum(num_pages) + 3
+    free = torch.randperm(num_blocks, generator=generator).tolist()
     block_table = torch.full((len(seq_lens), max(num_pages) + 2), GARBAGE_BLOCK_ID, dtype=torch.int32)
     kv_cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
     for b, seq_len in enumerate(seq_lens):

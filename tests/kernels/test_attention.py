@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -194,14 +195,28 @@ def test_padding_requests_are_harmless() -> None:
         torch.testing.assert_close(cpu.paged_attention(*padded.args()), expected)
 
 
+def test_block_ids_beyond_32_bit_offsets() -> None:
+    batch = make_batch([1, 3], [40, 17], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
+    shift = 2**31 // batch.kv_cache[0].numel()
+    # The operating system hands out memory for the pages that are touched, not for these gigabytes.
+    huge = torch.empty((shift + batch.kv_cache.shape[0], *batch.kv_cache.shape[1:]), dtype=torch.bfloat16)
+    huge[shift:] = batch.kv_cache
+    far = replace(batch, kv_cache=huge, block_table=batch.block_table + shift)
+    assert torch.equal(native.paged_attention(*far.args()), native.paged_attention(*batch.args()))
+
+    key = torch.randn(1, 2, 64).bfloat16()
+    native.store_kv(key, key + 1, huge, torch.tensor([shift * 16 + 5]))
+    assert torch.equal(huge[shift, 0, :, 5], key[0])
+    assert torch.equal(huge[shift, 1, :, 5], key[0] + 1)
+
+
 def test_wrong_arguments_are_named() -> None:
     batch = make_batch([1], [20], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32)
-    query, cache, table, *rest = batch.args()
     with pytest.raises(ValueError, match="3 heads cannot share 2 KV heads"):
-        native.paged_attention(query[:, :3], cache, table, *rest)
+        native.paged_attention(*replace(batch, query=batch.query[:, :3]).args())
     with pytest.raises(TypeError, match="int32"):
-        native.paged_attention(query, cache, table.long(), *rest)
+        native.paged_attention(*replace(batch, block_table=batch.block_table.long()).args())
     with pytest.raises(ValueError, match="page of kv_cache must be contiguous"):
-        native.paged_attention(query, cache.transpose(2, 3), table, *rest)
+        native.paged_attention(*replace(batch, kv_cache=batch.kv_cache.transpose(2, 3)).args())
     with pytest.raises(TypeError, match="float64"):
-        native.paged_attention(query.double(), cache, table, *rest)
+        native.paged_attention(*replace(batch, query=batch.query.double()).args())
