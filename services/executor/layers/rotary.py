@@ -28,9 +28,7 @@ class RotaryEmbedding:
 
     def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
         self.head_dim = config.head_dim
-        if (
-            device.type == "meta"
-        ):  # such a model is only asked for shapes, and torch's meta arithmetic loads for a second
+        if device.type == "meta":  # only asked for its shapes; torch takes a second to load its meta arithmetic
             self.cos_sin_cache = torch.empty(max_model_len, config.head_dim, device=device)
             return
         frequencies, attention_factor = rope_frequencies(config, max_model_len)
