@@ -2,12 +2,15 @@
 
 import asyncio
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from pagewire import __version__, config, flags, process
 from pagewire.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 # service -> (module with `async def serve(config)`, configuration, positional argument)
 _SERVICES: dict[str, tuple[str, type[config.ServiceConfig], str | None]] = {
@@ -95,6 +98,12 @@ def _service(name: str, argv: list[str]) -> int:
     telemetry.setup(name, settings)
     try:
         rpc.run(module.serve(settings))
+    except StartupError as error:
+        logger.error("%s", error)
+        return 1
+    except Exception:
+        logger.exception("the %s failed", name)
+        return 1
     finally:
         telemetry.shutdown()
     return 0

@@ -117,12 +117,8 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     return matches[0] if matches else None
 
 
-def _fields(config_class: type) -> list[dataclasses.Field[Any]]:
-    hints = typing.get_type_hints(config_class)
-    fields = list(dataclasses.fields(config_class))
-    for field in fields:
-        field.type = hints[field.name]
-    return fields
+def _fields(config_class: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(config_class)
 
 
 class _Parser(argparse.ArgumentParser):

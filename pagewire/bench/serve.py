@@ -62,7 +62,10 @@ async def _bench(config: BenchConfig) -> int:
 def _connection(config: BenchConfig) -> Connection:
     key = config.api_key or os.environ.get("OPENAI_API_KEY")
     try:
-        return Connection(config.base_url, {"Authorization": f"Bearer {key}"} if key else {})
+        # As OpenAI's clients write it, with /v1, or without.
+        return Connection(
+            config.base_url.rstrip("/").removesuffix("/v1"), {"Authorization": f"Bearer {key}"} if key else {}
+        )
     except ValueError as error:
         raise StartupError(f"--base-url: {error}") from error
 

@@ -142,6 +142,7 @@ async def test_chat_endpoint_counts_the_template(server: Server, tmp_path: Path)
 
 
 async def test_open_loop(server: Server, tmp_path: Path) -> None:
+    server.base_url += "/v1"
     code, result, text = await bench(server, tmp_path, "--request-rate=200", "--num-prompts=10", "--output-len=2")
     starts = [row["start"] for row in result["requests"]]
     assert code == 0 and starts == sorted(starts) and starts[-1] > 0
