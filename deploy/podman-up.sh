@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings the stack of docker-compose.yml up with podman: no Docker daemon, no systemd, no image registry needed.
 #
-#   deploy/podman-up.sh                 build the images, start the stack, wait until it is healthy
+#   deploy/podman-up.sh [up [ARGS]]     build the images, start the stack, wait until it is healthy
 #   deploy/podman-up.sh build           only build
 #   deploy/podman-up.sh compose ARGS    docker compose ARGS, for instance: compose ps, compose logs -f executor
 #   deploy/podman-up.sh down [ARGS]     stop the stack, and what this script started
@@ -146,7 +146,9 @@ write_compose_override() {
 }
 
 compose() {
-    DOCKER_HOST=unix://$SOCKET $COMPOSE -f docker-compose.yml -f "$STATE_DIR/compose.yml" "$@"
+    local files=(-f docker-compose.yml)
+    [ -f "$STATE_DIR/compose.yml" ] && files+=(-f "$STATE_DIR/compose.yml")
+    DOCKER_HOST=unix://$SOCKET $COMPOSE "${files[@]}" "$@"
 }
 
 running() { [ -f "$STATE_DIR/$1.pid" ] && kill -0 "$(cat "$STATE_DIR/$1.pid")" 2> /dev/null; }
@@ -193,13 +195,12 @@ up() {
     write_compose_override
     start_podman_service
     [ -d /run/systemd/system ] || start_in_background healthcheck "$0" healthcheck-loop
-    compose up --detach --no-build --pull never --wait
+    compose up --detach --no-build --pull never --wait "$@"
     compose ps
 }
 
 down() {
     write_containers_conf
-    write_compose_override
     start_podman_service
     compose down "$@"
     stop_in_background healthcheck
@@ -207,7 +208,7 @@ down() {
 }
 
 case ${1:-up} in
-    up) up ;;
+    up) shift $(($# > 0)) && up "$@" ;;
     build) build ;;
     compose)
         write_containers_conf

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -44,12 +45,12 @@ def interpolate(value: Any, environ: Mapping[str, str]) -> Any:
     return _VARIABLE.sub(replace, value)
 
 
-def services(path: Path = COMPOSE, **environ: str) -> dict[str, dict[str, Any]]:
+def services(environ: Mapping[str, str] = MappingProxyType({}), path: Path = COMPOSE) -> dict[str, dict[str, Any]]:
     """The services of a compose file as an engine sees them when these variables are set."""
     return interpolate(yaml.safe_load(path.read_text()), environ)["services"]
 
 
-def container_environment(service: Mapping[str, Any], **environ: str) -> dict[str, str]:
+def container_environment(service: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """What the container's processes see: a name without a value passes on the variable, if it is set."""
     given = {name: environ.get(name) if value is None else str(value) for name, value in service["environment"].items()}
     return {name: value for name, value in given.items() if value is not None}

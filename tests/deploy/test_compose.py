@@ -3,6 +3,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,9 @@ def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def configuration(name: str, **environ: str):
+def configuration(name: str, **environ: str) -> Any:
     """The configuration that the service in the container arrives at. Exits for a value that it would refuse."""
-    seen = container_environment(services(**environ)[name], **environ)
+    seen = container_environment(services(environ)[name], environ)
     return flags.parse(CONFIGURATIONS[name], [], prog=name, description="", environ=seen)
 
 
@@ -108,7 +109,7 @@ def test_only_rest_and_public_grpc_are_published_and_only_on_loopback():
     assert stack["tokenizer"]["ports"] == [f"127.0.0.1:8001:{grpc.listen.rpartition(':')[2]}"]
     assert rest.host == "0.0.0.0"
     assert "ports" not in stack["scheduler"] | stack["executor"]
-    assert services(PAGEWIRE_HOST="0.0.0.0", PAGEWIRE_PORT="80")["gateway"]["ports"] == ["0.0.0.0:80:8000"]
+    assert services({"PAGEWIRE_HOST": "0.0.0.0", "PAGEWIRE_PORT": "80"})["gateway"]["ports"] == ["0.0.0.0:80:8000"]
 
 
 @pytest.mark.parametrize("name", LINE)
@@ -144,13 +145,13 @@ def test_images_are_built_from_the_target_of_the_service(name):
 
 @pytest.mark.parametrize("name", LINE)
 def test_services_that_read_the_model_have_the_model_volumes(name):
-    volumes = services(MODEL_DIR="/data/models")[name].get("volumes", [])
+    volumes = services({"MODEL_DIR": "/data/models"})[name].get("volumes", [])
     reads_model = any(field.name == "model" for field in dataclasses.fields(CONFIGURATIONS[name]))
     assert volumes == (["cache:/var/cache/pagewire", "/data/models:/models:ro"] if reads_model else [])
 
 
 def test_gpu_override_changes_the_executor_only():
-    override = services(GPU_OVERRIDE)
+    override = services(path=GPU_OVERRIDE)
     assert list(override) == ["executor"]
     executor = override["executor"]
     (device,) = executor["deploy"]["resources"]["reservations"]["devices"]

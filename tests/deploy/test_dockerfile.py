@@ -1,4 +1,5 @@
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -6,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy.requirements import requirements
 from tests.deploy.stack_files import CONFIGURATIONS, DOCKERFILE, ROOT, targets
 
 SERVICES = sorted(CONFIGURATIONS)
+requirements = runpy.run_path(str(ROOT / "deploy" / "requirements.py"))["requirements"]
 
 
 def hadolint(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [Path(sys.executable).parent / "hadolint", "--no-color", path]
+    command = [str(Path(sys.executable).parent / "hadolint"), "--no-color", str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
