@@ -269,6 +269,12 @@ class Engine:
             self._idle.set()
         assert request.finish_reason is not None
         self._stats.on_end(request.finish_reason)
+        logger.debug(
+            "ended (%s) after %d prompt and %d output tokens, %d preemptions%s",
+            *(request.finish_reason.name.lower(), request.num_prompt_tokens, request.num_output_tokens),
+            *(request.num_preemptions, f": {error.message}" if error else ""),
+            extra={"request_id": live.external_id or request.request_id},
+        )
         if live.first_step_time is not None:
             stats.INFERENCE_TIME.observe(time.monotonic() - live.first_step_time)
         if telemetry.tracing():

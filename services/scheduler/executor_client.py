@@ -1,5 +1,6 @@
 """The scheduler's side of the stream to its executor."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -54,6 +55,9 @@ class ExecutorClient:
         self._listener.on_result(convert.to_step_result(message), message.execute_ns, message.queue_ns)
 
     def on_disconnect(self, reason: str) -> None:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return  # the service stops: it leaves the executor, not the other way round
         if self._is_known:
             self._is_known = False
             self._listener.on_executor_lost(reason)

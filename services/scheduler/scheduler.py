@@ -162,7 +162,10 @@ class Scheduler:
         Raises:
             ProtocolError: the result is not that step's.
         """
-        step = self._take_step(result)
+        if not self._in_flight:
+            raise ProtocolError(f"the executor answered step {result.step_id}, but no step is in flight")
+        step = self._in_flight.popleft()
+        step.check(result)
         outputs = Outputs()
         alive, alive_token_ids = outputs.requests, outputs.token_ids
         any_ended = False
@@ -375,15 +378,3 @@ class Scheduler:
     def _num_open_rows(self) -> int:
         """Rows that newcomers would get in the next step. If the last step left requests behind, newcomers wait too."""
         return 0 if self._kv is None or self._has_leftovers else self._max_num_seqs - len(self._running)
-
-    def _take_step(self, result: StepResult) -> Step:
-        if not self._in_flight:
-            raise ProtocolError(f"the executor answered step {result.step_id}, but no step is in flight")
-        step = self._in_flight.popleft()
-        if result.step_id != step.step_id:
-            raise ProtocolError(f"the executor answered step {result.step_id} instead of step {step.step_id}")
-        if result.request_ids != [request.request_id for request in step.sampled]:
-            raise ProtocolError(f"the executor answered step {step.step_id} for other requests than it was to sample")
-        if any(num != 1 for num in result.num_tokens) or len(result.token_ids) != len(step.sampled):
-            raise ProtocolError(f"the executor did not answer step {step.step_id} with one token per request")
-        return step

@@ -63,6 +63,15 @@ class Step:
     sampled: list[Request] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
 
+    def check(self, result: "StepResult") -> None:
+        """Raises ProtocolError unless the result is this step's, with one token for each request it sampled."""
+        if result.step_id != self.step_id:
+            raise ProtocolError(f"the executor answered step {result.step_id} instead of step {self.step_id}")
+        if result.request_ids != [request.request_id for request in self.sampled]:
+            raise ProtocolError(f"the executor answered step {self.step_id} for other requests than it was to sample")
+        if any(num != 1 for num in result.num_tokens) or len(result.token_ids) != len(self.sampled):
+            raise ProtocolError(f"the executor did not answer step {self.step_id} with one token per request")
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

@@ -1,5 +1,7 @@
 """Single decisions of the scheduler, looked at closely."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.request import FinishReason, RequestStatus
@@ -17,7 +19,7 @@ def prompt_of(number: int, length: int = 8) -> list[int]:
 
 
 def make_line(
-    num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 8, budget: int = 64, **kwargs: object
+    num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 8, budget: int = 64, **kwargs: Any
 ) -> PureLine:
     executor = FakeExecutor(
         num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
