@@ -5,8 +5,6 @@
 // softmax of flash attention. Key ranges have a fixed size, so that the result of a request never depends on its
 // neighbours in the batch; a request with several ranges gets its partial results merged afterwards.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "pack.h"
+#include "parallel.h"
 
 namespace {
 
@@ -347,8 +346,8 @@ void run_plan(const Problem& p, const Plan& plan, int threads) {
     float* partials = (float*)partial_memory.take(plan.partial_rows * (p.padded_dim() + LANES) * sizeof(float) + 64);
     const int num_tiles = (int)plan.tiles.size(), num_merges = (int)plan.merges.size();
     std::atomic<int> remaining{num_tiles};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
+    // One chunk per thread, not per tile: a worker's scratch memory serves all the tiles it takes.
+    parallel::for_each(threads, std::min(threads, num_tiles), [&](int64_t) {
         static thread_local Scratch scratch;
         TileWorker<M, T> worker(p, scratch, plan.max_rows);
         // The last tiles of a causal prompt are the longest: they go first.
@@ -358,10 +357,8 @@ void run_plan(const Problem& p, const Plan& plan, int threads) {
             worker.run(plan.tiles[i], next >= 0 ? &plan.tiles[next] : nullptr, partials);
             i = next;
         }
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (int i = 0; i < num_merges; i++) merge_partials(p, plan.merges[i], partials);
-    }
+    });
+    parallel::for_each(threads, num_merges, [&](int64_t i) { merge_partials(p, plan.merges[i], partials); });
 }
 
 }  // namespace

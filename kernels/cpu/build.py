@@ -18,8 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch  # noqa: F401  (first: our library must find torch's OpenMP runtime already loaded and share it)
-
 __all__ = ["BuildError", "cache_dir", "load_library"]
 
 logger = logging.getLogger(__name__)
@@ -30,7 +28,7 @@ _FLAGS = (
     "-march=native",
     "-std=c++17",
     "-ffp-contract=fast",
-    "-fopenmp",
+    "-pthread",
     "-fPIC",
     "-shared",
     "-Wno-psabi",

@@ -1,9 +1,20 @@
 // Norms, rotary embedding, gated activations and the KV cache store.
 // Strides are in elements. `threads` is 1 when the work is too small to share.
 
+#include "parallel.h"
 #include "vector.h"
 
 namespace {
+
+constexpr int64_t ROWS_PER_CHUNK = 8;
+
+template <class F>
+void for_rows(int threads, int64_t rows, F&& f) {
+    parallel::for_each(threads, (rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK, [&](int64_t chunk) {
+        const int64_t end = std::min(rows, (chunk + 1) * ROWS_PER_CHUNK);
+        for (int64_t row = chunk * ROWS_PER_CHUNK; row < end; row++) f(row);
+    });
+}
 
 template <class T>
 f32x16 rounded(f32x16 x) {
@@ -37,11 +48,11 @@ void norm_row(const T* x, T* residual, const T* weight, T* out, int size, float 
 template <class T>
 void norm(const void* x, void* residual, const void* weight, void* out, int64_t outer, int64_t inner,
           int64_t outer_stride, int64_t inner_stride, int size, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t o = 0; o < outer; o++)
+    for_rows(threads, outer, [&](int64_t o) {
         for (int64_t i = 0; i < inner; i++)
             norm_row((const T*)x + o * outer_stride + i * inner_stride, residual ? (T*)residual + o * size : nullptr,
                      (const T*)weight, (T*)out + (o * inner + i) * size, size, eps);
+    });
 }
 
 template <class T>
@@ -64,19 +75,17 @@ template <class T>
 void rotary(const int64_t* positions, void* query, void* key, const float* cos_sin, int64_t tokens, int heads,
             int kv_heads, int64_t query_stride, int64_t query_head_stride, int64_t key_stride,
             int64_t key_head_stride, int rotary_dim, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t t = 0; t < tokens; t++) {
+    for_rows(threads, tokens, [&](int64_t t) {
         const float* cos = cos_sin + positions[t] * rotary_dim;
         rotate_heads((T*)query + t * query_stride, heads, query_head_stride, cos, rotary_dim / 2);
         rotate_heads((T*)key + t * key_stride, kv_heads, key_head_stride, cos, rotary_dim / 2);
-    }
+    });
 }
 
 // gelu(x), tanh approximation, is x * sigmoid(2u) with u = sqrt(2/pi) * (x + 0.044715 x^3).
 template <class T, bool GELU>
 void gated(const void* x, void* out, int64_t rows, int64_t row_stride, int size, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) {
+    for_rows(threads, rows, [&](int64_t r) {
         const T* gate = (const T*)x + r * row_stride;
         const T* up = gate + size;
         T* result = (T*)out + r * size;
@@ -85,7 +94,7 @@ void gated(const void* x, void* out, int64_t rows, int64_t row_stride, int size,
             const f32x16 z = GELU ? 1.5957691216057308f * (g + 0.044715f * g * g * g) : g;
             store(result + i, g * sigmoid(z) * load(up + i, size - i), size - i);
         }
-    }
+    });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "parallel.h"
 #include "vector.h"
 
 namespace {
@@ -118,10 +119,11 @@ void linear_chunk(const typename D::X* x, const typename D::W* weight, const typ
 
 template <class D>
 void linear(const typename D::X* x, const void* weight, const void* bias, void* out, const Shape& shape, int threads) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (int64_t n = 0; n < shape.out; n += CHUNK_ROWS)
+    parallel::for_each(threads, (shape.out + CHUNK_ROWS - 1) / CHUNK_ROWS, [&](int64_t chunk) {
+        const int64_t n = chunk * CHUNK_ROWS;
         linear_chunk<D>(x, (const typename D::W*)weight, (const typename D::W*)bias, (typename D::W*)out, shape, n,
                         std::min(n + CHUNK_ROWS, shape.out));
+    });
 }
 
 template <class T>
