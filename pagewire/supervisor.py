@@ -25,6 +25,8 @@ STABLE_S = 30.0
 MAX_FAILED_STARTS = 3
 PROBE_INTERVAL_S = 0.1
 STILL_WAITING_S = 10.0
+# One Ctrl-C may arrive twice: from the terminal and through `make`.
+SAME_SIGNAL_S = 0.5
 # What a service needs on top of its own shutdown_timeout.
 STOP_MARGIN_S = 5.0
 _USAGE_ERROR = 2
@@ -129,6 +131,7 @@ class Supervisor:
         self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
         self._keepers: list[_Keeper] = []
         self._stop = asyncio.Event()
+        self._stop_time = 0.0
         self._killed = False
 
     async def run(self, on_ready: Callable[[], None]) -> int:
@@ -163,7 +166,10 @@ class Supervisor:
     def _on_signal(self) -> None:
         if not self._stop.is_set():
             logger.info("stopping; once more to kill")
+            self._stop_time = time.monotonic()
             self._stop.set()
+            return
+        if time.monotonic() - self._stop_time < SAME_SIGNAL_S:
             return
         self._killed = True
         for keeper in self._keepers:
