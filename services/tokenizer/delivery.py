@@ -30,7 +30,7 @@ def merge(older: News, newer: News) -> News:
 
 
 def num_unread(news: News | None) -> int:
-    """Tokens and log probabilities that wait."""
+    """Tokens and log probabilities in it."""
     if news is None or isinstance(news, RpcError):
         return 0
     # All tokens of a request come with the same number of alternatives.

@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator
 from pagewire.rpc import RpcError
 from protos.pagewire.v1 import common_pb2, inference_pb2
 from services.tokenizer.client_requests import ClientRequests
-from services.tokenizer.delivery import News
+from services.tokenizer.delivery import News, num_unread
 from services.tokenizer.text_generator import TextGenerator
+
+# Tokens and log probabilities in one message: a few megabytes, where a message may have 64.
+MAX_PER_MESSAGE = 100_000
 
 
 class GatewaySession:
@@ -32,9 +35,17 @@ class GatewaySession:
         self._requests.close_when_done()
 
     async def responses(self) -> AsyncIterator[inference_pb2.ConnectResponse]:
-        """What there is to tell, everything at once each time."""
+        """What there is to tell, everything at once each time (in several messages if it is very much)."""
         async for news in self._requests.box:
-            yield inference_pb2.ConnectResponse(responses=[_numbered(number, one) for number, one in news.items()])
+            message, size = inference_pb2.ConnectResponse(), 0
+            for number, one in news.items():
+                message.responses.append(_numbered(number, one))
+                size += 1 + num_unread(one)
+                if size > MAX_PER_MESSAGE:
+                    yield message
+                    message, size = inference_pb2.ConnectResponse(), 0
+            if message.responses:
+                yield message
 
     def close(self) -> None:
         """The gateway is gone: ends all its requests."""

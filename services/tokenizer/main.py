@@ -102,5 +102,6 @@ def served_names(config: TokenizerConfig) -> tuple[str, ...]:
 async def report_availability(link: SchedulerLink, server: rpc.Server) -> None:
     """Ready while requests can be served: not before the model is known, nor after the scheduler was given up."""
     while True:
+        changed = link.changed
         await server.set_serving(link.available)
-        await link.wait_changed()
+        await changed.wait()

@@ -79,6 +79,11 @@ class SchedulerLink:
         return self._model_info is not None and not self._given_up
 
     @property
+    def changed(self) -> asyncio.Event:
+        """Set once `available` or `model_info` may differ from now; get it before you look at them."""
+        return self._changed
+
+    @property
     def num_live(self) -> int:
         return len(self._live)
 
@@ -92,16 +97,11 @@ class SchedulerLink:
         finally:
             self._stop_timer()
 
-    async def wait_changed(self) -> None:
-        """Returns when `available` or `model_info` may have changed."""
-        changed = self._changed
-        await changed.wait()
-
     async def wait_for_model(self) -> common_pb2.ModelInfo:
         """Raises RpcError (UNAVAILABLE) when the recovery timeout is over."""
         while self._model_info is None:
             self._check_available()
-            await self.wait_changed()
+            await self.changed.wait()
         return self._model_info
 
     def submit(self, request: scheduler_pb2.TokenRequest, listener: TokenListener) -> int:

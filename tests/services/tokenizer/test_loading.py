@@ -85,10 +85,15 @@ def test_errors_name_file_and_remedy(tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
-def test_real_gguf_against_transformers(smollm2_gguf: Path) -> None:
+@pytest.fixture(scope="module")
+def transformers_smollm2(smollm2_gguf: Path):
+    """transformers' own conversion of the real file."""
+    return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+
+
+def test_real_gguf_against_transformers(smollm2: LoadedTokenizer, transformers_smollm2) -> None:
     """transformers' conversion leaves out the model's rule that digits are split off first, and is right elsewhere."""
-    ours = load_tokenizer(smollm2_gguf)
-    theirs = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+    ours, theirs = smollm2, transformers_smollm2
     without_digits = [text for text in TEXTS if not any(char.isnumeric() for char in text)]
     assert len(without_digits) >= 20
     assert_same(ours, theirs, without_digits)
@@ -97,10 +102,11 @@ def test_real_gguf_against_transformers(smollm2_gguf: Path) -> None:
         assert getattr(theirs, name) == ours.special_tokens[name]
 
 
-def test_real_gguf_splits_digits_as_the_original_model(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_real_gguf_splits_digits_as_the_original_model(
+    smollm2: LoadedTokenizer, transformers_smollm2, tmp_path: Path
+) -> None:
     """The reference is the model's own tokenizer.json: Digits(individual), then ByteLevel."""
-    theirs = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
-    theirs.save_pretrained(tmp_path)
+    transformers_smollm2.save_pretrained(tmp_path)
     description = json.loads((tmp_path / "tokenizer.json").read_text())
     description["pre_tokenizer"] = {
         "type": "Sequence",
@@ -108,7 +114,7 @@ def test_real_gguf_splits_digits_as_the_original_model(smollm2_gguf: Path, tmp_p
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
     original = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert_same(load_tokenizer(smollm2_gguf), original, [*TEXTS, *SPACES_BEFORE_DIGITS])
+    assert_same(smollm2, original, [*TEXTS, *SPACES_BEFORE_DIGITS])
 
 
 def test_torch_is_never_imported(smollm2_gguf: Path) -> None:
