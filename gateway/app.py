@@ -100,14 +100,24 @@ async def _head(request: Request, body: GenerationParameters, prefix: str) -> He
     return Head(id=f"{prefix}-{exchange.request_id}", created=int(time.time()), model=model)
 
 
-@router.post("/v1/chat/completions", tags=["generation"], response_model=None)
+@router.post(
+    "/v1/chat/completions",
+    tags=["generation"],
+    response_model=None,
+    responses=docs.generation_responses(docs.ChatCompletion, "chat.completion.chunk"),
+)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     answer = ChatAnswer(body, await _head(request, body, "chatcmpl"))
     return GenerationResponse(_gateway(request).link, body, chat_requests(body), answer)
 
 
-@router.post("/v1/completions", tags=["generation"], response_model=None)
+@router.post(
+    "/v1/completions",
+    tags=["generation"],
+    response_model=None,
+    responses=docs.generation_responses(docs.Completion, "text_completion"),
+)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     answer = CompletionAnswer(body, await _head(request, body, "cmpl"))

@@ -78,6 +78,7 @@ async def serve(
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,

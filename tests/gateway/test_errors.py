@@ -26,86 +26,83 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     return body["error"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (CHAT, {}, "messages"),
-        (CHAT, {"messages": None}, "messages"),
-        (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": "hi"}, "messages"),
-        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
-        (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": 5}]}, "messages[1].content"),
-        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0]"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
-            "messages[0].content[0].text",
-        ),
-        (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
-        (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
-        (
-            CHAT,
-            {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
-            "continue_final_message",
-        ),
-        (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
-        (TEXT, {}, "prompt"),
-        (TEXT, {"prompt": []}, "prompt"),
-        (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),
-        (TEXT, {"prompt": [[]]}, "prompt[0]"),
-        (TEXT, {"prompt": [-1]}, "prompt[0]"),
-        (TEXT, {"prompt": "p", "temperature": "hot"}, "temperature"),
-        (TEXT, {"prompt": "p", "temperature": -1}, "temperature"),
-        (TEXT, {"prompt": "p", "top_p": 0}, "top_p"),
-        (TEXT, {"prompt": "p", "top_k": -2}, "top_k"),
-        (TEXT, {"prompt": "p", "n": 0}, "n"),
-        (TEXT, {"prompt": "p", "n": True}, "n"),
-        (TEXT, {"prompt": "p", "max_tokens": 0}, "max_tokens"),
-        (TEXT, {"prompt": "p", "max_tokens": 2.5}, "max_tokens"),
-        (TEXT, {"prompt": "p", "min_tokens": 20}, "min_tokens"),
-        (TEXT, {"prompt": "p", "stop": ["a", 5]}, "stop[1]"),
-        (TEXT, {"prompt": "p", "stop": ""}, "stop"),
-        (TEXT, {"prompt": "p", "seed": 2**63}, "seed"),
-        (TEXT, {"prompt": "p", "logit_bias": {"a": 1}}, "logit_bias"),
-        (TEXT, {"prompt": "p", "logit_bias": {"1": 101}}, "logit_bias"),
-        (TEXT, {"prompt": "p", "logprobs": True}, "logprobs"),
-    ],
-)
-async def test_wrong_values_are_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
-    error = error_of(await client.post(path, json=body), 400)
-    assert error["param"] == param
-    assert error["type"] == "invalid_request_error"
+WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": None}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": 5}]}, "messages[1].content"),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0]"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+        "messages[0].content[0].text",
+    ),
+    (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+    ),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
+    (TEXT, {}, "prompt"),
+    (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),
+    (TEXT, {"prompt": [[]]}, "prompt[0]"),
+    (TEXT, {"prompt": [-1]}, "prompt[0]"),
+    (TEXT, {"prompt": "p", "temperature": "hot"}, "temperature"),
+    (TEXT, {"prompt": "p", "temperature": -1}, "temperature"),
+    (TEXT, {"prompt": "p", "top_p": 0}, "top_p"),
+    (TEXT, {"prompt": "p", "top_k": -2}, "top_k"),
+    (TEXT, {"prompt": "p", "n": 0}, "n"),
+    (TEXT, {"prompt": "p", "n": True}, "n"),
+    (TEXT, {"prompt": "p", "max_tokens": 0}, "max_tokens"),
+    (TEXT, {"prompt": "p", "max_tokens": 2.5}, "max_tokens"),
+    (TEXT, {"prompt": "p", "min_tokens": 20}, "min_tokens"),
+    (TEXT, {"prompt": "p", "stop": ["a", 5]}, "stop[1]"),
+    (TEXT, {"prompt": "p", "stop": ""}, "stop"),
+    (TEXT, {"prompt": "p", "seed": 2**63}, "seed"),
+    (TEXT, {"prompt": "p", "logit_bias": {"a": 1}}, "logit_bias"),
+    (TEXT, {"prompt": "p", "logit_bias": {"1": 101}}, "logit_bias"),
+    (TEXT, {"prompt": "p", "logprobs": True}, "logprobs"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "extra", "param"),
-    [
-        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        (CHAT, {"tool_choice": "auto"}, "tool_choice"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-        (CHAT, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
-        (CHAT, {"service_tier": "flex"}, "service_tier"),
-        (CHAT, {"store": True}, "store"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-        (TEXT, {"best_of": 2}, "best_of"),
-        (TEXT, {"echo": True}, "echo"),
-        (TEXT, {"suffix": "end"}, "suffix"),
-        (TEXT, {"use_beam_search": True}, "use_beam_search"),
-        (TEXT, {"prompt_logprobs": 0}, "prompt_logprobs"),
-        # 1 is not true: only a value of the right type means the default.
-        (TEXT, {"echo": 0}, "echo"),
-    ],
-)
-async def test_unsupported_parameters_are_refused_by_name(
-    client: httpx.AsyncClient, fake: FakeTokenizer, path: str, extra: dict[str, Any], param: str
-) -> None:
-    body = {"messages": MESSAGES} if path == CHAT else {"prompt": "p"}
-    error = error_of(await client.post(path, json=body | extra), 400)
-    assert error["param"] == param
-    assert error["code"] == "unsupported_parameter"
-    assert param.rpartition(".")[2] in error["message"] or "image_url" in error["message"]
+async def test_wrong_values_are_named(client: httpx.AsyncClient) -> None:
+    for path, body, param in WRONG_VALUES:
+        error = error_of(await client.post(path, json=body), 400)
+        assert error["param"] == param, (body, error)
+        assert error["type"] == "invalid_request_error"
+
+
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
+    (CHAT, {"service_tier": "flex"}, "service_tier"),
+    (CHAT, {"store": True}, "store"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (TEXT, {"best_of": 2}, "best_of"),
+    (TEXT, {"echo": True}, "echo"),
+    (TEXT, {"suffix": "end"}, "suffix"),
+    (TEXT, {"use_beam_search": True}, "use_beam_search"),
+    (TEXT, {"prompt_logprobs": 0}, "prompt_logprobs"),
+    # 1 is not true: only a value of the right type means the default.
+    (TEXT, {"echo": 0}, "echo"),
+]
+
+
+async def test_unsupported_parameters_are_refused_by_name(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    for path, extra, param in UNSUPPORTED:
+        body = {"messages": MESSAGES} if path == CHAT else {"prompt": "p"}
+        error = error_of(await client.post(path, json=body | extra), 400)
+        assert (error["param"], error["code"]) == (param, "unsupported_parameter"), (extra, error)
+        assert param.rpartition(".")[2] in error["message"] or "image_url" in error["message"]
     assert not fake.received
 
 

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import openai
@@ -11,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway import main
+from gateway import docs, main
 from pagewire import __version__, telemetry
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
@@ -70,7 +73,29 @@ async def test_version_and_docs(client: httpx.AsyncClient) -> None:
     assert {"400", "401", "404", "429", "503"} <= set(responses)
     assert "422" not in responses
     assert responses["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
+    success = responses["200"]["content"]
+    assert success["application/json"]["schema"]["$ref"].endswith("/ChatCompletion")
+    assert "text/event-stream" in success
     assert "temperature" in document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+
+
+async def test_answers_are_what_the_docs_say(client: httpx.AsyncClient) -> None:
+    extra = {"return_token_ids": True, "stop": "a", "n": 3}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2, **extra}
+    docs.ChatCompletion.model_validate((await client.post("/v1/chat/completions", json=chat)).json())
+    text = {"prompt": ["p", "q"], "logprobs": 2, **extra}
+    docs.Completion.model_validate((await client.post("/v1/completions", json=text)).json())
+    error = (await client.post("/v1/completions", json={})).json()
+    assert docs.ErrorResponse.model_validate(error).model_dump() == error
+
+
+def test_runs_without_torch_transformers_and_the_services() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'tokenizers', 'services', 'kernels'): sys.modules[name] = None\n"
+        "import gateway.main"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 async def test_one_scrape_of_all_services(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
