@@ -1,0 +1,7 @@
+"""The executor service: one device, its weights, its KV cache, its steps."""
+
+import os
+
+# torch's OpenMP threads spin for milliseconds after each parallel operation, on cores that the other services need. Read
+# when the OpenMP runtime is loaded, so it has to be said before torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
