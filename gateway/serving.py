@@ -43,6 +43,7 @@ class GenerationResponse(Response):
         self._answer = answer
         self._usage = UsageTotal(len(requests), body.n or 1)
         self._finish_reasons = [""] * len(requests)
+        self._failure: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
@@ -50,19 +51,23 @@ class GenerationResponse(Response):
             f"{scope['method']} {scope['path']}", _traceparent(scope["headers"]), kind=SpanKind.SERVER
         )
         _label(self._requests, exchange.request_id, span.traceparent)
-        failure: str | None = None
+        status = 0
         try:
             await self._serve(exchange, receive, send)
         except ClientGone:
-            failure = "client gone"
+            self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()
             exchange.status = CLIENT_GONE
         except ApiError as error:
-            failure = error.message
+            self._failure = error.message
+            status = error.status
             raise
         finally:
             exchange.note = f" prompt={self._usage.prompt_tokens} completion={self._usage.completion_tokens}"
-            span.end(self._attributes(scope, exchange) if telemetry.tracing() else None, error=failure)
+            if self._failure is not None:
+                exchange.note += f": {self._failure}"
+            attributes = self._attributes(scope, exchange, status or exchange.status) if telemetry.tracing() else None
+            span.end(attributes, error=self._failure)
 
     async def _serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         try:
@@ -80,7 +85,8 @@ class GenerationResponse(Response):
         finally:
             watch.cancel()
             reply.abort()
-        metrics.E2E_LATENCY.labels(self._answer.operation).observe(exchange.elapsed)
+        if self._failure is None:
+            metrics.E2E_LATENCY.labels(self._answer.operation).observe(exchange.elapsed)
 
     async def _whole(self, reply: Reply, send: Send) -> None:
         async for news in reply:
@@ -111,6 +117,7 @@ class GenerationResponse(Response):
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not exchange.status:
                 raise api_error from error
+            self._failure = api_error.message
             last = sse.error_event(api_error)
         await send({"type": "http.response.body", "body": last.encode()})
 
@@ -120,13 +127,13 @@ class GenerationResponse(Response):
             if response.finish_reason:
                 self._finish_reasons[index] = finish_reason(response) or ""
 
-    def _attributes(self, scope: Scope, exchange: Exchange) -> dict[str, Any]:
+    def _attributes(self, scope: Scope, exchange: Exchange, status: int) -> dict[str, Any]:
         """OpenTelemetry's HTTP and GenAI conventions."""
         body = self._body
         attributes = {
             "http.request.method": scope["method"],
             "http.route": scope["path"],
-            "http.response.status_code": exchange.status,
+            "http.response.status_code": status,
             "gen_ai.operation.name": self._answer.operation,
             "gen_ai.provider.name": "pagewire",
             "gen_ai.request.model": body.model,

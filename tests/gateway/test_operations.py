@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import httpx
 import openai
 import pytest
@@ -18,11 +19,22 @@ from gateway import docs, main
 from pagewire import __version__, telemetry
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
+from pagewire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What tracing would send."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    return exporter
 
 
 async def test_models(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
@@ -160,12 +172,8 @@ async def test_trace_context_passes_through(client: httpx.AsyncClient, fake: Fak
 
 
 async def test_span_of_a_generation(
-    client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, fake: FakeTokenizer, exporter: InMemorySpanExporter
 ) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
     body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0}
     await client.post("/v1/chat/completions", json=body, headers={"traceparent": TRACEPARENT})
     await eventually(exporter.get_finished_spans)
@@ -188,6 +196,21 @@ async def test_span_of_a_generation(
         "http.response.status_code": 200,
     }
     assert {name: attributes.get(name) for name in expected} == expected
+
+
+async def test_span_and_log_of_a_failed_generation(
+    client: httpx.AsyncClient, fake: FakeTokenizer, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "gateway"):
+        await client.post("/v1/completions", json={"prompt": "p", "model": "nobody"})
+        fake.error_at = (3, RpcError(grpc.StatusCode.INTERNAL, "broken"))
+        await client.post("/v1/completions", json={"prompt": "p", "stream": True})
+        await eventually(lambda: len(access_lines(caplog)) == 2)
+    refused, cut = exporter.get_finished_spans()
+    assert not refused.status.is_ok and not cut.status.is_ok
+    assert refused.attributes["http.response.status_code"] == 404
+    assert cut.status.description == "broken"
+    assert access_lines(caplog)[1].getMessage().endswith("prompt=1 completion=3: broken")
 
 
 async def test_several_processes_share_a_port_only_when_told_to(fake: FakeTokenizer, address: str) -> None:
