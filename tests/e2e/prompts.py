@@ -36,5 +36,5 @@ PROMPTS = [
     _STORY,
     _CODE * 2 + "def merge_sort(",
     _STORY * 8,
-    "".join(f"Chapter {n}. {_STORY}" for n in range(1, 28)),
+    "".join(f"Chapter {n}. {_STORY}" for n in range(1, 33)),
 ]
