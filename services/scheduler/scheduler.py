@@ -148,7 +148,8 @@ class Scheduler:
         if num_preemptions == self.num_preemptions:
             self._schedule_waiting(self._kv, step, budget)
         self._has_leftovers = len(self._waiting) > 0
-        if not step.request_ids:
+        # An idle executor hears of its free rows at once, a busy one with its next step.
+        if not step.request_ids and (self._in_flight or not self._finished_request_ids):
             return None
         step.finished_request_ids, self._finished_request_ids = self._finished_request_ids, []
         self._last_step_id = step.step_id
