@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.pagewire.v1 import common_pb2 as protos_dot_pagewire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/pagewire/v1/inference.proto\x12\x0bpagewire.v1\x1a\x1fprotos/pagewire/v1/common.proto\"%\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\x06\n\x04part\"\x82\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\'\n\x05parts\x18\x03 \x03(\x0b\x32\x18.pagewire.v1.ContentPart\x12\x11\n\x04name\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_contentB\x07\n\x05_name\"\xd0\x01\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.pagewire.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x15\n\rchat_template\x18\x04 \x01(\t\x12!\n\x19\x63hat_template_kwargs_json\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xac\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.pagewire.v1.ChatPromptH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.pagewire.v1.TokenIdsH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x34\n\x0fsampling_params\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x08 \x01(\x08\x12 \n\x13skip_special_tokens\x18\t \x01(\x08H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x18\n\x10resume_token_ids\x18\x0c \x03(\x05\x42\x08\n\x06promptB\x15\n\x13_add_special_tokensB\x16\n\x14_skip_special_tokens\"\x86\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x0c\x12/\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x19.pagewire.v1.TokenLogprob\"\x8e\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12+\n\x08logprobs\x18\x03 \x03(\x0b\x32\x19.pagewire.v1.TokenLogprob\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\x05H\x00\x12\x18\n\x10prompt_token_ids\x18\x08 \x03(\x05\x42\r\n\x0bstop_reason\"\xb6\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.pagewire.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x05 \x01(\x08\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"P\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"d\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x03\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.pagewire.v1.Model\"W\n\x0e\x43onnectRequest\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.pagewire.v1.NumberedRequest\x12\x15\n\rabort_numbers\x18\x02 \x03(\x03\"P\n\x0fNumberedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.GenerateRequest\"C\n\x0f\x43onnectResponse\x12\x30\n\tresponses\x18\x01 \x03(\x0b\x32\x1d.pagewire.v1.NumberedResponse\"\x8c\x01\n\x10NumberedResponse\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.pagewire.v1.GenerateResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.RequestErrorH\x00\x42\t\n\x07outcome2\x8e\x03\n\x10InferenceService\x12I\n\x08Generate\x12\x1c.pagewire.v1.GenerateRequest\x1a\x1d.pagewire.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.pagewire.v1.TokenizeRequest\x1a\x1d.pagewire.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.pagewire.v1.DetokenizeRequest\x1a\x1f.pagewire.v1.DetokenizeResponse\x12M\n\nListModels\x12\x1e.pagewire.v1.ListModelsRequest\x1a\x1f.pagewire.v1.ListModelsResponse\x12H\n\x07\x43onnect\x12\x1b.pagewire.v1.ConnectRequest\x1a\x1c.pagewire.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/pagewire/v1/inference.proto\x12\x0bpagewire.v1\x1a\x1fprotos/pagewire/v1/common.proto\"%\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\x06\n\x04part\"\x82\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\'\n\x05parts\x18\x03 \x03(\x0b\x32\x18.pagewire.v1.ContentPart\x12\x11\n\x04name\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_contentB\x07\n\x05_name\"\xd0\x01\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.pagewire.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x15\n\rchat_template\x18\x04 \x01(\t\x12!\n\x19\x63hat_template_kwargs_json\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xc1\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.pagewire.v1.ChatPromptH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.pagewire.v1.TokenIdsH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x34\n\x0fsampling_params\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x08 \x01(\x08\x12 \n\x13skip_special_tokens\x18\t \x01(\x08H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x18\n\x10resume_token_ids\x18\x0c \x03(\x05\x12\x13\n\x0bresubmitted\x18\r \x01(\x08\x42\x08\n\x06promptB\x15\n\x13_add_special_tokensB\x16\n\x14_skip_special_tokens\"\x86\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x0c\x12/\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x19.pagewire.v1.TokenLogprob\"\x8e\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12+\n\x08logprobs\x18\x03 \x03(\x0b\x32\x19.pagewire.v1.TokenLogprob\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\x05H\x00\x12\x18\n\x10prompt_token_ids\x18\x08 \x03(\x05\x42\r\n\x0bstop_reason\"\xb6\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.pagewire.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x05 \x01(\x08\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"P\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"d\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x03\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.pagewire.v1.Model\"W\n\x0e\x43onnectRequest\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.pagewire.v1.NumberedRequest\x12\x15\n\rabort_numbers\x18\x02 \x03(\x03\"P\n\x0fNumberedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.GenerateRequest\"C\n\x0f\x43onnectResponse\x12\x30\n\tresponses\x18\x01 \x03(\x0b\x32\x1d.pagewire.v1.NumberedResponse\"\x8c\x01\n\x10NumberedResponse\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.pagewire.v1.GenerateResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.RequestErrorH\x00\x42\t\n\x07outcome2\x8e\x03\n\x10InferenceService\x12I\n\x08Generate\x12\x1c.pagewire.v1.GenerateRequest\x1a\x1d.pagewire.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.pagewire.v1.TokenizeRequest\x1a\x1d.pagewire.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.pagewire.v1.DetokenizeRequest\x1a\x1f.pagewire.v1.DetokenizeResponse\x12M\n\nListModels\x12\x1e.pagewire.v1.ListModelsRequest\x1a\x1f.pagewire.v1.ListModelsResponse\x12H\n\x07\x43onnect\x12\x1b.pagewire.v1.ConnectRequest\x1a\x1c.pagewire.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,33 +41,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=467
   _globals['_TOKENIDS']._serialized_end=490
   _globals['_GENERATEREQUEST']._serialized_start=493
-  _globals['_GENERATEREQUEST']._serialized_end=921
-  _globals['_TOKENLOGPROB']._serialized_start=924
-  _globals['_TOKENLOGPROB']._serialized_end=1058
-  _globals['_GENERATERESPONSE']._serialized_start=1061
-  _globals['_GENERATERESPONSE']._serialized_end=1331
-  _globals['_TOKENIZEREQUEST']._serialized_start=1334
-  _globals['_TOKENIZEREQUEST']._serialized_end=1516
-  _globals['_TOKENIZERESPONSE']._serialized_start=1518
-  _globals['_TOKENIZERESPONSE']._serialized_end=1598
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1600
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1682
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1684
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1718
-  _globals['_LISTMODELSREQUEST']._serialized_start=1720
-  _globals['_LISTMODELSREQUEST']._serialized_end=1739
-  _globals['_MODEL']._serialized_start=1741
-  _globals['_MODEL']._serialized_end=1841
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1843
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1899
-  _globals['_CONNECTREQUEST']._serialized_start=1901
-  _globals['_CONNECTREQUEST']._serialized_end=1988
-  _globals['_NUMBEREDREQUEST']._serialized_start=1990
-  _globals['_NUMBEREDREQUEST']._serialized_end=2070
-  _globals['_CONNECTRESPONSE']._serialized_start=2072
-  _globals['_CONNECTRESPONSE']._serialized_end=2139
-  _globals['_NUMBEREDRESPONSE']._serialized_start=2142
-  _globals['_NUMBEREDRESPONSE']._serialized_end=2282
-  _globals['_INFERENCESERVICE']._serialized_start=2285
-  _globals['_INFERENCESERVICE']._serialized_end=2683
+  _globals['_GENERATEREQUEST']._serialized_end=942
+  _globals['_TOKENLOGPROB']._serialized_start=945
+  _globals['_TOKENLOGPROB']._serialized_end=1079
+  _globals['_GENERATERESPONSE']._serialized_start=1082
+  _globals['_GENERATERESPONSE']._serialized_end=1352
+  _globals['_TOKENIZEREQUEST']._serialized_start=1355
+  _globals['_TOKENIZEREQUEST']._serialized_end=1537
+  _globals['_TOKENIZERESPONSE']._serialized_start=1539
+  _globals['_TOKENIZERESPONSE']._serialized_end=1619
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1621
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1703
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1705
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1739
+  _globals['_LISTMODELSREQUEST']._serialized_start=1741
+  _globals['_LISTMODELSREQUEST']._serialized_end=1760
+  _globals['_MODEL']._serialized_start=1762
+  _globals['_MODEL']._serialized_end=1862
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1864
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1920
+  _globals['_CONNECTREQUEST']._serialized_start=1922
+  _globals['_CONNECTREQUEST']._serialized_end=2009
+  _globals['_NUMBEREDREQUEST']._serialized_start=2011
+  _globals['_NUMBEREDREQUEST']._serialized_end=2091
+  _globals['_CONNECTRESPONSE']._serialized_start=2093
+  _globals['_CONNECTRESPONSE']._serialized_end=2160
+  _globals['_NUMBEREDRESPONSE']._serialized_start=2163
+  _globals['_NUMBEREDRESPONSE']._serialized_end=2303
+  _globals['_INFERENCESERVICE']._serialized_start=2306
+  _globals['_INFERENCESERVICE']._serialized_end=2704
 # @@protoc_insertion_point(module_scope)

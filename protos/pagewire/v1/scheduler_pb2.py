@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.pagewire.v1 import common_pb2 as protos_dot_pagewire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/pagewire/v1/scheduler.proto\x12\x0bpagewire.v1\x1a\x1fprotos/pagewire/v1/common.proto\"\xb6\x01\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x18\n\x10resume_token_ids\x18\x03 \x03(\x05\x12\x34\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x13\n\x0b\x65xternal_id\x18\x06 \x01(\t\"M\n\x1fSchedulerServiceGenerateRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.pagewire.v1.TokenRequest\"\xf3\x01\n SchedulerServiceGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.LogprobsH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.pagewire.v1.UsageB\x0b\n\t_logprobsB\x10\n\x0e_stop_token_id\"$\n\x0c\x41\x62ortRequest\x12\x14\n\x0c\x65xternal_ids\x18\x01 \x03(\t\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\"\x10\n\x0eGetLoadRequest\"\xe9\x01\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\x05\x12/\n\nmodel_info\x18\x07 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x15\n\rnum_executors\x18\x08 \x01(\x05\x42\r\n\x0b_model_info\"h\n\x1eSchedulerServiceConnectRequest\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.pagewire.v1.TokenRequest\x12\x19\n\x11\x61\x62ort_request_ids\x18\x02 \x03(\x03\"\x94\x05\n\x1fSchedulerServiceConnectResponse\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x03\x12\x12\n\nnum_tokens\x18\x03 \x03(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x06 \x03(\x05\x12V\n\x0estop_token_ids\x18\x07 \x03(\x0b\x32>.pagewire.v1.SchedulerServiceConnectResponse.StopTokenIdsEntry\x12L\n\x08logprobs\x18\x08 \x03(\x0b\x32:.pagewire.v1.SchedulerServiceConnectResponse.LogprobsEntry\x12H\n\x06\x65rrors\x18\t \x03(\x0b\x32\x38.pagewire.v1.SchedulerServiceConnectResponse.ErrorsEntry\x1a\x33\n\x11StopTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x46\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1aH\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.RequestError:\x02\x38\x01\x42\x08\n\x06_hello2\xed\x02\n\x10SchedulerService\x12i\n\x08Generate\x12,.pagewire.v1.SchedulerServiceGenerateRequest\x1a-.pagewire.v1.SchedulerServiceGenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.pagewire.v1.AbortRequest\x1a\x1a.pagewire.v1.AbortResponse\x12\x44\n\x07GetLoad\x12\x1b.pagewire.v1.GetLoadRequest\x1a\x1c.pagewire.v1.GetLoadResponse\x12h\n\x07\x43onnect\x12+.pagewire.v1.SchedulerServiceConnectRequest\x1a,.pagewire.v1.SchedulerServiceConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/pagewire/v1/scheduler.proto\x12\x0bpagewire.v1\x1a\x1fprotos/pagewire/v1/common.proto\"\xcb\x01\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x18\n\x10resume_token_ids\x18\x03 \x03(\x05\x12\x34\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x13\n\x0b\x65xternal_id\x18\x06 \x01(\t\x12\x13\n\x0bresubmitted\x18\x07 \x01(\x08\"M\n\x1fSchedulerServiceGenerateRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.pagewire.v1.TokenRequest\"\xf3\x01\n SchedulerServiceGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.LogprobsH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.pagewire.v1.UsageB\x0b\n\t_logprobsB\x10\n\x0e_stop_token_id\"$\n\x0c\x41\x62ortRequest\x12\x14\n\x0c\x65xternal_ids\x18\x01 \x03(\t\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\"\x10\n\x0eGetLoadRequest\"\xe9\x01\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\x05\x12/\n\nmodel_info\x18\x07 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x15\n\rnum_executors\x18\x08 \x01(\x05\x42\r\n\x0b_model_info\"h\n\x1eSchedulerServiceConnectRequest\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.pagewire.v1.TokenRequest\x12\x19\n\x11\x61\x62ort_request_ids\x18\x02 \x03(\x03\"\x94\x05\n\x1fSchedulerServiceConnectResponse\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x03\x12\x12\n\nnum_tokens\x18\x03 \x03(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x06 \x03(\x05\x12V\n\x0estop_token_ids\x18\x07 \x03(\x0b\x32>.pagewire.v1.SchedulerServiceConnectResponse.StopTokenIdsEntry\x12L\n\x08logprobs\x18\x08 \x03(\x0b\x32:.pagewire.v1.SchedulerServiceConnectResponse.LogprobsEntry\x12H\n\x06\x65rrors\x18\t \x03(\x0b\x32\x38.pagewire.v1.SchedulerServiceConnectResponse.ErrorsEntry\x1a\x33\n\x11StopTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x46\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1aH\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.RequestError:\x02\x38\x01\x42\x08\n\x06_hello2\xed\x02\n\x10SchedulerService\x12i\n\x08Generate\x12,.pagewire.v1.SchedulerServiceGenerateRequest\x1a-.pagewire.v1.SchedulerServiceGenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.pagewire.v1.AbortRequest\x1a\x1a.pagewire.v1.AbortResponse\x12\x44\n\x07GetLoad\x12\x1b.pagewire.v1.GetLoadRequest\x1a\x1c.pagewire.v1.GetLoadResponse\x12h\n\x07\x43onnect\x12+.pagewire.v1.SchedulerServiceConnectRequest\x1a,.pagewire.v1.SchedulerServiceConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,29 +39,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULERSERVICECONNECTRESPONSE_ERRORSENTRY']._loaded_options = None
   _globals['_SCHEDULERSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_options = b'8\001'
   _globals['_TOKENREQUEST']._serialized_start=85
-  _globals['_TOKENREQUEST']._serialized_end=267
-  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_start=269
-  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_end=346
-  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_start=349
-  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_end=592
-  _globals['_ABORTREQUEST']._serialized_start=594
-  _globals['_ABORTREQUEST']._serialized_end=630
-  _globals['_ABORTRESPONSE']._serialized_start=632
-  _globals['_ABORTRESPONSE']._serialized_end=668
-  _globals['_GETLOADREQUEST']._serialized_start=670
-  _globals['_GETLOADREQUEST']._serialized_end=686
-  _globals['_GETLOADRESPONSE']._serialized_start=689
-  _globals['_GETLOADRESPONSE']._serialized_end=922
-  _globals['_SCHEDULERSERVICECONNECTREQUEST']._serialized_start=924
-  _globals['_SCHEDULERSERVICECONNECTREQUEST']._serialized_end=1028
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE']._serialized_start=1031
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE']._serialized_end=1691
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_start=1484
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_end=1535
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_start=1537
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_end=1607
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_start=1609
-  _globals['_SCHEDULERSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_end=1681
-  _globals['_SCHEDULERSERVICE']._serialized_start=1694
-  _globals['_SCHEDULERSERVICE']._serialized_end=2059
+  _globals['_TOKENREQUEST']._serialized_end=288
+  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_start=290
+  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_end=367
+  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_start=370
+  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_end=613
+  _globals['_ABORTREQUEST']._serialized_start=615
+  _globals['_ABORTREQUEST']._serialized_end=651
+  _globals['_ABORTRESPONSE']._serialized_start=653
+  _globals['_ABORTRESPONSE']._serialized_end=689
+  _globals['_GETLOADREQUEST']._serialized_start=691
+  _globals['_GETLOADREQUEST']._serialized_end=707
+  _globals['_GETLOADRESPONSE']._serialized_start=710
+  _globals['_GETLOADRESPONSE']._serialized_end=943
+  _globals['_SCHEDULERSERVICECONNECTREQUEST']._serialized_start=945
+  _globals['_SCHEDULERSERVICECONNECTREQUEST']._serialized_end=1049
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE']._serialized_start=1052
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE']._serialized_end=1712
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_start=1505
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_end=1556
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_start=1558
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_end=1628
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_start=1630
+  _globals['_SCHEDULERSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_end=1702
+  _globals['_SCHEDULERSERVICE']._serialized_start=1715
+  _globals['_SCHEDULERSERVICE']._serialized_end=2080
 # @@protoc_insertion_point(module_scope)
