@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import grpc
 from fastapi import APIRouter, FastAPI, Request
@@ -29,7 +31,11 @@ from pagewire.config import GatewayConfig
 from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
+# For a tokenizer service that is away: as long as it takes to start again, and less than clients wait.
+AWAY_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 2.0
+
+Reply = TypeVar("Reply")
 
 router = APIRouter()
 
@@ -49,9 +55,26 @@ class Gateway:
     async def default_model(self) -> str:
         """The first served name: what an answer says when the request named no model."""
         if not self._default_model:
-            models = await self.inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
-            self._default_model = models.models[0].id
+            self._default_model = (await self.list_models())[0].id
         return self._default_model
+
+    async def list_models(self) -> Sequence[inference_pb2.Model]:
+        return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
+
+    async def call(self, method: Callable[..., Awaitable[Reply]], request: object) -> Reply:
+        """A unary call to the tokenizer service; it waits for one that is away for a moment.
+
+        Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
+        """
+        presence = self.link.presence
+        if presence.is_there() or not presence.is_expected():
+            return await method(request, timeout=CALL_TIMEOUT_S)
+        try:
+            return await method(request, timeout=AWAY_TIMEOUT_S, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not presence.is_there():
+                raise ApiError(503, "the tokenizer service cannot be reached; try again") from error
+            raise
 
     async def why_not_ready(self) -> str:
         """Why the line cannot serve; "" if it can."""
@@ -62,6 +85,7 @@ class Gateway:
             health = await self._health.Check(request, timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return f"the tokenizer service does not answer: {error.code().name}: {error.details()}"
+        self.link.presence.is_there()
         if health.status != health_pb2.HealthCheckResponse.SERVING:
             return "the tokenizer service is up, but what is behind it is not ready: still loading, or restarting"
         return ""
@@ -126,17 +150,17 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> dict[str, object]:
-    models = await _gateway(request).inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
-    return {"object": "list", "data": [_model_card(model) for model in models.models]}
+    models = await _gateway(request).list_models()
+    return {"object": "list", "data": [_model_card(model) for model in models]}
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def retrieve_model(model: str, request: Request) -> dict[str, object]:
-    models = await _gateway(request).inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
-    for served in models.models:
+    models = await _gateway(request).list_models()
+    for served in models:
         if served.id == model:
             return _model_card(served)
-    names = ", ".join(served.id for served in models.models)
+    names = ", ".join(served.id for served in models)
     raise ApiError(404, f"no model {model!r}; served: {names}", param="model", code="model_not_found")
 
 
@@ -155,7 +179,8 @@ def _model_card(model: inference_pb2.Model) -> dict[str, object]:
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, object]:
     """Text or messages to token ids, exactly as a completion would see them."""
-    answer = await _gateway(request).inference.Tokenize(tokenize_request(body), timeout=CALL_TIMEOUT_S)
+    gateway = _gateway(request)
+    answer = await gateway.call(gateway.inference.Tokenize, tokenize_request(body))
     return {
         "count": len(answer.token_ids),
         "max_model_len": answer.max_model_len,
@@ -168,7 +193,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, object]
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, object]:
     """Token ids to text."""
     upstream = inference_pb2.DetokenizeRequest(model=body.model or "", token_ids=body.tokens)
-    return {"prompt": (await _gateway(request).inference.Detokenize(upstream, timeout=CALL_TIMEOUT_S)).text}
+    gateway = _gateway(request)
+    return {"prompt": (await gateway.call(gateway.inference.Detokenize, upstream)).text}
 
 
 @router.get("/livez", tags=["operation"])

@@ -14,6 +14,7 @@ import grpc
 
 from gateway import metrics
 from gateway.errors import ApiError
+from gateway.presence import Presence
 from pagewire import rpc
 from pagewire.rpc import RpcError
 from pagewire.streams import MAX_BACKOFF_S, Link
@@ -131,10 +132,10 @@ class TokenizerLink:
     """Submits generations, hands their news to their replies, and submits them again on a new stream after a break."""
 
     def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float) -> None:
-        self._channel = channel
         self._recovery_timeout = recovery_timeout
-        self._stub = InferenceServiceStub(channel)
-        self._link: Link[ConnectRequest, ConnectResponse] = Link("tokenizer", self._stub.Connect, self)
+        self.presence = Presence(channel, recovery_timeout)
+        stub = InferenceServiceStub(channel)
+        self._link: Link[ConnectRequest, ConnectResponse] = Link("tokenizer", stub.Connect, self)
         self._numbers = itertools.count(1)
         self._live: dict[int, Generation] = {}
         # Not sent yet, by number.
@@ -159,12 +160,19 @@ class TokenizerLink:
             await rpc.cancel(tasks)
 
     def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
-        """Starts one generation per request. Raises RpcError UNAVAILABLE when there is no tokenizer."""
-        if self._channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
+        """Starts one generation per request; they wait for a tokenizer that is away for a moment.
+
+        Raises RpcError UNAVAILABLE when there has been none for recovery_timeout seconds, or never.
+        """
+        if not self.presence.is_expected():
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "the tokenizer service cannot be reached; try again")
+        away_since = self.presence.away_since
         reply = Reply(self, requests, streaming=streaming)
         for generation in reply.generations:
+            generation.lost_at = away_since
             self._enqueue(generation)
+        if away_since is not None:
+            self._watch_recovery()
         return reply
 
     def abort(self, generations: Iterable[Generation]) -> None:
@@ -235,6 +243,7 @@ class TokenizerLink:
         generation.reply.push(generation, response)
 
     def on_disconnect(self, reason: str) -> None:
+        self.presence.is_there()
         self._lost_at = time.monotonic()
         for generation in self._live.values():
             if generation.lost_at is None:
@@ -251,7 +260,7 @@ class TokenizerLink:
         """recovery_timeout after a break: ends what it hit, unless the stream is up again and only the news is late."""
         self._recovery = None
         now = time.monotonic()
-        up = self._channel.get_state() is grpc.ChannelConnectivity.READY and now - self._lost_at > 2 * MAX_BACKOFF_S
+        up = self.presence.is_there() and now - self._lost_at > 2 * MAX_BACKOFF_S
         overdue = now - self._recovery_timeout
         for generation in list(self._live.values()):
             if generation.lost_at is None:

@@ -183,6 +183,37 @@ async def test_aborted_while_the_link_was_down_stays_aborted(
     assert [request.text for request in fake.received] == ["stays"]
 
 
+async def test_new_requests_wait_for_a_tokenizer_that_is_away(
+    client: httpx.AsyncClient, fake: FakeTokenizer, address: str
+) -> None:
+    assert (await client.post(TEXT, json={"prompt": "before"})).status_code == 200
+    await fake.stop()
+    meanwhile = [
+        asyncio.create_task(client.post(TEXT, json={"prompt": "meanwhile", "seed": 5})),
+        asyncio.create_task(client.post("/tokenize", json={"prompt": "ab"})),
+        asyncio.create_task(client.post("/detokenize", json={"tokens": [97]})),
+        asyncio.create_task(client.get("/v1/models")),
+    ]
+    await asyncio.sleep(0.2)
+    assert not any(task.done() for task in meanwhile)
+    await fake.start(address)
+    responses = await asyncio.gather(*meanwhile)
+    assert [response.status_code for response in responses] == [200] * 4
+    text, tokenized, detokenized, models = (response.json() for response in responses)
+    assert text["choices"][0]["text"] == expected_text("meanwhile", 5, 16)
+    assert (tokenized["tokens"], detokenized["prompt"], models["data"][0]["id"]) == ([94, 97, 98], "a", "fake")
+
+
+async def test_calls_wait_for_a_tokenizer_no_longer_than_a_moment(
+    client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.app.AWAY_TIMEOUT_S", 0.2)
+    await fake.stop()
+    response = await client.get("/v1/models")
+    assert response.status_code == 503
+    assert "cannot be reached" in response.json()["error"]["message"]
+
+
 async def test_recovery_has_a_bound(fake: FakeTokenizer, address: str) -> None:
     async with running_gateway(address, recovery_timeout=0.3) as client:
         await wait_ready(client)
@@ -196,6 +227,7 @@ async def test_recovery_has_a_bound(fake: FakeTokenizer, address: str) -> None:
         assert response.headers["retry-after"]
         last = events_of((await streamed).text)[-1]
         assert last["error"]["type"] == "service_unavailable_error"
+        assert (await client.post(TEXT, json={"prompt": "p"})).status_code == 503
         # It is not the end of the gateway.
         fake.step_s = 0.002
         await fake.start(address)
