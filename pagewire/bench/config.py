@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.config import NOT_NEGATIVE, POSITIVE, Range, flag
+from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pagewire import config, flags
 from pagewire.config import ExecutorConfig, GatewayConfig, SchedulerConfig, ServeConfig, TokenizerConfig
+from pagewire.fields import Range
 
 CONFIGS = [GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig, ServeConfig]
 
@@ -144,7 +145,7 @@ def test_what_is_no_size(text: str) -> None:
 def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy[Any]:
     """Valid values of a field."""
     base = next((t for t in typing.get_args(type_) if t is not type(None)), type_)
-    valid = field.metadata["valid"] or config.Range()
+    valid = field.metadata["valid"] or Range()
     if field.metadata["choices"]:
         values: st.SearchStrategy[Any] = st.sampled_from(field.metadata["choices"])
     elif base is bool:

@@ -1,0 +1,56 @@
+"""What a configuration field is made of: `flag` for the field itself, `Range` for the numbers it accepts."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Range:
+    """The valid values of a number: minimum <= value <= maximum, and value > above."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    power_of_two: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.above is None or value > self.above)
+            and (not self.power_of_two or int(value).bit_count() == 1)
+        )
+
+    def __str__(self) -> str:
+        bounds = [
+            f"above {self.above:g}" if self.above is not None else "",
+            f"at least {self.minimum:g}" if self.minimum is not None else "",
+            f"at most {self.maximum:g}" if self.maximum is not None else "",
+            "a power of two" if self.power_of_two else "",
+        ]
+        return ", ".join(filter(None, bounds))
+
+
+POSITIVE = Range(minimum=1)
+NOT_NEGATIVE = Range(minimum=0)
+PORT = Range(minimum=0, maximum=65535)
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    choices: tuple[str, ...] = (),
+    kind: str = "",
+    valid: Range | None = None,
+    secret: bool = False,
+) -> Any:
+    """A dataclass field that is also a flag.
+
+    kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
+    secret: handed to child processes through the environment, never through their command line.
+    """
+    metadata = {"help": help, "group": group, "choices": choices, "kind": kind, "valid": valid, "secret": secret}
+    return dataclasses.field(default=default, metadata=metadata)
