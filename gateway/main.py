@@ -33,7 +33,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(config: GatewayConfig) -> socket.socket:
-    """The REST socket; shared by the processes of one address when there are several.
+    """The REST socket; with reuse_port others may listen on its address too.
 
     Raises StartupError naming an address that cannot be bound.
     """
@@ -46,7 +46,7 @@ def listen(config: GatewayConfig) -> socket.socket:
         raise _cannot_listen(config, error) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if config.api_server_count > 1:
+        if config.reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
         sock.listen(BACKLOG)

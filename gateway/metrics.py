@@ -19,7 +19,7 @@ HTTP_DURATION = Histogram(
     ["method", "route"],
     buckets=LATENCY_BUCKETS,
 )
-HTTP_IN_FLIGHT = Gauge("pagewire:http_requests_in_flight", "HTTP requests being answered.", multiprocess_mode="livesum")
+HTTP_IN_FLIGHT = Gauge("pagewire:http_requests_in_flight", "HTTP requests being answered.")
 TIME_TO_FIRST_TOKEN = Histogram(
     "pagewire:gateway_time_to_first_token_seconds",
     "From the request's head to the first news of a generation, as the gateway sees it; streamed responses only.",

@@ -39,13 +39,15 @@ News = list[tuple[int, GenerateResponse]]
 class Generation:
     """One request, with what is needed to submit it again."""
 
-    __slots__ = ("index", "lost_at", "number", "prompt_token_ids", "reply", "request", "token_ids")
+    __slots__ = ("index", "lost_at", "number", "prompt_token_ids", "reply", "request", "token_ids", "was_sent")
 
     def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
         self.request = request
         self.index = index
         self.reply = reply
         self.number = 0
+        # Over a stream that was up: the request may have been let in there.
+        self.was_sent = False
         # When the stream broke under it, until there is news again.
         self.lost_at: float | None = None
         self.prompt_token_ids: list[int] = []
@@ -53,12 +55,14 @@ class Generation:
 
     def to_submit(self) -> GenerateRequest:
         """The request, going on after the tokens that have arrived."""
-        if not self.prompt_token_ids:
+        if not self.was_sent:
             return self.request
         request = GenerateRequest()
         request.CopyFrom(self.request)
-        request.token_ids.ids[:] = self.prompt_token_ids
-        request.resume_token_ids[:] = self.token_ids
+        request.resubmitted = True
+        if self.prompt_token_ids:
+            request.token_ids.ids[:] = self.prompt_token_ids
+            request.resume_token_ids[:] = self.token_ids
         return request
 
 
@@ -206,11 +210,19 @@ class TokenizerLink:
                     message.requests.append(NumberedRequest(number=number, request=request))
                     size += request.ByteSize()
                 await self._link.send(message)
+                self._note_sent(message)
+
+    def _note_sent(self, message: ConnectRequest) -> None:
+        if not (self._link.connected and self.presence.is_there()):
+            return  # dropped, or written to a stream that does not come up: on_connect says it again
+        for numbered in message.requests:
+            if (generation := self._live.get(numbered.number)) is not None:
+                metrics.RESUBMISSIONS.inc(generation.was_sent)
+                generation.was_sent = True
 
     async def on_connect(self, send: Callable[[ConnectRequest], Awaitable[None]]) -> None:
         """Every live request again, under new numbers: those of the old stream mean nothing on this one."""
         live = list(self._live.values())
-        metrics.RESUBMISSIONS.inc(len(live) - len(self._submits))
         self._live.clear()
         self._submits.clear()
         self._aborts.clear()
@@ -238,6 +250,7 @@ class TokenizerLink:
             response.ClearField("prompt_token_ids")
         generation.token_ids.extend(response.token_ids)
         generation.lost_at = None
+        generation.was_sent = True
         if response.finish_reason:
             del self._live[generation.number]
         generation.reply.push(generation, response)

@@ -60,6 +60,8 @@ class SchedulerLink:
         self._changed = asyncio.Event()
         self._live: dict[int, _Live] = {}
         self._next_id = 1
+        # Nothing is sent before the scheduler's hello: what left _unsent did arrive, unless the stream broke just then.
+        self._is_up = False
         self._unsent: dict[int, _Live] = {}
         self._aborts: list[int] = []
         self._wake = asyncio.Event()
@@ -139,9 +141,9 @@ class SchedulerLink:
             if request_id not in self._unsent:
                 live.request.resume_token_ids.extend(live.received)
                 live.received.clear()
+                live.request.resubmitted = True
                 stats.RESUBMISSIONS.inc()
         self._unsent = dict(self._live)
-        self._wake.set()
 
     def on_message(self, message: scheduler_pb2.SchedulerServiceConnectResponse) -> None:
         if message.HasField("hello"):
@@ -179,6 +181,7 @@ class SchedulerLink:
             raise ValueError(f"the scheduler announced {start} tokens and sent {len(token_ids)}")
 
     def on_disconnect(self, reason: str) -> None:
+        self._is_up = False
         self._start_timer()
 
     def _on_hello(self, model_info: common_pb2.ModelInfo) -> None:
@@ -189,6 +192,8 @@ class SchedulerLink:
             model_info.max_model_len,
         )
         self._model_info = model_info
+        self._is_up = True
+        self._wake.set()
         self._given_up = False
         self._stop_timer()
         self._notify()
@@ -239,7 +244,7 @@ class SchedulerLink:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._link.connected and (self._unsent or self._aborts):
+            while self._is_up and (self._unsent or self._aborts):
                 await self._link.send(self._take_message())
 
     def _take_message(self) -> scheduler_pb2.SchedulerServiceConnectRequest:

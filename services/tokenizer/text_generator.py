@@ -148,4 +148,5 @@ def token_request(
         sampling_params=params,
         traceparent=traceparent,
         external_id=request.request_id,
+        resubmitted=request.resubmitted,
     )

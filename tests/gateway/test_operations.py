@@ -214,9 +214,9 @@ async def test_span_and_log_of_a_failed_generation(
 
 
 async def test_several_processes_share_a_port_only_when_told_to(fake: FakeTokenizer, address: str) -> None:
-    async with running_gateway(address, api_server_count=2) as first:
+    async with running_gateway(address, reuse_port=True) as first:
         port = first.base_url.port
         with pytest.raises(StartupError, match=f"127.0.0.1:{port}.*--port"):
             main.listen(GatewayConfig(port=port))
-        async with running_gateway(address, api_server_count=2, port=port) as second:
+        async with running_gateway(address, reuse_port=True, port=port) as second:
             await wait_ready(second)

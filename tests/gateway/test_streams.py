@@ -129,7 +129,10 @@ async def test_streams_go_on_after_the_link_broke(
     assert fake.break_at is None
     resumed = [request for request in fake.received if request.resume_token_ids]
     assert resumed
-    assert REGISTRY.get_sample_value("pagewire:gateway_resubmitted_requests_total") - before >= len(resumed)
+    assert all(request.resubmitted for request in resumed)
+    resubmitted = [request for request in fake.received if request.resubmitted]
+    counted = REGISTRY.get_sample_value("pagewire:gateway_resubmitted_requests_total") - before
+    assert counted == len(resubmitted) >= len(resumed)
 
 
 async def test_streams_go_on_after_the_service_restarted(
@@ -161,6 +164,8 @@ async def test_break_before_the_first_token(client: httpx.AsyncClient, fake: Fak
     await fake.start(address)
     text = text_of(await post)
     first, second = fake.received
+    assert (first.resubmitted, second.resubmitted) == (False, True)
+    second.resubmitted = False
     assert first == second
     # The seed that the gateway drew is the same both times.
     assert text == expected_text("p", first.sampling_params.seed, 16)
@@ -196,12 +201,15 @@ async def test_new_requests_wait_for_a_tokenizer_that_is_away(
     ]
     await asyncio.sleep(0.2)
     assert not any(task.done() for task in meanwhile)
+    fake.received.clear()
     await fake.start(address)
     responses = await asyncio.gather(*meanwhile)
     assert [response.status_code for response in responses] == [200] * 4
     text, tokenized, detokenized, models = (response.json() for response in responses)
     assert text["choices"][0]["text"] == expected_text("meanwhile", 5, 16)
     assert (tokenized["tokens"], detokenized["prompt"], models["data"][0]["id"]) == ([94, 97, 98], "a", "fake")
+    # None of them was let in before.
+    assert [request.resubmitted for request in fake.received] == [False]
 
 
 async def test_calls_wait_for_a_tokenizer_no_longer_than_a_moment(

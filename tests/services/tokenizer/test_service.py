@@ -6,6 +6,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
 
 from pagewire import rpc, telemetry
 from protos.pagewire.v1 import common_pb2, inference_pb2
@@ -159,6 +160,13 @@ async def test_resume_goes_on_with_text_after_the_given_tokens(make_line, pool, 
     assert given + resumed.token_ids == whole.token_ids
     assert resumed.usage.completion_tokens == whole.usage.completion_tokens
     assert list(line.scheduler.requests[1].resume_token_ids) == given
+    assert not line.scheduler.requests[1].resubmitted
+
+
+async def test_a_gateways_resubmission_is_passed_on(make_line, pool) -> None:
+    async with make_line().running(pool=pool) as line:
+        await line.generate(text="Say", resubmitted=True)
+    assert line.scheduler.requests[0].resubmitted
 
 
 async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, pool, tokens) -> None:
@@ -328,6 +336,7 @@ async def test_a_number_in_use_is_an_error_of_the_stream(make_line, pool) -> Non
 @pytest.mark.parametrize("stop", [[], ["END"]])
 async def test_nothing_is_lost_when_the_scheduler_dies(make_line, pool, tokens, stop) -> None:
     """Killed again and again in mid-stream; every client gets every token once."""
+    before = REGISTRY.get_sample_value("pagewire:tokenizer_resubmissions_total")
     line = make_line(auto=False)
     async with line.running(pool=pool):
         undisturbed = TEXT[: TEXT.index("END")] if stop else TEXT
@@ -353,6 +362,9 @@ async def test_nothing_is_lost_when_the_scheduler_dies(make_line, pool, tokens, 
     assert len({request.sampling_params.seed for request in requests[:4]}) == 4
     assert {request.sampling_params.seed for request in requests} == {r.sampling_params.seed for r in requests[:4]}
     assert any(request.resume_token_ids for request in requests)
+    # What was sent before is not turned away, and is counted once however long it took to connect again.
+    assert [request.resubmitted for request in requests] == [False] * 4 + [True] * 12
+    assert REGISTRY.get_sample_value("pagewire:tokenizer_resubmissions_total") - before == 12
     for result in results:
         assert result.text == undisturbed
         assert result.token_ids == [*tokens(TEXT), EOS][: len(result.token_ids)]
@@ -389,6 +401,13 @@ async def test_requests_that_came_before_the_scheduler_are_served(make_line, poo
         await asyncio.sleep(0.05)
         await line.start_scheduler()
         assert (await task).text == TEXT
+        # The same once the model is known and the scheduler is away; none of them was let in before.
+        await line.kill_scheduler()
+        task = asyncio.create_task(line.generate(text="x"))
+        await asyncio.sleep(0.2)
+        await line.start_scheduler()
+        assert (await task).text == TEXT
+    assert [request.resubmitted for request in line.scheduler.requests] == [False, False]
 
 
 async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens, smollm2_gguf) -> None:
