@@ -39,7 +39,17 @@ News = list[tuple[int, GenerateResponse]]
 class Generation:
     """One request, with what is needed to submit it again."""
 
-    __slots__ = ("index", "lost_at", "number", "prompt_token_ids", "reply", "request", "token_ids", "was_sent")
+    __slots__ = (
+        "cached_tokens",
+        "index",
+        "lost_at",
+        "number",
+        "prompt_token_ids",
+        "reply",
+        "request",
+        "token_ids",
+        "was_sent",
+    )
 
     def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
         self.request = request
@@ -50,6 +60,7 @@ class Generation:
         self.was_sent = False
         # When the stream broke under it, until there is news again.
         self.lost_at: float | None = None
+        self.cached_tokens: int | None = None
         self.prompt_token_ids: list[int] = []
         self.token_ids: list[int] = []
 
@@ -248,6 +259,11 @@ class TokenizerLink:
             # Told again after a resubmission, where it is the same.
             generation.prompt_token_ids[:] = response.prompt_token_ids
             response.ClearField("prompt_token_ids")
+        if generation.cached_tokens is None:
+            generation.cached_tokens = response.usage.cached_tokens
+        else:
+            # A request that is computed anew after an interruption hits its own blocks.
+            response.usage.cached_tokens = generation.cached_tokens
         generation.token_ids.extend(response.token_ids)
         generation.lost_at = None
         generation.was_sent = True

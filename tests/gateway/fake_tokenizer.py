@@ -80,7 +80,10 @@ class Live:
             text=self.text[self.num_emitted(before) : self.num_emitted(self.num_done)],
             token_ids=[ord(c) for c in new],
             usage=common_pb2.Usage(
-                prompt_tokens=len(self.prompt), completion_tokens=self.num_done, cached_tokens=NUM_CACHED_TOKENS
+                prompt_tokens=len(self.prompt),
+                completion_tokens=self.num_done,
+                # A resumed request finds its own blocks.
+                cached_tokens=NUM_CACHED_TOKENS + len(self.request.resume_token_ids),
             ),
         )
         if self.request.sampling_params.HasField("logprobs"):

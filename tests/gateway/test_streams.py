@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
-from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text, generated_text
+from tests.gateway.fake_tokenizer import NUM_CACHED_TOKENS, FakeTokenizer, expected_text, generated_text
 
 TEXT = "/v1/completions"
 
@@ -117,6 +117,7 @@ def check_undisturbed(responses: list[httpx.Response]) -> None:
         assert text_of(response) == expected_text(f"prompt {i}", i, 60)
         usage = events_of(response.text)[-1]["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(f"prompt {i}"), 60)
+        assert usage["prompt_tokens_details"] == {"cached_tokens": NUM_CACHED_TOKENS}
 
 
 @pytest.mark.parametrize("break_at", [1, 6, 31])
@@ -153,6 +154,7 @@ async def test_whole_answer_after_the_link_broke(client: httpx.AsyncClient, fake
     assert [choice["text"] for choice in answer["choices"]] == [expected_text("p", seed, 16) for seed in (3, 4)]
     assert len(answer["choices"][0]["logprobs"]["tokens"]) == 16
     assert answer["usage"]["completion_tokens"] == 32
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": NUM_CACHED_TOKENS}
 
 
 async def test_break_before_the_first_token(client: httpx.AsyncClient, fake: FakeTokenizer, address: str) -> None:
