@@ -89,6 +89,10 @@ def _service(name: str, argv: list[str]) -> int:
         positional=positional,
     )
     _check_packages()
+    if isinstance(settings, config.GatewayConfig) and settings.api_server_count > 1:
+        from pagewire import gateways
+
+        return gateways.run(settings)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -93,7 +93,13 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
 
     host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")
     port: int = flag(8000, "REST port", group="network", valid=PORT)
-    api_server_count: int = flag(1, "gateway processes behind the REST port", group="network", valid=POSITIVE)
+    api_server_count: int = flag(
+        1,
+        "gateway processes behind the REST port; with several, /metrics shows the gateway's own numbers of one of them",
+        group="network",
+        valid=POSITIVE,
+    )
+    reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
     api_key: str | None = flag(
         None, "required as `Authorization: Bearer KEY` on every route but probes", group="network", secret=True
     )
@@ -247,7 +253,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
 
 
 # What the stack itself sets for its services: not flags of `pagewire serve`.
-SET_BY_STACK = ("listen", "metrics_port", "tokenizer_address", "scheduler_address", "executor_address")
+SET_BY_STACK = ("listen", "metrics_port", "reuse_port", "tokenizer_address", "scheduler_address", "executor_address")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,10 +124,11 @@ class _Keeper:
 
 
 class Supervisor:
-    """Services in the order in which they are stopped."""
+    """Services in the order in which they are stopped, one after the other or all at once."""
 
-    def __init__(self, services: Sequence[Service], *, shutdown_timeout: float) -> None:
+    def __init__(self, services: Sequence[Service], *, shutdown_timeout: float, stop_together: bool = False) -> None:
         self._services = services
+        self._stop_together = stop_together
         self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
         self._keepers: list[_Keeper] = []
         self._stop = asyncio.Event()
@@ -154,14 +155,20 @@ class Supervisor:
             stopping.cancel()
             announcing.cancel()
             failed = [k.task.exception() for k in self._keepers if k.task.done() and not k.task.cancelled()]
-            for keeper in self._keepers:
-                await keeper.stop(self._stop_timeout)
+            await self._stop_all()
             for number in signals:
                 loop.remove_signal_handler(number)
         for error in failed:
             if error is not None:
                 raise error
         return 130 if self._killed else 0
+
+    async def _stop_all(self) -> None:
+        if self._stop_together:
+            await asyncio.gather(*(keeper.stop(self._stop_timeout) for keeper in self._keepers))
+            return
+        for keeper in self._keepers:
+            await keeper.stop(self._stop_timeout)
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():

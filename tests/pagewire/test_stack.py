@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagewire import cli, flags, stack
+from pagewire import cli, flags, launch, stack
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 
@@ -57,10 +57,10 @@ def test_configuration_in_the_environment_does_not_reach_children_twice(
     assert all("PAGEWIRE_PORT" not in service.environment for service in stack.services(CONFIG, tmp_path))
 
 
-def test_several_gateways(tmp_path: Path) -> None:
-    config = ServeConfig(api_server_count=2)
-    names = [service.name for service in stack.services(config, tmp_path)]
-    assert names == ["gateway-0", "gateway-1", "tokenizer", "scheduler", "executor"]
+def test_several_gateways_are_one_service_of_the_stack(tmp_path: Path) -> None:
+    gateway, *others = stack.services(ServeConfig(api_server_count=2, grpc_port=9001), tmp_path)
+    assert "--api-server-count=2" in gateway.command
+    assert [service.name for service in others] == ["tokenizer", "scheduler", "executor"]
 
 
 def test_banner_has_what_a_newcomer_needs() -> None:
@@ -97,9 +97,9 @@ def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:
 
 
 def test_port_0_becomes_a_free_port() -> None:
-    assert stack._available_port("127.0.0.1", 0, "--port") > 0
+    assert launch.available_port("127.0.0.1", 0, "--port") > 0
 
 
 def test_foreign_host_is_refused() -> None:
     with pytest.raises(StartupError, match=r"cannot listen on 192\.0\.2\.1:9000"):
-        stack._available_port("192.0.2.1", 9000, "--port")
+        launch.available_port("192.0.2.1", 9000, "--port")

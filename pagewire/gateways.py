@@ -1,0 +1,28 @@
+"""Several gateway processes behind one REST port: `pagewire gateway --api-server-count N`, N > 1."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+
+from pagewire import launch, logs
+from pagewire.config import GatewayConfig
+from pagewire.supervisor import Service, Supervisor
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: GatewayConfig) -> int:
+    """Keeps config.api_server_count gateways running until a signal; the exit code. Raises StartupError."""
+    logs.setup("gateway", config)
+    config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
+    supervisor = Supervisor(services(config), shutdown_timeout=config.shutdown_timeout, stop_together=True)
+    return asyncio.run(supervisor.run(lambda: logger.info("%d gateway processes are ready", config.api_server_count)))
+
+
+def services(config: GatewayConfig) -> list[Service]:
+    """One gateway each. They share the port, and with it the answer to whether they are ready: the system gives a
+    connection only to a process that listens."""
+    one = replace(config, api_server_count=1, reuse_port=True)
+    ready = partial(launch.http_ready, config.host, config.port)
+    return [launch.service("gateway", one, ready, name=f"gateway-{i}") for i in range(config.api_server_count)]
