@@ -38,7 +38,8 @@ async def serve(config: TokenizerConfig) -> None:
 
 async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio.Channel) -> None:
     link = SchedulerLink(channel, config.scheduler_address, recovery_timeout=config.recovery_timeout)
-    server = make_server(config, pool, link, channel)
+    generator = make_generator(config, pool, link)
+    server = make_server(config, generator, channel)
     await server.start()
     tasks = [
         asyncio.create_task(rpc.wait_for_signal(), name="signal"),
@@ -48,7 +49,7 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()  # a defect ends the process, loudly; its supervisor starts it again
-    await server.stop(link.drained())
+    await server.stop(generator.drained())
     await rpc.cancel(tasks)
 
 
@@ -74,14 +75,16 @@ def _tokenizer_path(config: TokenizerConfig) -> Path:
     return resolve_model(config.tokenizer or config.model)
 
 
-def make_server(
-    config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink, channel: grpc.aio.Channel
-) -> rpc.Server:
-    """The gRPC server; `channel` leads to the scheduler, whose metrics are asked for. Raises StartupError."""
+def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink) -> TextGenerator:
+    """Raises StartupError."""
     try:
-        generator = TextGenerator(pool, link, served_names(config))
+        return TextGenerator(pool, link, served_names(config))
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
+
+
+def make_server(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> rpc.Server:
+    """The gRPC server; `channel` leads to the scheduler, whose metrics are asked for."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
     servicer = InferenceServicer(generator, root=config.model)
     server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)

@@ -6,6 +6,7 @@ Knows no gRPC call: servicers hand in a request and a function that takes its re
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 
 import grpc
 
@@ -17,6 +18,9 @@ from services.tokenizer.generation import Deliver, Generation, OutputOptions, ge
 from services.tokenizer.pool import TokenizerPool
 from services.tokenizer.prompts import encode_prompt, invalid
 from services.tokenizer.scheduler_link import SchedulerLink
+
+# Tokens that are detokenized before others get their turn: a millisecond or two.
+REPLAY_PIECE = 1000
 
 
 class LiveGeneration:
@@ -51,6 +55,10 @@ class TextGenerator:
         self.link = link
         self.served_model_names = served_model_names
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
+        self._num_starting = 0
+        self._none_starting = asyncio.Event()
+        self._none_starting.set()
+        self._replaying = asyncio.Lock()
 
     @property
     def max_model_len(self) -> int:
@@ -66,6 +74,17 @@ class TextGenerator:
                 f"the model {name!r} does not exist; served here: {', '.join(self.served_model_names)}",
             )
 
+    @property
+    def num_starting(self) -> int:
+        """Requests that the scheduler does not know yet: their prompts are being encoded."""
+        return self._num_starting
+
+    async def drained(self) -> None:
+        """Returns when no prompt is being encoded and no request is live at the scheduler."""
+        while self._num_starting or self.link.num_live:
+            await self._none_starting.wait()
+            await self.link.drained()
+
     async def start(
         self, request: inference_pb2.GenerateRequest, deliver: Deliver, traceparent: str = ""
     ) -> LiveGeneration:
@@ -75,6 +94,7 @@ class TextGenerator:
         """
         arrived = time.monotonic()
         span = generate_span(traceparent or request.traceparent)
+        self._count_starting(1)
         try:
             options = output_options(request)
             self.check_model(request.model)
@@ -84,13 +104,33 @@ class TextGenerator:
             generation = Generation(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
             live = LiveGeneration(generation, self.link)
             generation.stop_upstream = live.abort
-            generation.replay(request.resume_token_ids)
+            await self._replay(generation, request.resume_token_ids)
             if not generation.finished:
                 live.submit(token_request(request, prompt_token_ids, info, span.traceparent))
             return live
-        except (RpcError, asyncio.CancelledError) as error:
-            span.end(error=str(error) or "cancelled")
+        except BaseException as error:
+            span.end(error=str(error) or type(error).__name__)
             raise
+        finally:
+            self._count_starting(-1)
+
+    def _count_starting(self, change: int) -> None:
+        self._num_starting += change
+        if self._num_starting:
+            self._none_starting.clear()
+        else:
+            self._none_starting.set()
+
+    async def _replay(self, generation: Generation, token_ids: Sequence[int]) -> None:
+        """In pieces and one request at a time: after a restart all come at once, and others' tokens must not wait."""
+        if not token_ids:
+            return
+        async with self._replaying:
+            for start in range(0, len(token_ids), REPLAY_PIECE):
+                generation.replay(token_ids[start : start + REPLAY_PIECE])
+                if generation.finished:
+                    return
+                await asyncio.sleep(0)
 
     async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> list[int]:
         if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids":
@@ -98,8 +138,8 @@ class TextGenerator:
         span = Span("tokenizer.encode", parent.traceparent)
         try:
             token_ids = await encode_prompt(self.pool, request)
-        except RpcError as error:
-            span.end(error=error.message)
+        except BaseException as error:
+            span.end(error=str(error) or type(error).__name__)
             raise
         span.end({"pagewire.prompt_tokens": len(token_ids)})
         return token_ids

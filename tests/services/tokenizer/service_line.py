@@ -11,7 +11,7 @@ import grpc
 from pagewire import rpc
 from pagewire.config import TokenizerConfig
 from protos.pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from services.tokenizer.main import load_pool, make_server, report_availability
+from services.tokenizer.main import load_pool, make_generator, make_server, report_availability
 from services.tokenizer.pool import TokenizerPool
 from services.tokenizer.scheduler_link import SchedulerLink
 
@@ -183,7 +183,8 @@ class TokenizerLine:
         self.link = SchedulerLink(
             upstream, self.config.scheduler_address, recovery_timeout=self.config.recovery_timeout
         )
-        server = make_server(self.config, self.pool, self.link, upstream)
+        self.generator = make_generator(self.config, self.pool, self.link)
+        server = make_server(self.config, self.generator, upstream)
         await server.start()
         tasks = [asyncio.create_task(self.link.run()), asyncio.create_task(report_availability(self.link, server))]
         self.channel = rpc.channel(self.config.listen)

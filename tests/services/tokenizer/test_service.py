@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from pagewire import rpc, telemetry
 from protos.pagewire.v1 import common_pb2, inference_pb2
-from services.tokenizer import delivery
+from services.tokenizer import delivery, text_generator
 from services.tokenizer.codec import CodecSource
 from services.tokenizer.pool import TokenizerPool
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, Gateway, TokenizerLine
@@ -39,6 +39,16 @@ def make_line(tmp_path: Path, smollm2_gguf: Path, tokens):
         return TokenizerLine(tmp_path, fake, smollm2_gguf, **(config or {}))
 
     return make
+
+
+@pytest.fixture
+def spans(monkeypatch) -> InMemorySpanExporter:
+    """The spans that ended."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    return exporter
 
 
 async def code_of(awaitable) -> tuple[grpc.StatusCode, str]:
@@ -437,6 +447,49 @@ async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens
     assert order.index("long prompt encoded") >= 5, order
 
 
+async def test_drained_once_no_prompt_is_encoded_and_no_request_live(make_line, pool, monkeypatch) -> None:
+    """What a shutdown waits for."""
+    encode_text, may_encode = pool.encode_text, asyncio.Event()
+
+    async def slow_encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        await may_encode.wait()
+        return await encode_text(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(pool, "encode_text", slow_encode)
+    line = make_line(auto=False)
+    async with line.running(pool=pool):
+        await asyncio.wait_for(line.generator.drained(), 10)
+        task = asyncio.create_task(line.generate(text="x"))
+        await line.scheduler.until(lambda: line.generator.num_starting == 1)
+        drained = asyncio.create_task(line.generator.drained())
+        await asyncio.sleep(0.05)
+        assert not drained.done()
+        may_encode.set()
+        await line.scheduler.until(lambda: line.scheduler.num_running == 1)
+        assert line.generator.num_starting == 0
+        await asyncio.sleep(0.05)
+        assert not drained.done()
+        line.scheduler.auto = True
+        line.scheduler.step()
+        await asyncio.wait_for(drained, 10)
+        assert (await task).text == TEXT
+
+
+async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> None:
+    """The event loop takes its turn between the pieces of what many resumed requests said before."""
+    given = [504] * 20_000
+    line = make_line(script=lambda request: [*given, 504], max_model_len=10**6)
+    resumed = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5]), resume_token_ids=given)
+    async with line.running(pool=pool):
+        await line.link.wait_for_model()
+        starts = [asyncio.create_task(line.generator.start(resumed, lambda news: None)) for _ in range(5)]
+        num_turns = 0
+        while not all(task.done() for task in starts):
+            num_turns += 1
+            await asyncio.sleep(0)
+    assert num_turns >= 5 * len(given) / text_generator.REPLAY_PIECE
+
+
 async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
     monkeypatch.setattr("services.tokenizer.client_requests.MAX_UNREAD", 20_000)
     output = [504] * 400_000
@@ -512,11 +565,18 @@ async def test_a_defect_in_one_request_fails_it_alone(make_line, pool) -> None:
     assert gateway.requests[1].token_ids == gateway.requests[3].token_ids == [504, 505]
 
 
-async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, monkeypatch) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+async def test_a_defect_while_encoding_ends_the_spans(make_line, pool, spans, monkeypatch) -> None:
+    async def encode_text(text: str, *, add_special_tokens: bool) -> list[int]:
+        raise RuntimeError("the tokenizer failed")
+
+    monkeypatch.setattr(pool, "encode_text", encode_text)
+    async with make_line().running(pool=pool) as line:
+        assert (await code_of(line.generate(text="x")))[0] == grpc.StatusCode.INTERNAL
+    ended = {span.name: span.status.description for span in spans.get_finished_spans()}
+    assert ended == dict.fromkeys(["tokenizer.encode", "tokenizer.generate"], "the tokenizer failed")
+
+
+async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, spans) -> None:
     trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     traceparent = f"00-{trace_id}-{parent_id}-01"
     async with make_line().running(pool=pool) as line:
@@ -526,9 +586,9 @@ async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, 
         await gateway.send({1: inference_pb2.GenerateRequest(text="x", traceparent=traceparent)})
         await gateway.read_until_finished(1)
         forwarded = [request.traceparent for request in line.scheduler.requests]
-    spans = exporter.get_finished_spans()
-    generates = [span for span in spans if span.name == "tokenizer.generate"]
-    encodes = [span for span in spans if span.name == "tokenizer.encode"]
+    ended = spans.get_finished_spans()
+    generates = [span for span in ended if span.name == "tokenizer.generate"]
+    encodes = [span for span in ended if span.name == "tokenizer.encode"]
     assert len(generates) == len(encodes) == 2
     for generate, encode, sent in zip(generates, encodes, forwarded, strict=True):
         assert f"{generate.context.trace_id:032x}" == trace_id
