@@ -101,7 +101,10 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
     )
     reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
     api_key: str | None = flag(
-        None, "required as `Authorization: Bearer KEY` on every route but probes", group="network", secret=True
+        None,
+        "required as `Authorization: Bearer KEY` on every REST route but probes; the gRPC ports ask for no key",
+        group="network",
+        secret=True,
     )
     tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
 

@@ -1,6 +1,7 @@
 """A Pagewire service as a process of this machine: its command line, its environment, how to ask if it is ready."""
 
 import asyncio
+import ipaddress
 import os
 import socket
 import sys
@@ -62,6 +63,16 @@ def available_port(host: str, port: int, flag: str) -> int:
 def reachable(host: str) -> str:
     """Where clients on this machine find a server that listens on `host`."""
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or "" for every address
+        return False
 
 
 def endpoint(host: str, port: int) -> str:

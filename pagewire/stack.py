@@ -23,7 +23,7 @@ from pagewire.config import (
     TokenizerConfig,
 )
 from pagewire.errors import StartupError
-from pagewire.launch import available_port, endpoint, reachable
+from pagewire.launch import available_port, endpoint, is_loopback, reachable
 from pagewire.models import default_served_name, resolve_model
 from pagewire.supervisor import Service, Supervisor
 
@@ -50,12 +50,23 @@ def run(config: ServeConfig) -> int:
         grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
     )
 
+    _warn_of_open_grpc(config)
+
     def announce() -> None:
         print(banner(config, time.monotonic() - started), flush=True)
 
     with _sockets(config.uds_dir) as directory:
         supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
         return asyncio.run(supervisor.run(announce))
+
+
+def _warn_of_open_grpc(config: ServeConfig) -> None:
+    if config.api_key and not is_loopback(config.host):
+        logger.warning(
+            "gRPC on %s asks for no key: whoever reaches the port gets past --api-key. Close it to others, or serve on"
+            " loopback (--host 127.0.0.1) behind a proxy",
+            endpoint(config.host, config.grpc_port),
+        )
 
 
 def services(config: ServeConfig, directory: Path) -> list[Service]:

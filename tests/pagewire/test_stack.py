@@ -80,6 +80,27 @@ def test_banner_has_what_a_newcomer_needs() -> None:
     assert "http://[::1]:8000" in stack.banner(ServeConfig(host="::", served_model_name="m"), 1)
 
 
+@pytest.mark.parametrize(
+    ("host", "api_key", "warned"),
+    [
+        ("0.0.0.0", "hunter2", True),
+        ("::", "hunter2", True),
+        ("", "hunter2", True),
+        ("myhost", "hunter2", True),
+        ("0.0.0.0", None, False),
+        ("127.0.0.1", "hunter2", False),
+        ("::1", "hunter2", False),
+        ("localhost", "hunter2", False),
+    ],
+)
+def test_a_key_that_grpc_does_not_ask_for_is_warned_of(
+    host: str, api_key: str | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack._warn_of_open_grpc(ServeConfig(host=host, api_key=api_key))
+    assert ("asks for no key" in caplog.text) == warned
+    assert "hunter2" not in caplog.text
+
+
 def test_sockets_are_private_and_go_away() -> None:
     with stack._sockets(None) as directory:
         assert directory.stat().st_mode & 0o777 == 0o700
