@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 # Longer than what load balancers keep idle connections for: the side that sends must not find it just closed.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+# A client that takes nothing of its answer for so long is cut off. The kernel does it, whoever waits in send().
+UNREAD_TIMEOUT_S = 60.0
 # For answers that were cut to reach their clients.
 LAST_WORDS_S = 2
 
@@ -48,6 +50,8 @@ def listen(config: GatewayConfig) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if config.reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; its accepted sockets inherit it
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT_S * 1000))
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as error:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -77,30 +79,47 @@ async def test_many_clients_of_whom_a_third_leave(client: httpx.AsyncClient, fak
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks_before)
 
 
-async def test_client_that_does_not_read_is_aborted_and_delays_nobody(fake: FakeTokenizer, address: str) -> None:
+@asynccontextmanager
+async def lazy_client(fake: FakeTokenizer, client: httpx.AsyncClient) -> AsyncIterator[socket.socket]:
+    """A socket that asked for an endless stream and has read nothing of it."""
     fake.max_model_len = 10**9
     fake.generate = lambda prompt, seed, n: "x" * n if n > 1000 else generated_text(prompt, seed, n)
     fake.tokens_per_step = 20_000
-    async with running_gateway(address, send_buffer=16 * 1024) as client:
-        await wait_ready(client)
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
-            sock.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(sock, (client.base_url.host, client.base_url.port))
-            body = json.dumps({"prompt": "p", "stream": True, "max_tokens": 10**7})
-            head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nX-Request-Id: lazy\r\nContent-Type: application/json\r\n"
-            await loop.sock_sendall(sock, f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-            await eventually(lambda: fake.aborted == ["lazy"])
-            prompt = {"prompt": "q", "seed": 1, "stream": True}
-            assert text_of(await client.post(TEXT, json=prompt)) == expected_text("q", 1, 16)
-            # Should it read after all, it learns why its text is not whole.
-            received = b""
-            async with asyncio.timeout(10):
-                while not received.endswith(b"0\r\n\r\n"):
-                    received += await loop.sock_recv(sock, 1 << 20)
-            assert b"does not read" in received
-            assert b"[DONE]" in received
+    await wait_ready(client)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, (client.base_url.host, client.base_url.port))
+        body = json.dumps({"prompt": "p", "stream": True, "max_tokens": 10**7})
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nX-Request-Id: lazy\r\nContent-Type: application/json\r\n"
+        await loop.sock_sendall(sock, f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        yield sock
+
+
+async def test_client_that_does_not_read_is_aborted_and_delays_nobody(fake: FakeTokenizer, address: str) -> None:
+    loop = asyncio.get_running_loop()
+    async with running_gateway(address, send_buffer=16 * 1024) as client, lazy_client(fake, client) as sock:
+        await eventually(lambda: fake.aborted == ["lazy"])
+        prompt = {"prompt": "q", "seed": 1, "stream": True}
+        assert text_of(await client.post(TEXT, json=prompt)) == expected_text("q", 1, 16)
+        # Should it read after all, it learns why its text is not whole.
+        received = b""
+        async with asyncio.timeout(10):
+            while not received.endswith(b"0\r\n\r\n"):
+                received += await loop.sock_recv(sock, 1 << 20)
+        assert b"does not read" in received
+        assert b"[DONE]" in received
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such timeout")
+async def test_client_that_never_reads_is_cut_off(
+    fake: FakeTokenizer, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.main.UNREAD_TIMEOUT_S", 0.3)
+    async with running_gateway(address, send_buffer=16 * 1024) as client, lazy_client(fake, client):
+        await eventually(lambda: fake.aborted == ["lazy"])
+        await eventually(lambda: REGISTRY.get_sample_value("pagewire:http_requests_in_flight") == 0)
 
 
 # The tokenizer service goes away.
