@@ -1,11 +1,14 @@
-"""How a service process ends together with the supervisor that started it."""
+"""What a service process has to itself: its life, tied to the supervisor's, and its share of the machine's cores."""
 
 import ctypes
+import math
 import os
 import signal
 import sys
 import threading
 import time
+
+from pagewire import cgroup
 
 # Set by a supervisor for its children: its own process id.
 PARENT_PID = "PAGEWIRE_PARENT_PID"
@@ -40,3 +43,10 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def usable_cores() -> int:
+    """Processors that this process may keep busy: those it may run on, and no more than its container's CPU quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup.cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pagewire.process import usable_cores
 from services.executor import memory
 from services.executor.attention import AttentionMetadata
 from services.executor.checkpoint import DirectoryCheckpoint, GGUFCheckpoint, open_checkpoint
@@ -165,7 +165,7 @@ def read_tensors(weights: WeightSource, targets: Mapping[str, Tensor], progress:
         weights.read_into(name, targets[name])
 
     largest_first = sorted(targets, key=lambda name: -targets[name].nbytes)
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="load") as pool:
+    with ThreadPoolExecutor(min(4, usable_cores()), thread_name_prefix="load") as pool:
         reads = {pool.submit(read, name): name for name in largest_first}
         try:
             for finished in as_completed(reads):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from pagewire import cgroup
 from pagewire.errors import StartupError
 
 
@@ -18,14 +19,11 @@ def mib(num_bytes: int) -> str:
 
 
 def available_cpu_bytes() -> int:
-    """Memory that can be had without swapping, within the container's limit (cgroup v2) if it has one."""
+    """Memory that can be had without swapping, within the limit of the container or unit this runs in."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    cgroup = Path("/sys/fs/cgroup")
-    limit_file, usage_file = cgroup / "memory.max", cgroup / "memory.current"
-    if limit_file.exists() and usage_file.exists() and (limit := limit_file.read_text().strip()) != "max":
-        available = min(available, int(limit) - int(usage_file.read_text()))
-    return max(available, 0)
+    limited = cgroup.available_memory()
+    return available if limited is None else min(available, limited)
 
 
 def available_bytes(device: torch.device) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import torch
 import kernels
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
+from pagewire.process import usable_cores
 from services.executor import kv_cache, memory, stats
 from services.executor.loader import Model, load_model
 from services.executor.model_runner import Limits, ModelRunner
@@ -60,7 +60,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     """
     device = resolve_device(config.device)
     # The number of OpenMP threads belongs to the thread that sets it.
-    torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.num_threads or usable_cores())
     with _phase("weights"):
         model = load_model(
             model_path,

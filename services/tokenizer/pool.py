@@ -7,13 +7,13 @@ what its thread talks to.
 
 import asyncio
 import logging
-import os
 import queue
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from pagewire.process import usable_cores
 from services.tokenizer import stats
 from services.tokenizer.chat import Chat
 from services.tokenizer.codec import Codec, CodecSource
@@ -24,10 +24,6 @@ logger = logging.getLogger(__name__)
 MAX_DEFAULT_SIZE = 8
 
 
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class TokenizerPool:
     """`size` workers. Calls wait in order of arrival while all are busy."""
 
@@ -36,7 +32,7 @@ class TokenizerPool:
 
         Raises ValueError if the tokenizer cannot be loaded, or size is below 1.
         """
-        self.size = min(_usable_cores(), MAX_DEFAULT_SIZE) if size is None else size
+        self.size = min(usable_cores(), MAX_DEFAULT_SIZE) if size is None else size
         if self.size < 1:
             raise ValueError(f"--tokenizer-pool-size is {size}; it must be at least 1")
         self.codec = Codec(source)

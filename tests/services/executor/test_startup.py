@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagewire import cgroup
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from services.executor import kv_cache, memory
@@ -83,6 +84,12 @@ def test_weights_that_do_not_fit_are_refused_with_both_numbers(directory: Path, 
 
 def test_available_memory_is_measured():
     assert 2**26 < memory.available_cpu_bytes() < 2**50
+
+
+def test_the_containers_limit_bounds_the_default_cache(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cgroup, "available_memory", lambda: 2**20)
+    assert memory.available_cpu_bytes() == 2**20
+    assert start(directory, max_num_seqs=4096)[1].kv_cache_bytes == 2**18, "a quarter of what is free"
 
 
 def test_cuda_without_cuda_is_an_error():
