@@ -45,7 +45,7 @@ class GgufTokenizerError(ValueError):
 def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer and what a `tokenizer_config.json` beside it would say (special tokens, add_bos_token, template).
 
-    metadata: as read_gguf_metadata returns it. Raises GgufTokenizerError.
+    metadata: as pagewire.gguf.read_metadata returns it. Raises GgufTokenizerError.
     """
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
-from services.tokenizer.gguf_metadata import read_gguf_metadata
+from pagewire.gguf import read_metadata
 from services.tokenizer.gguf_tokenizer import build_gguf_tokenizer
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -79,7 +79,7 @@ def load_tokenizer(path: str | Path) -> LoadedTokenizer:
     if path.is_dir():
         backend, config = _read_directory(path)
     elif path.suffix == ".gguf":
-        backend, config = build_gguf_tokenizer(read_gguf_metadata(path))
+        backend, config = build_gguf_tokenizer(read_metadata(path))
     elif path.exists():
         raise TokenizerLoadError(f"{path} is neither a directory nor a .gguf file")
     else:
