@@ -29,7 +29,7 @@ class ServiceConfig:
     )
     otlp_traces_endpoint: str | None = flag(
         None,
-        "OTLP gRPC endpoint that receives traces, for instance http://localhost:4317",
+        "OTLP gRPC endpoint that receives traces, for instance http://localhost:4317; https:// for TLS",
         group="observability",
     )
     shutdown_timeout: float = flag(

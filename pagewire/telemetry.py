@@ -52,7 +52,9 @@ def _setup_tracing(service: str, endpoint: str) -> None:
 
     resource = Resource.create({"service.name": f"pagewire-{service}", "service.version": __version__})
     _provider = TracerProvider(resource=resource)
-    _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
+    # The exporter takes an address without a scheme for one with TLS unless it is told.
+    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
+    _provider.add_span_processor(BatchSpanProcessor(exporter))
     _tracer = _provider.get_tracer("pagewire", __version__)
 
 
