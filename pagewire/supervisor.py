@@ -81,10 +81,10 @@ class _Keeper:
             code = await self._run()
             if self._stopping.is_set():
                 return
-            if not self._ever_ready and code > 0:
+            if not self._ever_ready and code != 0:
                 failed_starts += 1
                 if code == _USAGE_ERROR or failed_starts == MAX_FAILED_STARTS:
-                    raise StartupError(f"the {self.service.name} cannot start (exit code {code}): its error is above")
+                    raise StartupError(f"the {self.service.name} cannot start ({_ending(code)}): {_remedy(code)}")
             if time.monotonic() - started >= STABLE_S:
                 backoff = MIN_BACKOFF_S
             logger.warning("%s ended (%s); starting it again in %g s", self.service.name, _ending(code), backoff)
@@ -198,3 +198,12 @@ class Supervisor:
 
 def _ending(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _remedy(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return (
+            "the system does that when memory runs out: use a smaller model or a smaller --kv-cache-memory-bytes,"
+            " or give it more memory"
+        )
+    return "its error is above"

@@ -101,11 +101,18 @@ def test_failed_starts_are_repeated(stack: Stack) -> None:
     assert len(stack.pids("executor")) == 3
 
 
-@pytest.mark.parametrize(("behaviour", "starts"), [("exit1", 3), ("exit2", 1)])
-def test_what_cannot_start_ends_the_stack(stack: Stack, behaviour: str, starts: int) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "starts", "reason"),
+    [
+        ("exit1", 3, "(exit code 1): its error is above"),
+        ("exit2", 1, "(exit code 2): its error is above"),
+        ("killed", 3, "(killed by SIGKILL): the system does that when memory runs out"),
+    ],
+)
+def test_what_cannot_start_ends_the_stack(stack: Stack, behaviour: str, starts: int, reason: str) -> None:
     stack.start(gateway="ok", executor=behaviour)
     assert stack.process.wait(60) == 1
-    assert f"the executor cannot start (exit code {behaviour[-1]})" in stack.output
+    assert f"the executor cannot start {reason}" in stack.output
     assert len(stack.pids("executor")) == starts
     assert stack.no_process_left()
 
