@@ -23,7 +23,16 @@ sys.meta_path.insert(0, Missing())
 FENCES = {
     "pagewire": ["services", "gateway", "kernels", "torch", "transformers"],
     "gateway": ["services", "kernels", "torch", "transformers", "tokenizers"],
-    "services/tokenizer": ["gateway", "kernels", "torch", "services.scheduler", "services.executor"],
+    "services/tokenizer": [
+        "gateway",
+        "kernels",
+        "torch",
+        "transformers",
+        "gguf",
+        "numpy",
+        "services.scheduler",
+        "services.executor",
+    ],
     "services/scheduler": ["gateway", "kernels", "torch", "transformers", "services.tokenizer", "services.executor"],
     "services/executor": ["gateway", "services.scheduler", "services.tokenizer"],
     "kernels": ["gateway", "services", "pagewire", "protos"],
@@ -66,7 +75,10 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
     [
         ("gateway.main", ["torch", "transformers", "tokenizers", "numpy", "services", "kernels"]),
         ("services.scheduler.main", ["torch", "transformers", "tokenizers", "numpy", "fastapi", "gateway", "kernels"]),
-        ("services.tokenizer.main", ["torch", "fastapi", "gateway", "kernels", "services.scheduler"]),
+        (
+            "services.tokenizer.main",
+            ["torch", "transformers", "gguf", "tqdm", "fastapi", "gateway", "kernels", "services.scheduler"],
+        ),
         ("services.executor.main", ["fastapi", "gateway", "services.scheduler", "services.tokenizer"]),
         ("services.scheduler.scheduler", ["grpc", "torch", "prometheus_client"]),
         ("pagewire.stack", ["torch", "transformers", "grpc", "opentelemetry", "services", "gateway", "kernels"]),
