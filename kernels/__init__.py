@@ -18,10 +18,7 @@ import torch
 
 from kernels import fake
 
-__all__ = ["PAGEWIRE", "cpu_backend"]
-
-# Tells this package from an unrelated distribution that also installs a top-level `kernels`.
-PAGEWIRE = True
+__all__ = ["cpu_backend"]
 
 # op schema -> module with its CUDA implementation, a function of the op's name
 _OPS: dict[str, str] = {

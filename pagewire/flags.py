@@ -19,8 +19,6 @@ from pagewire.config import ServeConfig
 Config = TypeVar("Config")
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
-# Variables that are no configuration field.
-_OTHER_VARIABLES = {"CONFIG", "CACHE_DIR", "TEST_MODEL", "PARENT_PID"}
 _GROUPS = ("model", "network", "scheduling", "memory", "executor", "tokenizer", "recovery", "observability")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")
 _TRUE = {"true", "1", "yes", "on"}
@@ -239,7 +237,8 @@ def _yaml_text(value: Any) -> str | bool:
 
 
 def _from_environment(fields: Mapping[str, dataclasses.Field[Any]], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Variables of fields that only other services have are left to those; misspelt ones are errors."""
+    """Variables of fields that only other services have are left to those, variables that resemble no field to whoever
+    reads them (PAGEWIRE_CACHE_DIR); misspelt ones are errors."""
     known = {field.name.upper() for field in _fields(ServeConfig)} | {name.upper() for name in fields}
     values = {}
     for variable, text in environ.items():
@@ -249,7 +248,7 @@ def _from_environment(fields: Mapping[str, dataclasses.Field[Any]], environ: Map
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name.lower() in fields:
             values[name.lower()] = _convert(fields[name.lower()], text, variable)
-        elif name not in known | _OTHER_VARIABLES and (match := nearest(name, known, cutoff=0.85)):
+        elif name not in known and (match := nearest(name, known, cutoff=0.85)):
             raise UsageError(f"unknown variable {variable}; did you mean {ENVIRONMENT_PREFIX}{match}?")
     return values
 

@@ -120,3 +120,6 @@ def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert build.cache_dir() == tmp_path / "pagewire"
     monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path / "own"))
     assert build.cache_dir() == tmp_path / "own"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PAGEWIRE_CACHE_DIR", "~/own")
+    assert build.cache_dir() == tmp_path / "own"

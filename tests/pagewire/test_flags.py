@@ -109,6 +109,7 @@ def test_environment_is_checked_but_leaves_room_for_others(capsys: pytest.Captur
         environ={
             "PAGEWIRE_MAX_NUM_SEQS": "4",  # the scheduler's
             "PAGEWIRE_CACHE_DIR": "/tmp",
+            "PAGEWIRE_CPU_KERNELS": "torch",
             "PAGEWIRE_SOMETHING_ELSE": "1",
             "PAGEWIRE_API_KEY": "",  # empty is unset
             "PAGEWIRE_PORT": "tcp://10.0.0.1:8000",  # Kubernetes, for a service named pagewire
