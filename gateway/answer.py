@@ -42,17 +42,17 @@ class Answer(Protocol):
 
     operation: str
 
-    def start(self, generations: Sequence[Generation], usage: dict[str, Any]) -> str:
+    def start(self, generations: Sequence[Generation], usage: "UsageTotal") -> str:
         """Events before any text; the first news has arrived."""
 
-    def delta(self, generation: Generation, news: GenerateResponse, usage: dict[str, Any]) -> str:
+    def delta(self, generation: Generation, news: GenerateResponse, usage: "UsageTotal") -> str:
         """Events that say the news; empty if it says nothing to a client yet."""
 
-    def end(self, usage: dict[str, Any]) -> str:
+    def end(self, usage: "UsageTotal") -> str:
         """The last events."""
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: dict[str, Any]
+        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: "UsageTotal"
     ) -> dict[str, Any]:
         """The answer to a client that does not stream."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gateway.answer import Head, finish_reason, logprob_of, stop_reason
+from gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
 from gateway.schema import ChatCompletionRequest
 from gateway.sse import ChunkWriter, dumps
 from gateway.tokenizer_link import Generation
@@ -24,7 +24,7 @@ class ChatAnswer:
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         )
 
-    def start(self, generations: Sequence[Generation], usage: dict[str, Any]) -> str:
+    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> str:
         # All choices have one prompt; it came with the first news of any of them.
         prompt = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
         extra = f'"prompt_token_ids":{prompt},' if self._return_token_ids else ""
@@ -36,7 +36,7 @@ class ChatAnswer:
             for generation in generations
         )
 
-    def delta(self, generation: Generation, news: GenerateResponse, usage: dict[str, Any]) -> str:
+    def delta(self, generation: Generation, news: GenerateResponse, usage: UsageTotal) -> str:
         index = generation.index
         events = ""
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
@@ -55,15 +55,15 @@ class ChatAnswer:
             )
         return events
 
-    def end(self, usage: dict[str, Any]) -> str:
+    def end(self, usage: UsageTotal) -> str:
         return self._writer.end(usage)
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: dict[str, Any]
+        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: UsageTotal
     ) -> dict[str, Any]:
         answer = self._head.members("chat.completion")
         answer["choices"] = [self._choice(index, output) for index, output in enumerate(outputs)]
-        answer["usage"] = usage
+        answer["usage"] = usage.members()
         if self._return_token_ids:
             answer["prompt_token_ids"] = generations[0].prompt_token_ids
         return answer

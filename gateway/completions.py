@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gateway.answer import Head, finish_reason, logprob_of, stop_reason
+from gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
 from gateway.schema import CompletionRequest
 from gateway.sse import ChunkWriter, dumps
 from gateway.tokenizer_link import Generation
@@ -28,10 +28,10 @@ class CompletionAnswer:
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         )
 
-    def start(self, generations: Sequence[Generation], usage: dict[str, Any]) -> str:
+    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> str:
         return ""
 
-    def delta(self, generation: Generation, news: GenerateResponse, usage: dict[str, Any]) -> str:
+    def delta(self, generation: Generation, news: GenerateResponse, usage: UsageTotal) -> str:
         index = generation.index
         events = ""
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
@@ -56,17 +56,17 @@ class CompletionAnswer:
         self._prompts_sent.add(generation.index)
         return f',"prompt_token_ids":{generation.prompt_token_ids}{token_ids}'
 
-    def end(self, usage: dict[str, Any]) -> str:
+    def end(self, usage: UsageTotal) -> str:
         return self._writer.end(usage)
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: dict[str, Any]
+        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: UsageTotal
     ) -> dict[str, Any]:
         answer = self._head.members("text_completion")
         answer["choices"] = [
             self._choice(generation, output) for generation, output in zip(generations, outputs, strict=True)
         ]
-        answer["usage"] = usage
+        answer["usage"] = usage.members()
         return answer
 
     def _choice(self, generation: Generation, output: GenerateResponse) -> dict[str, Any]:

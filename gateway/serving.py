@@ -89,10 +89,10 @@ class GenerationResponse(Response):
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(exchange.elapsed)
 
     async def _whole(self, reply: Reply, send: Send) -> None:
-        async for news in reply:
-            outputs = [response for _, response in sorted(news, key=lambda item: item[0])]
-            self._note(news)
-        content = sse.dumps(self._answer.whole(reply.generations, outputs, self._usage.members())).encode()
+        news = await reply.whole()
+        self._note(news)
+        outputs = [response for _, response in sorted(news, key=lambda item: item[0])]
+        content = sse.dumps(self._answer.whole(reply.generations, outputs, self._usage)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
@@ -105,14 +105,15 @@ class GenerationResponse(Response):
                 if not exchange.status:
                     metrics.TIME_TO_FIRST_TOKEN.labels(self._answer.operation).observe(exchange.elapsed)
                     await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
-                    events = self._answer.start(reply.generations, self._usage.members())
+                    events = self._answer.start(reply.generations, self._usage)
                 else:
                     events = ""
-                usage = self._usage.members()
-                events += "".join(self._answer.delta(reply.generations[i], response, usage) for i, response in news)
+                events += "".join(
+                    self._answer.delta(reply.generations[i], response, self._usage) for i, response in news
+                )
                 if events:
                     await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
-            last = self._answer.end(self._usage.members())
+            last = self._answer.end(self._usage)
         except (ApiError, RpcError) as error:
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not exchange.status:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.errors import ApiError
 
@@ -23,6 +23,12 @@ def error_event(error: ApiError) -> str:
     return f"data: {dumps(error.body())}\n\n{DONE}"
 
 
+class Usage(Protocol):
+    """The token counts of an answer up to now; adding them up takes time."""
+
+    def members(self) -> Mapping[str, Any]: ...
+
+
 class ChunkWriter:
     """The events of one response. What all of them share is formatted once."""
 
@@ -33,11 +39,11 @@ class ChunkWriter:
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
 
-    def chunk(self, choice: str, usage: Mapping[str, Any], extra: str = "") -> str:
+    def chunk(self, choice: str, usage: Usage, extra: str = "") -> str:
         """choice: one choice as JSON; usage: up to here; extra: further members of the event, `"name":value,`."""
-        end = f'],"usage":{dumps(usage)}}}\n\n' if self._continuous_usage else self._end
+        end = f'],"usage":{dumps(usage.members())}}}\n\n' if self._continuous_usage else self._end
         return f'{self._head}{extra}"choices":[{choice}{end}'
 
-    def end(self, usage: Mapping[str, Any]) -> str:
-        last = f'{self._head}"choices":[],"usage":{dumps(usage)}}}\n\n' if self._include_usage else ""
+    def end(self, usage: Usage) -> str:
+        last = f'{self._head}"choices":[],"usage":{dumps(usage.members())}}}\n\n' if self._include_usage else ""
         return last + DONE

@@ -114,22 +114,34 @@ class Reply:
         """Ends what still runs upstream."""
         self._link.abort(self.generations)
 
+    async def whole(self) -> News:
+        """All the news of every choice, once each has its finish reason. Raises RpcError, or what fail() was given."""
+        while self._running:
+            await self._woken()
+        return self._take()
+
     async def __aiter__(self) -> AsyncIterator[News]:
         """Yields what has arrived since the last time, merged by choice, until every choice has its finish reason.
 
         Raises RpcError, or whatever fail() was given.
         """
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._error is not None:
-                raise self._error
-            pending, self._pending = self._pending, {}
-            self._pending_bytes = 0
-            if pending:
-                yield [(index, _merge(responses)) for index, responses in pending.items()]
+            await self._woken()
+            if news := self._take():
+                yield news
             if not self._running:
                 return
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> News:
+        pending, self._pending = self._pending, {}
+        self._pending_bytes = 0
+        return [(index, _merge(responses)) for index, responses in pending.items()]
 
 
 def _merge(responses: list[GenerateResponse]) -> GenerateResponse:
