@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def check_ops(device: torch.device) -> list[str]:
     query, key, cos_sin = half(38, 9, 64), half(38, 3, 64), torch.randn(256, 64).to(device)
     positions = torch.randint(0, 256, (38,)).to(device)
     slots = torch.randperm(1024)[:38].to(device)
-    cases: dict[str, Callable[[object], list[Tensor]]] = {
+    cases: dict[str, Callable[[Any], list[Tensor]]] = {
         "paged_attention": lambda m: [m.paged_attention(*attention)],
         "paged_attention, window and soft cap": lambda m: [m.paged_attention(*attention, 20, 30.0)],
         "store_kv": lambda m: _mutated(m.store_kv, [key, key, kv_cache], slots),

@@ -2,6 +2,6 @@
 
 import os
 
-# torch's OpenMP threads spin for milliseconds after each parallel operation, on cores that the other services need. Read
-# when the OpenMP runtime is loaded, so it has to be said before torch is imported.
+# torch's OpenMP threads spin for milliseconds after each parallel operation, on cores that the other services need.
+# Read when the OpenMP runtime is loaded, so it has to be said before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -25,6 +25,14 @@ def test_stubs_are_fresh(generated: Path, proto: Path) -> None:
         assert (REPOSITORY / stub).read_text() == (generated / stub).read_text(), f"{stub} is stale: run `make protos`"
 
 
+def test_protos_follow_the_style() -> None:
+    buf = Path(sys.executable).with_name("buf")
+    if not buf.exists():
+        pytest.skip("buf is not installed beside this Python (pip install buf-bin)")
+    linted = subprocess.run([buf, "lint"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
 def test_no_stub_without_its_proto() -> None:
     stubs = {path.name.partition("_pb2")[0] for path in (REPOSITORY / "protos/pagewire/v1").glob("*_pb2*")}
     assert stubs == {proto.stem for proto in PROTOS}
