@@ -65,11 +65,6 @@ def from_rpc(error: RpcError) -> ApiError:
     return ApiError(status, error.message, param=param, code=_OPENAI_CODES.get(error.code))
 
 
-def rpc_error(error: grpc.aio.AioRpcError) -> RpcError:
-    """A failed unary call as the error that multiplexed streams carry."""
-    return RpcError(error.code(), error.details() or error.code().name)
-
-
 def error_response(error: ApiError) -> Response:
     headers = {}
     if error.status in (429, 503):
@@ -89,7 +84,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(grpc.aio.AioRpcError)
     async def on_rpc_error(request: Request, error: grpc.aio.AioRpcError) -> Response:
-        return error_response(from_rpc(rpc_error(error)))
+        return error_response(from_rpc(RpcError.from_call(error)))
 
     @app.exception_handler(UnicodeEncodeError)
     async def on_unicode_error(request: Request, error: UnicodeEncodeError) -> Response:

@@ -261,8 +261,7 @@ class TokenizerLink:
                 self._wake.set()
             elif numbered.HasField("error"):
                 del self._live[numbered.number]
-                error = numbered.error
-                generation.reply.fail(RpcError(rpc.code_of(error.code), error.message))
+                generation.reply.fail(RpcError.from_message(numbered.error))
             else:
                 self._on_response(generation, numbered.response)
 

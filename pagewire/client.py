@@ -57,7 +57,7 @@ class Client:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise _error(error) from error
+            raise RpcError.from_call(error) from error
         finally:
             call.cancel()
 
@@ -78,7 +78,7 @@ class Client:
         try:
             return await method(request)
         except grpc.aio.AioRpcError as error:
-            raise _error(error) from error
+            raise RpcError.from_call(error) from error
 
 
 def _prompt(prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -88,7 +88,3 @@ def _prompt(prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> dict[s
     if prompt and isinstance(prompt[0], Mapping):
         return {"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(**m) for m in prompt])}  # type: ignore[arg-type]
     return {"token_ids": inference_pb2.TokenIds(ids=prompt)}  # type: ignore[arg-type]
-
-
-def _error(error: grpc.aio.AioRpcError) -> RpcError:
-    return RpcError(error.code(), error.details() or error.code().name)

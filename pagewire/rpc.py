@@ -6,7 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import uvloop
@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pagewire import telemetry
 from pagewire.errors import StartupError
-from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc
+from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ _CHANNEL_OPTIONS = [
 ]
 
 
+_CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
 class RpcError(Exception):
     """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
 
@@ -55,18 +58,23 @@ class RpcError(Exception):
         self.code = code
         self.message = message
 
+    @classmethod
+    def from_call(cls, error: grpc.aio.AioRpcError) -> Self:
+        """A failed call's."""
+        return cls(error.code(), error.details() or error.code().name)
+
+    @classmethod
+    def from_message(cls, error: common_pb2.RequestError) -> Self:
+        """As a multiplexed stream carried it; UNKNOWN for codes nobody knows."""
+        return cls(_CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN), error.message)
+
+    def to_message(self) -> common_pb2.RequestError:
+        return common_pb2.RequestError(code=self.number, message=self.message)
+
     @property
     def number(self) -> int:
         """The google.rpc.Code number, as RequestError carries it."""
         return int(self.code.value[0])
-
-
-_CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def code_of(number: int) -> grpc.StatusCode:
-    """The status of a google.rpc.Code number; UNKNOWN for numbers nobody knows."""
-    return _CODE_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):

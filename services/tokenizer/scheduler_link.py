@@ -11,7 +11,7 @@ from typing import Protocol
 
 import grpc
 
-from pagewire.rpc import RpcError, code_of
+from pagewire.rpc import RpcError
 from pagewire.streams import Link
 from protos.pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.tokenizer import stats
@@ -165,8 +165,7 @@ class SchedulerLink:
             else:
                 live.received += new
             if index in message.errors:
-                error = message.errors[index]
-                live.listener.on_error(RpcError(code_of(error.code), error.message))
+                live.listener.on_error(RpcError.from_message(message.errors[index]))
                 continue
             stop_token_id = message.stop_token_ids.get(index)
             logprobs = message.logprobs.get(index)
