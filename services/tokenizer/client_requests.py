@@ -8,7 +8,7 @@ import grpc
 from pagewire.rpc import RpcError
 from protos.pagewire.v1 import inference_pb2
 from services.tokenizer import stats
-from services.tokenizer.delivery import MAX_UNREAD, News, new_response_box, num_unread, unread_error
+from services.tokenizer.delivery import MAX_UNREAD, News, Unread, new_response_box, unread_error
 from services.tokenizer.text_generator import LiveGeneration, TextGenerator
 
 logger = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class ClientRequests:
         try:
             live = await self._generator.start(request, deliver, traceparent)
         except RpcError as error:
-            self.box.put(number, error)
+            self._put(number, error)
         except Exception as error:
             logger.exception("a request could not be started", extra={"request_id": request.request_id})
-            self.box.put(number, RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"))
+            self._put(number, RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"))
         else:
             # Unless it ended already, from its resumed tokens alone.
             if not live.finished:
@@ -71,14 +71,14 @@ class ClientRequests:
         self._close_if_done()
 
     def _put(self, number: int, news: News) -> None:
-        self.box.put(number, news)
+        self.box.put(number, Unread(news))
         if isinstance(news, RpcError) or news.finish_reason:
             self._live.pop(number, None)
             self._close_if_done()
-        elif num_unread(self.box.get_pending(number)) > MAX_UNREAD:
+        elif (unread := self.box.get_pending(number)) is not None and unread.num_tokens > MAX_UNREAD:
             stats.UNREAD_CANCELLATIONS.inc()
             self.abort(number)
-            self.box.put(number, unread_error())
+            self.box.put(number, Unread(unread_error()))
 
     def _close_if_done(self) -> None:
         if self._closing and not self._starting and not self._live:

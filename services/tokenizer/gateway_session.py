@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import common_pb2, inference_pb2
+from protos.pagewire.v1 import inference_pb2
 from services.tokenizer.client_requests import ClientRequests
-from services.tokenizer.delivery import News, num_unread
+from services.tokenizer.delivery import num_unread
 from services.tokenizer.text_generator import TextGenerator
 
 # Tokens and log probabilities in one message: a few megabytes, where a message may have 64.
@@ -36,10 +36,14 @@ class GatewaySession:
 
     async def responses(self) -> AsyncIterator[inference_pb2.ConnectResponse]:
         """What there is to tell, everything at once each time (in several messages if it is very much)."""
-        async for news in self._requests.box:
+        async for unread in self._requests.box:
             message, size = inference_pb2.ConnectResponse(), 0
-            for number, one in news.items():
-                message.responses.append(_numbered(number, one))
+            for number, one in ((number, news.read()) for number, news in unread.items()):
+                # The constructor's copy is the only one: appending would make a second.
+                if isinstance(one, RpcError):
+                    message.responses.add(number=number, error=one.to_message())
+                else:
+                    message.responses.add(number=number, response=one)
                 size += 1 + num_unread(one)
                 if size > MAX_PER_MESSAGE:
                     yield message
@@ -50,10 +54,3 @@ class GatewaySession:
     def close(self) -> None:
         """The gateway is gone: ends all its requests."""
         self._requests.abort_all()
-
-
-def _numbered(number: int, news: News) -> inference_pb2.NumberedResponse:
-    if isinstance(news, RpcError):
-        error = common_pb2.RequestError(code=news.number, message=news.message)
-        return inference_pb2.NumberedResponse(number=number, error=error)
-    return inference_pb2.NumberedResponse(number=number, response=news)

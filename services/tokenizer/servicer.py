@@ -30,8 +30,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # Also runs when the call is cancelled while a response is being written.
         context.add_done_callback(lambda _: requests.abort_all())
         requests.start(_ONLY, request, rpc.traceparent_of(context))
-        async for news in requests.box:
-            response = news[_ONLY]
+        async for unread in requests.box:
+            response = unread[_ONLY].read()
             if isinstance(response, rpc.RpcError):
                 raise response
             yield response

@@ -14,9 +14,10 @@ from pagewire.rpc import RpcError
 from pagewire.telemetry import Span
 from protos.pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from services.tokenizer.detokenizer import Detokenizers
+from services.tokenizer.encoder import PromptEncoder
 from services.tokenizer.generation import Deliver, Generation, OutputOptions, generate_span
 from services.tokenizer.pool import TokenizerPool
-from services.tokenizer.prompts import encode_prompt, invalid
+from services.tokenizer.prompts import invalid
 from services.tokenizer.scheduler_link import SchedulerLink
 
 # Tokens that are detokenized before others get their turn: a millisecond or two.
@@ -54,6 +55,7 @@ class TextGenerator:
         self.pool = pool
         self.link = link
         self.served_model_names = served_model_names
+        self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
         self._num_starting = 0
         self._none_starting = asyncio.Event()
@@ -132,12 +134,12 @@ class TextGenerator:
                     return
                 await asyncio.sleep(0)
 
-    async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> list[int]:
+    async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> Sequence[int]:
         if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids":
             raise invalid("resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them")
         span = Span("tokenizer.encode", parent.traceparent)
         try:
-            token_ids = await encode_prompt(self.pool, request)
+            token_ids = await self._encoder.encode(request)
         except BaseException as error:
             span.end(error=str(error) or type(error).__name__)
             raise
@@ -157,7 +159,7 @@ def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
     )
 
 
-def check_prompt(prompt_token_ids: list[int], max_model_len: int) -> None:
+def check_prompt(prompt_token_ids: Sequence[int], max_model_len: int) -> None:
     """Raises RpcError (INVALID_ARGUMENT) unless there is a prompt and room for one token after it."""
     if not prompt_token_ids:
         raise invalid("the prompt is empty; it must have at least one token")
@@ -170,7 +172,7 @@ def check_prompt(prompt_token_ids: list[int], max_model_len: int) -> None:
 
 def token_request(
     request: inference_pb2.GenerateRequest,
-    prompt_token_ids: list[int],
+    prompt_token_ids: Sequence[int],
     info: common_pb2.ModelInfo,
     traceparent: str,
 ) -> scheduler_pb2.TokenRequest:

@@ -6,11 +6,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 
 from pagewire import rpc, telemetry
 from protos.pagewire.v1 import common_pb2, inference_pb2
-from services.tokenizer import delivery, text_generator
+from services.tokenizer import delivery, stats, text_generator
 from services.tokenizer.codec import CodecSource
 from services.tokenizer.pool import TokenizerPool
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, Gateway, TokenizerLine
@@ -447,6 +447,71 @@ async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens
     assert order.index("long prompt encoded") >= 5, order
 
 
+async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, monkeypatch) -> None:
+    encode_text, prompts = pool.encode_text, []
+    may_encode = asyncio.Event()
+
+    async def counted(text: str, *, add_special_tokens: bool) -> list[int]:
+        prompts.append(text)
+        await may_encode.wait()
+        return await encode_text(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(pool, "encode_text", counted)
+    async with make_line().running(pool=pool) as line:
+        gateway = Gateway(line)
+        texts = {1: "Say", 2: "Say", 3: "Say", 4: "other"}
+        await gateway.send({n: inference_pb2.GenerateRequest(text=text) for n, text in texts.items()})
+        await line.scheduler.until(lambda: len(prompts) == 2)
+        # Who leaves takes nothing from the others.
+        await gateway.send(aborts=[1])
+        await gateway.send({5: inference_pb2.GenerateRequest(text="")})
+        await line.scheduler.until(lambda: len(prompts) == 3)
+        may_encode.set()
+        await gateway.read_until_finished(2, 3, 4, 5)
+        assert prompts == ["Say", "other", ""]
+        assert (await line.generate(text="Say")).text == TEXT
+    assert prompts == ["Say", "other", "", "Say"]
+    assert [gateway.requests[n].prompt_token_ids for n in (2, 3)] == [tokens("Say")] * 2
+    assert gateway.requests[1].responses == []
+
+
+async def test_a_prompt_that_nobody_waits_for_is_not_encoded(make_line, pool, monkeypatch) -> None:
+    cancelled = asyncio.Event()
+
+    async def endless(text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    monkeypatch.setattr(pool, "encode_text", endless)
+    async with make_line().running(pool=pool) as line:
+        gateway = Gateway(line)
+        await gateway.send({n: inference_pb2.GenerateRequest(text="x") for n in (1, 2)})
+        await line.scheduler.until(lambda: line.generator.num_starting == 2)
+        await gateway.send(aborts=[1, 2])
+        await asyncio.wait_for(cancelled.wait(), 10)
+
+
+def test_the_latency_histogram_is_an_ordinary_one() -> None:
+    ours = stats.LoopHistogram("test:ours", "Both.", (0.1, 1.0, 2.5))
+    theirs = Histogram("test:theirs", "Both.", registry=CollectorRegistry(), buckets=(0.1, 1.0, 2.5))
+    try:
+        for value in (0.05, 0.1, 0.5, 2.5, 7.0):
+            ours.observe(value)
+            theirs.observe(value)
+        (family,) = ours.collect()
+        (expected,) = theirs.collect()
+    finally:
+        REGISTRY.unregister(ours)
+    wanted = [(s.name.removeprefix("test:theirs"), s.labels, s.value) for s in expected.samples]
+    assert [(s.name.removeprefix("test:ours"), s.labels, s.value) for s in family.samples] == [
+        sample for sample in wanted if sample[0] != "_created"
+    ]
+    assert family.type == expected.type
+
+
 async def test_drained_once_no_prompt_is_encoded_and_no_request_live(make_line, pool, monkeypatch) -> None:
     """What a shutdown waits for."""
     encode_text, may_encode = pool.encode_text, asyncio.Event()
@@ -522,15 +587,16 @@ def test_merged_news_say_the_same() -> None:
         logprobs = [inference_pb2.TokenLogprob(token_id=token)]
         return inference_pb2.GenerateResponse(text=text, token_ids=[token], usage=usage, logprobs=logprobs, **more)
 
-    merged = delivery.merge(
-        delivery.merge(response("a", 1, prompt_token_ids=[9]), response("", 2)),
-        response("c", 3, finish_reason=STOP, stop_string="x"),
-    )
+    unread = delivery.Unread(response("a", 1, prompt_token_ids=[9]))
+    for newer in (response("", 2), response("c", 3, finish_reason=STOP, stop_string="x")):
+        unread = unread.merge(delivery.Unread(newer))
+    merged = unread.read()
+    assert merged == unread.read()
     assert (merged.text, list(merged.token_ids), list(merged.prompt_token_ids)) == ("ac", [1, 2, 3], [9])
     assert [token.token_id for token in merged.logprobs] == [1, 2, 3]
     assert (merged.usage.completion_tokens, merged.finish_reason, merged.stop_string) == (3, STOP, "x")
     failed = rpc.RpcError(grpc.StatusCode.INTERNAL, "x")
-    assert delivery.merge(merged, failed) is failed
+    assert unread.merge(delivery.Unread(failed)).read() is failed
 
 
 async def test_a_gateway_that_does_not_read_delays_nobody(make_line, pool) -> None:
