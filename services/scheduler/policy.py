@@ -1,9 +1,10 @@
 """Who goes first: the order of waiting requests and, from the other end, of preemption."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
+from services.scheduler.kv_cache import KVCacheManager
 from services.scheduler.request import Request
 
 # request, arrival number -> its place; unique, smaller first.
@@ -23,6 +24,26 @@ def priority(request: Request, arrival: int) -> tuple[int, int]:
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+
+
+def has_priority(waiting: Request, running: Request) -> bool:
+    """Whether the one may take what the other holds; an earlier arrival alone is no reason."""
+    return waiting.order[0] < running.order[0]
+
+
+def num_victims(request: Request, running: Sequence[Request], num_open_rows: int, kv: KVCacheManager) -> int:
+    """How many of the last of `running` have to be preempted to let a waiting request of higher priority in; 0 if
+    nobody has to, or if all that may would not suffice."""
+    num_missing_rows = 1 - num_open_rows
+    num_missing_blocks = kv.num_missing_blocks(request, kv.get_computed_blocks(request), keep_free=True)
+    for count, victim in enumerate(reversed(running)):
+        if num_missing_rows <= 0 and num_missing_blocks <= 0:
+            return count
+        if not has_priority(request, victim):
+            return 0
+        num_missing_rows -= 1
+        num_missing_blocks -= kv.num_exclusive_blocks(victim)
+    return len(running) if num_missing_rows <= 0 and num_missing_blocks <= 0 else 0
 
 
 class WaitingQueue:

@@ -6,8 +6,8 @@ and decode, chunked prefill, prefix hits and resumption after preemption are all
 
 State advances when a step is scheduled, not when its result arrives, so that the next step can be scheduled meanwhile.
 
-Feature code does not belong here: memory is `kv_cache.py`'s, order is `policy.py`'s, the end of a request is
-`request.py`'s.
+Feature code does not belong here: memory is `kv_cache.py`'s, order is `policy.py`'s, what fits into a step is
+`limits.py`'s, the end of a request is `request.py`'s.
 """
 
 from bisect import insort
@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 from pagewire.config import SchedulerConfig
 from services.scheduler.kv_cache import KVCacheManager
-from services.scheduler.policy import POLICIES, WaitingQueue, by_order
+from services.scheduler.limits import StepLimits
+from services.scheduler.policy import POLICIES, WaitingQueue, by_order, has_priority, num_victims
 from services.scheduler.request import FinishReason, Request, RequestStatus
 from services.scheduler.sampling_params import InvalidRequest
 from services.scheduler.step import ExecutorInfo, NewRequest, Outputs, ProtocolError, Step, StepResult
@@ -44,8 +45,7 @@ class Scheduler:
         self._last_step_id = 0
         self._info: ExecutorInfo | None = None
         self._kv: KVCacheManager | None = None
-        self._max_num_seqs = 0
-        self._max_num_batched_tokens = 0
+        self._limits = StepLimits(config, None)
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens looked up in the prefix cache
         self.num_prefix_hits = 0  # tokens found
@@ -62,13 +62,7 @@ class Scheduler:
         config = self._config
         self._info = info
         self._kv = KVCacheManager(info.num_blocks, info.block_size, config.enable_prefix_caching)
-        self._max_num_batched_tokens = min(
-            config.max_num_batched_tokens or info.max_num_batched_tokens, info.max_num_batched_tokens
-        )
-        # With one token per running request within the budget, no running request ever starves.
-        self._max_num_seqs = min(
-            config.max_num_seqs or info.max_num_seqs, info.max_num_seqs, self._max_num_batched_tokens
-        )
+        self._limits = StepLimits(config, info)
         ended: list[tuple[Request, InvalidRequest | None]] = []
         for request in list(self._waiting):
             request.block_hashes.clear()  # the block size may be another
@@ -201,7 +195,7 @@ class Scheduler:
 
     @property
     def max_num_seqs(self) -> int:
-        return self._max_num_seqs
+        return self._limits.max_num_seqs
 
     @property
     def num_running(self) -> int:
@@ -230,7 +224,7 @@ class Scheduler:
             self._kv.check_integrity(self._running)
         orders = [request.order for request in self._running]
         assert orders == sorted(orders), "running is out of order"
-        assert len(self._running) <= self._max_num_seqs or self._kv is None, "more requests than rows"
+        assert len(self._running) <= self._limits.max_num_seqs or self._kv is None, "more requests than rows"
         assert all(request.status is RequestStatus.RUNNING for request in self._running)
         assert not any(request.block_table for request in self._waiting), "a waiting request holds blocks"
 
@@ -242,7 +236,7 @@ class Scheduler:
         Returns:
             What is left of the token budget.
         """
-        budget = self._max_num_batched_tokens
+        budget = self._limits.max_num_batched_tokens
         prefills: list[Request] = []
         # The loop may pop from the tail while it goes: those are requests it has not reached yet, or the present one.
         for request in self._running:
@@ -260,14 +254,14 @@ class Scheduler:
                 self._run(kv, step, request, 1, new_block_ids)
                 budget -= 1
         for request in prefills:
-            if (num_new_tokens := self._chunk(request, budget)) > 0:
+            if (num_new_tokens := self._chunk(request, budget, request.num_computed_tokens)) > 0:
                 self._run(kv, step, request, num_new_tokens, [])
                 budget -= num_new_tokens
         return budget
 
     def _schedule_waiting(self, kv: KVCacheManager, step: Step, budget: int) -> None:
         """Admits waiting requests in order until one does not fit."""
-        while self._waiting and budget > 0 and len(self._running) < self._max_num_seqs:
+        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting.peek()
             computed = kv.get_computed_blocks(request)
             if kv.num_missing_blocks(request, computed, keep_free=bool(self._running)) > 0:
@@ -297,18 +291,9 @@ class Scheduler:
             self._run(kv, step, request, num_new_tokens, [])
             budget -= num_new_tokens
 
-    def _chunk(self, request: Request, budget: int, num_computed_tokens: int | None = None) -> int:
-        """How many tokens of a prefill to compute in this step; 0 = none for now."""
-        if num_computed_tokens is None:
-            num_computed_tokens = request.num_computed_tokens
-        num_new_tokens = len(request.token_ids) - num_computed_tokens
-        if not self._config.enable_chunked_prefill and budget < num_new_tokens <= self._max_num_batched_tokens:
-            return 0
-        threshold = self._config.long_prefill_token_threshold
+    def _chunk(self, request: Request, budget: int, num_computed_tokens: int) -> int:
         is_alone = len(self._running) + len(self._waiting) == 1
-        if 0 < threshold < num_new_tokens and self._config.enable_chunked_prefill and not is_alone:
-            num_new_tokens = threshold
-        return min(num_new_tokens, budget)
+        return self._limits.chunk(len(request.token_ids) - num_computed_tokens, budget, is_alone)
 
     def _run(self, kv: KVCacheManager, step: Step, request: Request, num_tokens: int, block_ids: list[int]) -> None:
         """Puts a request into the step and advances its state as if the step were done."""
@@ -327,23 +312,9 @@ class Scheduler:
     def _make_room_for_higher_priority(self, kv: KVCacheManager) -> None:
         """Preempts running requests of lower priority for the first waiting one, if it lacks a row or blocks and they
         suffice. Never happens under fcfs, where those that run came first."""
-        if not self._waiting or not self._running:
-            return
-        request = self._waiting.peek()
-        priority = request.order[0]
-        if self._running[-1].order[0] <= priority:
-            return
-        num_missing_rows = len(self._running) + 1 - self._max_num_seqs
-        num_missing_blocks = kv.num_missing_blocks(request, kv.get_computed_blocks(request), keep_free=True)
-        num_victims = 0
-        for victim in reversed(self._running):
-            if (num_missing_rows <= 0 and num_missing_blocks <= 0) or victim.order[0] <= priority:
-                break
-            num_victims += 1
-            num_missing_rows -= 1
-            num_missing_blocks -= kv.num_exclusive_blocks(victim)
-        if num_missing_rows <= 0 and num_missing_blocks <= 0:
-            for _ in range(num_victims):
+        if self._waiting and self._running and has_priority(self._waiting.peek(), self._running[-1]):
+            num_open_rows = self._limits.max_num_seqs - len(self._running)
+            for _ in range(num_victims(self._waiting.peek(), self._running, num_open_rows, kv)):
                 self._preempt_tail()
 
     def _preempt_tail(self) -> None:
@@ -364,13 +335,7 @@ class Scheduler:
     def _resolve(self, request: Request) -> None:
         assert self._info is not None
         request.resolve(self._info)
-        num_prompt_tokens = request.num_prompt_tokens
-        if not self._config.enable_chunked_prefill and num_prompt_tokens > self._max_num_batched_tokens:
-            raise InvalidRequest(
-                f"the prompt has {num_prompt_tokens} tokens, but one step computes at most "
-                f"{self._max_num_batched_tokens} and chunked prefill is off; shorten the prompt, raise "
-                "--max-num-batched-tokens or set --enable-chunked-prefill"
-            )
+        self._limits.check(request)
 
     def _find_early_end(self, request: Request) -> FinishReason | None:
         """Why a request that brings output along is complete already."""
@@ -378,4 +343,4 @@ class Scheduler:
 
     def _num_open_rows(self) -> int:
         """Rows that newcomers would get in the next step. If the last step left requests behind, newcomers wait too."""
-        return 0 if self._kv is None or self._has_leftovers else self._max_num_seqs - len(self._running)
+        return 0 if self._kv is None or self._has_leftovers else self._limits.max_num_seqs - len(self._running)

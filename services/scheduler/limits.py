@@ -1,0 +1,45 @@
+"""What fits into a step."""
+
+from pagewire.config import SchedulerConfig
+from services.scheduler.request import Request
+from services.scheduler.sampling_params import InvalidRequest
+from services.scheduler.step import ExecutorInfo
+
+
+class StepLimits:
+    """The bounds of every step: the smaller of what is configured and of what the executor can do."""
+
+    def __init__(self, config: SchedulerConfig, info: ExecutorInfo | None) -> None:
+        """Without an executor nothing fits."""
+        self.max_num_seqs = 0
+        self.max_num_batched_tokens = 0
+        self._enable_chunked_prefill = config.enable_chunked_prefill
+        self._long_prefill_token_threshold = config.long_prefill_token_threshold
+        if info is not None:
+            self.max_num_batched_tokens = min(
+                config.max_num_batched_tokens or info.max_num_batched_tokens, info.max_num_batched_tokens
+            )
+            # With one token per running request within the budget, no running request ever starves.
+            self.max_num_seqs = min(
+                config.max_num_seqs or info.max_num_seqs, info.max_num_seqs, self.max_num_batched_tokens
+            )
+
+    def chunk(self, num_new_tokens: int, budget: int, is_alone: bool) -> int:
+        """How many of a prefill's missing tokens to compute in this step; 0 = none for now. is_alone: nobody else is
+        there whom a long chunk would delay."""
+        if not self._enable_chunked_prefill:
+            return 0 if budget < num_new_tokens <= self.max_num_batched_tokens else min(num_new_tokens, budget)
+        threshold = self._long_prefill_token_threshold
+        if 0 < threshold < num_new_tokens and not is_alone:
+            num_new_tokens = threshold
+        return min(num_new_tokens, budget)
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest if the prompt never fits."""
+        num_prompt_tokens = request.num_prompt_tokens
+        if not self._enable_chunked_prefill and num_prompt_tokens > self.max_num_batched_tokens:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt_tokens} tokens, but one step computes at most "
+                f"{self.max_num_batched_tokens} and chunked prefill is off; shorten the prompt, raise "
+                "--max-num-batched-tokens or set --enable-chunked-prefill"
+            )
