@@ -82,6 +82,7 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
         ("services.executor.main", ["fastapi", "gateway", "services.scheduler", "services.tokenizer"]),
         ("services.scheduler.scheduler", ["grpc", "torch", "prometheus_client"]),
         ("pagewire.stack", ["torch", "transformers", "grpc", "opentelemetry", "services", "gateway", "kernels"]),
+        ("pagewire.gateways", ["torch", "transformers", "grpc", "opentelemetry", "services", "gateway", "kernels"]),
         ("pagewire.client", ["torch", "transformers", "fastapi", "services", "gateway", "kernels"]),
         ("pagewire.bench.serve", ["grpc", "torch", "httpx", "fastapi", "services", "gateway", "kernels"]),
     ],
