@@ -38,3 +38,15 @@ def check_weights_fit(weight_bytes: int, device: torch.device) -> None:
             f"the weights need {mib(weight_bytes)}, {device} has {mib(available)} free: use a smaller model or "
             "--dtype bfloat16, or a larger device"
         )
+
+
+def check_kv_cache_fits(num_bytes: int, device: torch.device, flag: str) -> None:
+    """Raises OutOfMemoryError for a cache of a size that `flag` asks for and the device does not have.
+
+    On the CPU pages are only handed out when they are touched: too large a cache would end the process under load.
+    """
+    available = available_bytes(device)
+    if num_bytes > available:
+        raise OutOfMemoryError(
+            f"the KV cache would be {mib(num_bytes)}, {device} has {mib(available)} free: lower {flag}"
+        )

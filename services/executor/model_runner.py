@@ -112,12 +112,13 @@ class ModelRunner:
         )
 
     def dummy_run(self, num_reqs: int, num_tokens: int) -> None:
-        """Runs a step of fake requests through `execute()`, `num_tokens` in all, and forgets them.
+        """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
 
         Every request draws a random token, so that the sampler's part is in the profile too. All of them write to
         block 0, which therefore must not be in use.
         """
         limits = self.limits
+        num_tokens = min(num_tokens, limits.max_num_batched_tokens)
         num_reqs = min(num_reqs, limits.max_num_seqs, num_tokens)
         lens = [num_tokens // num_reqs + (index < num_tokens % num_reqs) for index in range(num_reqs)]
         lens = [min(length, limits.max_model_len - 1) for length in lens]

@@ -12,6 +12,8 @@ from services.executor.step import ProtocolError, RowSampling
 from services.executor.upload import upload
 
 _NO_LOGPROBS = -1
+# Below it logits would overflow when they are divided; long before that only the most probable token is ever drawn.
+_MIN_TEMPERATURE = 1e-5
 
 
 class SamplingState:
@@ -39,7 +41,7 @@ class SamplingState:
     def fill(self, row: int, params: RowSampling, num_prompt_tokens: int) -> None:
         """Raises ProtocolError for token ids outside the vocabulary."""
         self.clear(row)
-        self._temperature[row] = params.temperature
+        self._temperature[row] = params.temperature if params.temperature >= _MIN_TEMPERATURE else 0
         self._top_p[row] = params.top_p
         self._top_k[row] = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         self._min_p[row] = params.min_p

@@ -109,11 +109,14 @@ def _within(limits: Limits, num_blocks: int) -> Limits:
 
 
 def _num_blocks(config: ExecutorConfig, model: Model, limits: Limits, device: torch.device) -> int:
-    if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
     bytes_per_block = kv_cache.block_bytes(model, limits.block_size)
+    if config.num_gpu_blocks_override is not None:
+        num_bytes = config.num_gpu_blocks_override * bytes_per_block
+        memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
+        return config.num_gpu_blocks_override
     if config.kv_cache_memory_bytes is not None:
         num_bytes = config.kv_cache_memory_bytes
+        memory.check_kv_cache_fits(num_bytes, device, "--kv-cache-memory-bytes")
     elif device.type == "cpu":
         max_tokens = limits.max_num_seqs * limits.max_model_len
         num_bytes = kv_cache.default_cpu_bytes(

@@ -389,3 +389,10 @@ def test_no_logprobs_unless_asked_for():
     assert sample_rows(random_logits(1), [RowSampling(temperature=0)]).logprobs is None
     only_chosen = sample_rows(random_logits(1), [RowSampling(temperature=0, logprobs=0)]).logprobs
     assert only_chosen is not None and only_chosen.token_ids.shape == (1, 1)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-30, 1e-40])
+def test_tiny_temperatures_take_the_most_probable_token(temperature: float) -> None:
+    logits = random_logits(1, scale=300.0)
+    sampled = sample_rows(logits, [RowSampling(temperature=temperature, seed=3, top_k=50, top_p=0.9, min_p=0.1)])
+    assert int(sampled.token_ids[0]) == int(logits.argmax())

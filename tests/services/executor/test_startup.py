@@ -69,6 +69,25 @@ def test_a_cache_too_small_for_one_request_says_what_to_change(directory: Path):
     assert issubclass(OutOfMemoryError, StartupError), "the command line prints it without a traceback"
 
 
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"kv_cache_memory_bytes": 2**60}, "--kv-cache-memory-bytes"),
+        ({"num_gpu_blocks_override": 2**50}, "--num-gpu-blocks-override"),
+    ],
+)
+def test_a_cache_larger_than_memory_says_what_to_lower(directory: Path, settings: dict[str, int], flag: str):
+    with pytest.raises(OutOfMemoryError, match=rf"KV cache would be .*cpu has .* free: lower {flag}"):
+        start(directory, **settings)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 4])
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 3])
+def test_steps_smaller_than_the_warm_up(directory: Path, max_num_seqs: int, max_num_batched_tokens: int):
+    _, info = start(directory, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    assert (info.max_num_seqs, info.max_num_batched_tokens) == (max_num_seqs, max_num_batched_tokens)
+
+
 def test_default_share_of_memory():
     one_gib = 2**30
     assert kv_cache.default_cpu_bytes(8 * one_gib, 4096, 16, 10**9) == 2 * one_gib
