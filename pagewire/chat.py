@@ -7,7 +7,7 @@ import sys
 
 from pagewire.client import Client
 from pagewire.config import ChatConfig
-from pagewire.generate import explain, options
+from pagewire.generate import explain, options, valid_text
 from pagewire.rpc import RpcError
 
 _COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
@@ -48,7 +48,7 @@ def _read_question() -> str | None:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  gives input() line editing and history
     try:
-        return input(prompt).strip()
+        return valid_text(lambda: input(prompt)).strip()
     except EOFError:
         return None
     except KeyboardInterrupt:

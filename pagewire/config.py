@@ -209,7 +209,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         "longest request, prompt plus output, tokens (default: the model's)",
         group="model",
         kind="size",
-        valid=POSITIVE,
+        valid=Range(minimum=2),
     )
     block_size: int = flag(
         16, "tokens per KV block", group="memory", valid=Range(minimum=8, maximum=256, power_of_two=True)
@@ -235,7 +235,10 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     enforce_eager: bool = flag(False, "no CUDA graphs", group="executor")
     num_threads: int | None = flag(
-        None, "CPU threads that compute (default: the cores this process may use)", group="executor", valid=POSITIVE
+        None,
+        "CPU threads that compute (default: the cores this process may use)",
+        group="executor",
+        valid=Range(minimum=1, maximum=1024),
     )
     seed: int = flag(0, "seed of dummy weights", group="executor")
 
@@ -266,7 +269,10 @@ class ClientConfig:
     address: str = flag("localhost:8001", "public gRPC address of a running stack", group="connection")
     model: str = flag("", "served model name (default: the only one)", group="connection")
     max_tokens: int | None = flag(
-        None, "most tokens to generate (default: what the model's length allows)", group="generation", valid=POSITIVE
+        None,
+        "most tokens to generate (default: what the model's length allows)",
+        group="generation",
+        valid=Range(minimum=1, maximum=2**31 - 1),
     )
     temperature: float | None = flag(
         None, "0 = always the most probable token (default: 1)", group="generation", valid=NOT_NEGATIVE
@@ -277,7 +283,12 @@ class ClientConfig:
         group="generation",
         valid=Range(above=0, maximum=1),
     )
-    seed: int | None = flag(None, "same seed, same text (default: a random one)", group="generation")
+    seed: int | None = flag(
+        None,
+        "same seed, same text (default: a random one)",
+        group="generation",
+        valid=Range(minimum=-(2**63), maximum=2**63 - 1),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

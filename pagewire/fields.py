@@ -24,9 +24,9 @@ class Range:
 
     def __str__(self) -> str:
         bounds = [
-            f"above {self.above:g}" if self.above is not None else "",
-            f"at least {self.minimum:g}" if self.minimum is not None else "",
-            f"at most {self.maximum:g}" if self.maximum is not None else "",
+            f"above {self.above}" if self.above is not None else "",
+            f"at least {self.minimum}" if self.minimum is not None else "",
+            f"at most {self.maximum}" if self.maximum is not None else "",
             "a power of two" if self.power_of_two else "",
         ]
         return ", ".join(filter(None, bounds))

@@ -1,6 +1,7 @@
 """`pagewire generate`: one completion by a running stack, printed as it comes."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from pagewire.rpc import RpcError
 
 async def generate(config: GenerateConfig) -> int:
     """The exit code. Raises StartupError when the stack cannot be reached or refuses the request."""
-    prompt = sys.stdin.read() if config.prompt is None else config.prompt
+    prompt = valid_text(lambda: sys.stdin.read() if config.prompt is None else config.prompt)
     messages = [{"role": "user", "content": prompt}] if config.chat else prompt
     async with Client(config.address) as client:
         try:
@@ -23,6 +24,16 @@ async def generate(config: GenerateConfig) -> int:
             raise explain(error, config) from error
     print()
     return 0
+
+
+def valid_text(read: Callable[[], str]) -> str:
+    """What `read` returns. Raises StartupError if its bytes are not UTF-8: no message could carry them."""
+    try:
+        text = read()
+        text.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise StartupError(f"the prompt is not valid UTF-8 ({error.reason} at {error.start}): convert it") from error
+    return text
 
 
 def options(config: ClientConfig) -> dict[str, Any]:

@@ -124,6 +124,11 @@ async def test_generate_prints_the_text(echo: tuple[Echo, str]) -> None:
     assert servicer.requests[0].sampling_params.max_tokens == 5
     assert (await run("generate", f"--address={address}", stdin=b"from a pipe"))[1] == "from a pipe \n"
     assert (await run("generate", "--chat", "hi", f"--address={address}"))[1] == "user:hi \n"
+    code, _, err = await run("generate", f"--address={address}", stdin=b"\xff\xfe")
+    assert code == 1 and "not valid UTF-8" in err and "Traceback" not in err
+    for flag in ("--max-tokens=99999999999", f"--seed={2**63}"):
+        code, _, err = await run("generate", "one", flag, f"--address={address}")
+        assert code == 2 and "at most" in err
     code, _, err = await run("generate", "refuse", "--address", address)
     assert code == 1 and "refused, as asked (INVALID_ARGUMENT)" in err and "Traceback" not in err
 
