@@ -35,7 +35,8 @@ class Neighbour:
                     self._submit(request)
                 for number in message.abort_request_ids:
                     self._abort(number)
-        except RpcError:
+        except Exception:
+            # The stream ends with whatever it was, for instance with bytes that are no message.
             self._outbox.close()
             raise
         self._has_said_all = True

@@ -186,6 +186,16 @@ async def test_a_number_in_use_is_an_error_of_the_stream(tmp_path: Path) -> None
         await line.wait_until_free()
 
 
+async def test_bytes_that_are_no_message_end_the_stream(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        call = line.channel.stream_stream("/pagewire.v1.SchedulerService/Connect")()
+        await call.write(b"\xff\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            while await asyncio.wait_for(call.read(), 30) is not grpc.aio.EOF:
+                pass
+        assert error.value.code() == grpc.StatusCode.INTERNAL
+
+
 async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.005).running() as line:
         call = line.stub.Connect()
