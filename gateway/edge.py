@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from typing import Any
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -171,6 +172,6 @@ def _account(scope: Scope, exchange: Exchange, quiet: bool) -> None:
     metrics.HTTP_DURATION.labels(scope["method"], path).observe(exchange.elapsed)
     if not quiet:
         logger.info(
-            "%s %s %d %.3fs%s", scope["method"], scope["path"], status, exchange.elapsed, exchange.note,
+            "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, exchange.elapsed, exchange.note,
             extra={"request_id": exchange.request_id},
         )  # fmt: skip

@@ -161,6 +161,13 @@ async def test_request_id_goes_everywhere(
     assert access_lines(caplog)[0].getMessage().startswith("POST /v1/completions 200 ")
 
 
+async def test_a_path_cannot_forge_log_lines(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "gateway"):
+        await client.get("/a%0a10:00:00%20I%20gateway%20forged%1b[2J")
+        await eventually(lambda: len(access_lines(caplog)) == 1)
+    assert access_lines(caplog)[0].getMessage().startswith("GET /a%0A10%3A00%3A00%20I%20gateway%20forged%1B%5B2J 404 ")
+
+
 def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "gateway.edge"]
 
