@@ -12,8 +12,8 @@ import torch
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from services.executor.models import ARCHITECTURES
 from services.executor.weights import WeightSource
-from services.executor.weights.gguf import GGUFSource, gguf_architecture, gguf_config, gguf_eos_token_ids
-from services.executor.weights.gguf_file import GGUFFile
+from services.executor.weights.gguf import GgufSource, gguf_architecture, gguf_config, gguf_eos_token_ids
+from services.executor.weights.gguf_file import GgufFile
 from services.executor.weights.safetensors import SafetensorsSource
 
 
@@ -46,14 +46,14 @@ class DirectoryCheckpoint:
         return SafetensorsSource(self.path)
 
 
-class GGUFCheckpoint:
+class GgufCheckpoint:
     """One `.gguf` file with metadata, tokenizer and weights."""
 
     dtype = None  # the weights are quantized: there is no dtype to keep
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = GGUFFile(path)
+        self._file = GgufFile(path)
         self.architecture = gguf_architecture(self._file)
 
     def config(self, dtype: torch.dtype) -> ModelConfig:
@@ -64,20 +64,20 @@ class GGUFCheckpoint:
         return gguf_eos_token_ids(self._file) or default
 
     def weights(self, config: ModelConfig) -> WeightSource:
-        return GGUFSource(self._file, config)
+        return GgufSource(self._file, config)
 
 
-def open_checkpoint(path: Path, load_format: str) -> DirectoryCheckpoint | GGUFCheckpoint:
+def open_checkpoint(path: Path, load_format: str) -> DirectoryCheckpoint | GgufCheckpoint:
     """Raises ModelLoadError when `path` is not a model, or not one of the format asked for."""
     if path.is_dir():
         if load_format == "gguf" or not (path / "config.json").is_file():
-            return GGUFCheckpoint(_only_gguf_file(path))
+            return GgufCheckpoint(_only_gguf_file(path))
         return DirectoryCheckpoint(path)
     if not path.is_file():
         raise ModelLoadError(f"{path}: no such model directory or .gguf file")
     if path.suffix != ".gguf" or load_format == "safetensors":
         raise ModelLoadError(f"{path}: --load-format {load_format} needs a directory with config.json, or a .gguf file")
-    return GGUFCheckpoint(path)
+    return GgufCheckpoint(path)
 
 
 def _only_gguf_file(directory: Path) -> Path:

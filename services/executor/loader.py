@@ -13,7 +13,7 @@ from torch import Tensor
 from pagewire.process import usable_cores
 from services.executor import memory
 from services.executor.attention import AttentionMetadata
-from services.executor.checkpoint import DirectoryCheckpoint, GGUFCheckpoint, open_checkpoint
+from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint, open_checkpoint
 from services.executor.model_config import ModelConfig, ModelLoadError
 from services.executor.models import ARCHITECTURES
 from services.executor.models.decoder import DecoderModel
@@ -91,7 +91,7 @@ def load_model(
 
 
 def _load_own(
-    checkpoint: DirectoryCheckpoint | GGUFCheckpoint,
+    checkpoint: DirectoryCheckpoint | GgufCheckpoint,
     dtype: torch.dtype,
     device: torch.device,
     load_format: str,

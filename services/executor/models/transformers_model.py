@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from pagewire.errors import StartupError
 from services.executor import memory
 from services.executor.attention import AttentionMetadata, PagedAttention
-from services.executor.checkpoint import DirectoryCheckpoint, GGUFCheckpoint
+from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from services.executor.weights.safetensors import SafetensorsSource
 
@@ -194,7 +194,7 @@ class TransformersModel:
 
 
 def load_transformers_model(
-    checkpoint: DirectoryCheckpoint | GGUFCheckpoint,
+    checkpoint: DirectoryCheckpoint | GgufCheckpoint,
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int | None,
@@ -205,7 +205,7 @@ def load_transformers_model(
     Raises ModelLoadError for an architecture that paged attention cannot serve and for an incomplete checkpoint.
     """
     transformers_logging.disable_progress_bar()
-    is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+    is_gguf = isinstance(checkpoint, GgufCheckpoint)
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(checkpoint.path)}
     if is_gguf:
         source = {
@@ -279,7 +279,7 @@ def check_length(config: Any, max_model_len: int | None) -> None:
         raise ModelLoadError(f"--max-model-len {served} exceeds {limit} ({key}); lower it to {limit}")
 
 
-def check_loaded(checkpoint: DirectoryCheckpoint | GGUFCheckpoint, info: dict[str, Any]) -> None:
+def check_loaded(checkpoint: DirectoryCheckpoint | GgufCheckpoint, info: dict[str, Any]) -> None:
     """transformers fills missing tensors with noise; here an incomplete checkpoint is an error."""
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in info.get(kind) or ())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.executor.model_config import ModelConfig, ModelLoadError, required
 from services.executor.models import ARCHITECTURES
-from services.executor.weights.gguf_file import GGUFFile, GGUFTensor
+from services.executor.weights.gguf_file import GgufFile, GgufTensor
 
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -39,10 +39,10 @@ _ROPE_FACTORS = "rope_freqs.weight"
 _CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in the core's cache and in reused memory
 
 
-class GGUFSource:
+class GgufSource:
     """Dequantizes tensors into the model's memory, a few rows at a time."""
 
-    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._tensors = {checkpoint_name(name): t for name, t in file.tensors.items() if name != _ROPE_FACTORS}
         self._config = config
@@ -72,7 +72,7 @@ class GGUFSource:
             return half_rotation_rows(self._config.num_kv_heads, self._config.head_dim)
         return None
 
-    def _dequantize(self, tensor: GGUFTensor, data: np.ndarray) -> np.ndarray:
+    def _dequantize(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
         try:
             return dequantize(data.reshape(1, -1), tensor.type)
         except NotImplementedError as error:
@@ -101,7 +101,7 @@ def checkpoint_name(name: str) -> str:
     return f"{prefix}{_NAMES[match[2]]}.{match[3]}"
 
 
-def gguf_architecture(file: GGUFFile) -> str:
+def gguf_architecture(file: GgufFile) -> str:
     """Hugging Face class name, or the name in the file for an architecture that we do not implement."""
     arch = file.metadata.get("general.architecture")
     if not isinstance(arch, str):
@@ -109,13 +109,13 @@ def gguf_architecture(file: GGUFFile) -> str:
     return _CLASSES.get(arch, arch)
 
 
-def gguf_eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
+def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
     """End of text, and end of turn where the file names one."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     return tuple(dict.fromkeys(file.metadata[key] for key in keys if key in file.metadata))
 
 
-def gguf_config(file: GGUFFile, dtype: torch.dtype) -> ModelConfig:
+def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
     arch = file.metadata["general.architecture"]
     try:
@@ -128,7 +128,7 @@ def gguf_config(file: GGUFFile, dtype: torch.dtype) -> ModelConfig:
     return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_factors=factors))
 
 
-def _config_keys(file: GGUFFile, arch: str) -> dict[str, Any]:
+def _config_keys(file: GgufFile, arch: str) -> dict[str, Any]:
     def value(key: str, default: Any = None) -> Any:
         return file.metadata.get(f"{arch}.{key}", default)
 
@@ -166,7 +166,7 @@ def _config_keys(file: GGUFFile, arch: str) -> dict[str, Any]:
     return keys
 
 
-def _rope_keys(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any]:
+def _rope_keys(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
     prefix = f"{arch}.rope."
     given = {key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)}
     factor = given.get("scaling.factor", given.get("scale_linear", 1.0))

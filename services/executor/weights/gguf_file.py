@@ -15,7 +15,7 @@ from services.executor.model_config import ModelLoadError
 
 
 @dataclass(frozen=True)
-class GGUFTensor:
+class GgufTensor:
     """One tensor as stored. `shape` is outermost dimension first, as in torch (the file has it reversed)."""
 
     name: str
@@ -24,7 +24,7 @@ class GGUFTensor:
     data: np.ndarray  # uint8 [num_rows, bytes per row], mapped
 
 
-class GGUFFile:
+class GgufFile:
     """A mapped GGUF file. `metadata` has every key but those whose value is an array of strings.
 
     Raises ModelLoadError naming the file when it is truncated or not GGUF.
@@ -42,7 +42,7 @@ class GGUFFile:
         except (OverflowError, KeyError, ValueError, OSError) as error:
             raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); download it again") from error
 
-    def _tensor(self, entry: TensorEntry, data_offset: int) -> GGUFTensor:
+    def _tensor(self, entry: TensorEntry, data_offset: int) -> GgufTensor:
         name, shape, type_ = entry.name, entry.shape, GGMLQuantizationType(entry.type)
         start = data_offset + entry.offset
         block, block_bytes = GGML_QUANT_SIZES[type_]
@@ -55,4 +55,4 @@ class GGUFFile:
                 f"tensor {name} ends at byte {start + num_rows * row_bytes}, the file at {len(self._data)}"
             )
         data = np.frombuffer(self._data, np.uint8, num_rows * row_bytes, start).reshape(num_rows, row_bytes)
-        return GGUFTensor(name, shape, type_, data)
+        return GgufTensor(name, shape, type_, data)

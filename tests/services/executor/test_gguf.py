@@ -19,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from services.executor.loader import Model, load_model
 from services.executor.model_config import ModelLoadError
 from services.executor.weights import gguf as gguf_weights
-from services.executor.weights.gguf_file import GGUFFile
+from services.executor.weights.gguf_file import GgufFile
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.test_models import CPU, ROPE, TINY, assert_same_logits
 
@@ -184,10 +184,10 @@ def test_every_tensor_type_is_read_in_pieces(tmp_path: Path, type_: Type, monkey
     raw = np.random.default_rng(0).integers(0, 60, shape, dtype=np.uint8)  # small bytes: no scale is inf or NaN
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny, arch="llama", tensors={"blk.0.attn_q.weight": None, "blk.0.attn_output.weight": None})
-    file = GGUFFile(path)
-    stored = gguf_weights.GGUFTensor("t", (32, 256), type_, raw)
+    file = GgufFile(path)
+    stored = gguf_weights.GgufTensor("t", (32, 256), type_, raw)
     file.tensors |= {"blk.0.attn_q.weight": stored, "token_embd.weight": stored}
-    source = gguf_weights.GGUFSource(file, gguf_weights.gguf_config(file, torch.float32))
+    source = gguf_weights.GgufSource(file, gguf_weights.gguf_config(file, torch.float32))
     expected = gguf.dequantize(raw, type_).astype(np.float32)
     plain, permuted = torch.empty(32, 256), torch.empty(32, 256)
     source.read_into("model.embed_tokens.weight", plain)
