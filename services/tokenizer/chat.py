@@ -67,11 +67,12 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         final_text = _mark_final_message(messages) if chat.continue_final_message else ""
         variables = {"tools": None, "documents": None, **special_tokens, **chat.template_kwargs}
         text = compiled.template.render(variables, messages=messages, add_generation_prompt=chat.add_generation_prompt)
+        text.encode()  # half a surrogate pair, from an escape in the template or its variables, is no text
     except jinja2.TemplateSyntaxError as error:
         raise ChatError(f"the chat template is not valid jinja, line {error.lineno}: {error.message}") from error
     except jinja2.TemplateError as error:
         raise ChatError(f"the chat template refused the messages: {error}") from error
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError) as error:
         if isinstance(error, ChatError):
             raise
         raise ChatError(f"the chat template failed: {type(error).__name__}: {error}") from error

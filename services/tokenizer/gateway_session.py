@@ -29,7 +29,8 @@ class GatewaySession:
                     self._requests.start(numbered.number, numbered.request)
                 for number in message.abort_numbers:
                     self._requests.abort(number)
-        except RpcError:
+        except Exception:
+            # The stream ends with whatever it was, for instance with bytes that are no message.
             self._requests.box.close()
             raise
         self._requests.close_when_done()

@@ -62,7 +62,7 @@ def _template_kwargs(text: str) -> dict[str, Any]:
         return {}
     try:
         kwargs = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(f"chat_template_kwargs is not valid JSON: {error}") from error
     if not isinstance(kwargs, dict):
         raise invalid(f"chat_template_kwargs must be a JSON object, not {type(kwargs).__name__}")

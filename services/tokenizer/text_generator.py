@@ -20,6 +20,8 @@ from services.tokenizer.pool import TokenizerPool
 from services.tokenizer.prompts import invalid
 from services.tokenizer.scheduler_link import SchedulerLink
 
+# Each is looked for at every token, on the event loop that serves all requests.
+MAX_STOP_STRINGS = 1024
 # Tokens that are detokenized before others get their turn: a millisecond or two.
 REPLAY_PIECE = 1000
 
@@ -137,6 +139,8 @@ class TextGenerator:
     async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> Sequence[int]:
         if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids":
             raise invalid("resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them")
+        if (lowest := min(request.resume_token_ids, default=0)) < 0:
+            raise invalid(f"resume_token_ids contains {lowest}; ids are >= 0")
         span = Span("tokenizer.encode", parent.traceparent)
         try:
             token_ids = await self._encoder.encode(request)
@@ -148,7 +152,9 @@ class TextGenerator:
 
 
 def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
-    """Raises RpcError (INVALID_ARGUMENT) for empty stop strings."""
+    """Raises RpcError (INVALID_ARGUMENT) for empty stop strings, and for too many."""
+    if len(request.stop) > MAX_STOP_STRINGS:
+        raise invalid(f"stop has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are possible")
     if "" in request.stop:
         raise invalid("stop contains an empty string; every stop string must have at least one character")
     return OutputOptions(

@@ -196,7 +196,22 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
         ({"text": ""}, "the prompt is empty"),
         ({"text": "word " * 60}, r"maximum context length is 50 tokens, but the prompt has 61 tokens"),
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
+        ({"text": "x", "stop": ["a"] * 1025}, "stop has 1025 strings; at most 1024"),
         ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
+        ({"token_ids": {"ids": [1]}, "resume_token_ids": [5, -1]}, "resume_token_ids contains -1"),
+        (
+            {"chat": {"messages": [{"role": "user", "content": "x"}], "chat_template": r"{{ '\ud800' }}"}},
+            "surrogates not allowed",
+        ),
+        (
+            {
+                "chat": {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "chat_template_kwargs_json": '{"a":' + "[" * 200_000 + "]" * 200_000 + "}",
+                }
+            },
+            "chat_template_kwargs is not valid JSON: maximum recursion depth",
+        ),
         ({"chat": inference_pb2.ChatPrompt()}, "at least one message"),
         (
             {
@@ -341,6 +356,14 @@ async def test_a_number_in_use_is_an_error_of_the_stream(make_line, pool) -> Non
         code, details = await code_of(gateway.read())
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert "number 1" in details
+
+
+async def test_bytes_that_are_no_message_end_the_stream(make_line, pool) -> None:
+    async with make_line().running(pool=pool) as line:
+        call = line.channel.stream_stream("/pagewire.v1.InferenceService/Connect")()
+        await call.write(b"\xff\xff\xff")
+        code, _ = await code_of(asyncio.wait_for(call.read(), 30))
+        assert code == grpc.StatusCode.INTERNAL
 
 
 @pytest.mark.parametrize("stop", [[], ["END"]])
