@@ -57,6 +57,10 @@ def expected_output(
     return output
 
 
+class FakeExecutorDied(Exception):
+    """It was given what kills it."""
+
+
 @dataclass(slots=True)
 class FakeRow:
     """What the executor keeps of one request."""
@@ -77,7 +81,7 @@ class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
     KV is a dict slot -> fingerprint of the tokens up to and including the slot's; check_kv=False does without it, for
-    speed.
+    speed. Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class FakeExecutor:
         vocab_size: int = 1000,
         eos_token_ids: Collection[int] = (),
         check_kv: bool = True,
+        deadly_token_id: int | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -98,6 +103,7 @@ class FakeExecutor:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self.check_kv = check_kv
+        self.deadly_token_id = deadly_token_id
         self.num_executed_tokens = 0
         self.reset()
 
@@ -114,6 +120,8 @@ class FakeExecutor:
         self._apply_rows(step)
         self._apply_blocks(step)
         assert sum(step.num_scheduled_tokens) <= self.max_num_batched_tokens, "more tokens than a step may compute"
+        if any(self.rows[request_id].token_ids[0] == self.deadly_token_id for request_id in step.request_ids):
+            raise FakeExecutorDied
         self._write_kv(step)
         sampled: list[int] = []
         token_ids: list[int] = []

@@ -22,6 +22,7 @@ from services.scheduler.request import FinishReason, Request
 from services.scheduler.sampling_params import InvalidRequest
 from services.scheduler.scheduler import QueueFull, Scheduler
 from services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from services.scheduler.suspicion import MAX_LOSSES
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,15 @@ class Engine:
             *(reason, self.scheduler.num_running, self.scheduler.num_waiting),
         )
         stats.RECOVERIES.inc()
-        self.scheduler.detach()
+        for request in self.scheduler.detach():
+            self._end(
+                self._live[request.request_id],
+                RpcError(
+                    grpc.StatusCode.INTERNAL,
+                    f"the executor was lost {MAX_LOSSES} times in a row while it ran this request; the executor's log "
+                    "tells why",
+                ),
+            )
         self._stats.refresh()
         self._start_watchdog()
 

@@ -46,6 +46,7 @@ class Request:
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_losses",
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
@@ -75,6 +76,7 @@ class Request:
         self.num_output_placeholders = 0
         self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
         self.num_preemptions = 0
+        self.num_losses = 0  # executors lost while they ran it, since its last token
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None  # the entry of sampling_params.stop_token_ids that ended it

@@ -7,7 +7,7 @@ and decode, chunked prefill, prefix hits and resumption after preemption are all
 State advances when a step is scheduled, not when its result arrives, so that the next step can be scheduled meanwhile.
 
 Feature code does not belong here: memory is `kv_cache.py`'s, order is `policy.py`'s, what fits into a step is
-`limits.py`'s, the end of a request is `request.py`'s.
+`limits.py`'s, who may not share one is `suspicion.py`'s, the end of a request is `request.py`'s.
 """
 
 from bisect import insort
@@ -21,6 +21,7 @@ from services.scheduler.policy import POLICIES, WaitingQueue, by_order, has_prio
 from services.scheduler.request import FinishReason, Request, RequestStatus
 from services.scheduler.sampling_params import InvalidRequest
 from services.scheduler.step import ExecutorInfo, NewRequest, Outputs, ProtocolError, Step, StepResult
+from services.scheduler.suspicion import Quarantine, charge, is_suspect
 
 
 class QueueFull(Exception):
@@ -39,6 +40,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._waiting = WaitingQueue()
         self._has_leftovers = False  # the last step could not take all that waited
+        self._quarantine = Quarantine()
         self._running: list[Request] = []  # in the policy's order: the tail is preempted first
         self._in_flight: deque[Step] = deque()
         self._finished_request_ids: list[int] = []  # rows the executor must free before the next step
@@ -79,19 +81,28 @@ class Scheduler:
                     ended.append((request, None))
         return ended
 
-    def detach(self) -> None:
-        """The executor is gone: drops its steps and KV; its requests wait, in order, with their tokens."""
+    def detach(self) -> list[Request]:
+        """The executor is gone: drops its steps and KV; its requests wait, in order, with their tokens.
+
+        Returns:
+            Requests that ended because every executor is lost that runs them.
+        """
+        condemned = charge(self._running, self._in_flight)
         for request in self._running:
             request.block_table = []
             request.num_cached_blocks = 0
-            request.preempt()
-            self._waiting.push(request)
+            if request in condemned:
+                request.finish(FinishReason.ERROR)
+            else:
+                request.preempt()
+                self._waiting.push(request)
         self._running = []
         self._in_flight.clear()
         self._finished_request_ids = []
         self._last_step_id = 0
         self._info = self._kv = None
         self._has_leftovers = bool(self._waiting)
+        return condemned
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -138,9 +149,15 @@ class Scheduler:
         step = Step(self._last_step_id + 1)
         self._make_room_for_higher_priority(self._kv)
         num_preemptions = self.num_preemptions
-        budget = self._schedule_running(self._kv, step)
-        if num_preemptions == self.num_preemptions:
-            self._schedule_waiting(self._kv, step, budget)
+        is_closed = self._quarantine.is_closed()
+        if not is_closed and self._waiting and is_suspect(self._waiting.peek()):
+            if self._in_flight:
+                return None  # the others pause, so that a suspect is alone when it enters
+            self._schedule_waiting(self._kv, step, self._limits.max_num_batched_tokens)
+        if not step.request_ids:
+            budget = self._schedule_running(self._kv, step)
+            if num_preemptions == self.num_preemptions and not is_closed:
+                self._schedule_waiting(self._kv, step, budget)
         self._has_leftovers = len(self._waiting) > 0
         # An idle executor hears of its free rows at once, a busy one with its next step.
         if not step.request_ids and (self._in_flight or not self._finished_request_ids):
@@ -169,6 +186,7 @@ class Scheduler:
                 continue
             request.num_output_placeholders -= 1
             request.token_ids.append(token_id)
+            request.num_losses = 0
             alive.append(request)
             alive_token_ids.append(token_id)
             # find_end decides; most tokens are ruled out without a call.
@@ -239,7 +257,7 @@ class Scheduler:
         budget = self._limits.max_num_batched_tokens
         prefills: list[Request] = []
         # The loop may pop from the tail while it goes: those are requests it has not reached yet, or the present one.
-        for request in self._running:
+        for request in self._quarantine.runners(self._running):
             num_tokens = len(request.token_ids) + request.num_output_placeholders
             if num_tokens - request.num_computed_tokens > 1:
                 prefills.append(request)
@@ -263,6 +281,8 @@ class Scheduler:
         """Admits waiting requests in order until one does not fit."""
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting.peek()
+            if is_suspect(request) and step.request_ids:
+                return
             computed = kv.get_computed_blocks(request)
             if kv.num_missing_blocks(request, computed, keep_free=bool(self._running)) > 0:
                 return
@@ -290,6 +310,9 @@ class Scheduler:
             )
             self._run(kv, step, request, num_new_tokens, [])
             budget -= num_new_tokens
+            if is_suspect(request):
+                self._quarantine.enter(request)
+                return
 
     def _chunk(self, request: Request, budget: int, num_computed_tokens: int) -> int:
         is_alone = len(self._running) + len(self._waiting) == 1

@@ -41,6 +41,7 @@ class PureLine:
         self.outputs: dict[int, list[int]] = {}
         self.ends: dict[int, list[FinishReason]] = {}
         self.errors: dict[int, InvalidRequest] = {}
+        self.condemned: list[Request] = []  # ended because executors died of them
         self._results: deque[StepResult] = deque()
         self._num_requests = 0
         if attach:
@@ -54,7 +55,9 @@ class PureLine:
 
     def die(self, successor: FakeExecutor | None = None) -> None:
         """The executor loses everything, steps in flight included, and comes back, or another one does."""
-        self.scheduler.detach()
+        for request in self.scheduler.detach():
+            self._note_end(request)
+            self.condemned.append(request)
         self.scheduler.check_integrity()
         self.executor.reset()
         if successor is not None:

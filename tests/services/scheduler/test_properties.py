@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.request import FinishReason, Request
+from services.scheduler.suspicion import MAX_LOSSES
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 
@@ -141,6 +142,9 @@ def test_every_request_ends_once_with_its_tokens(line: PureLine, to_come: list[A
         if request_id in aborted:
             assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
             assert line.ends[request_id] == [FinishReason.ABORT]
+        elif requests[request_id - 1] in line.condemned:
+            assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
+            assert line.ends[request_id] == [FinishReason.ERROR] and script.count("death") >= MAX_LOSSES
         else:
             assert line.outputs[request_id] == tokens_to_come
             assert line.ends[request_id][0] in (FinishReason.STOP, FinishReason.LENGTH)

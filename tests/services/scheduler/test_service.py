@@ -297,6 +297,25 @@ async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_d
         assert (await line.wait_until_free()).num_blocks == 300
 
 
+async def test_a_request_that_kills_every_executor_ends_and_the_others_do_not(tmp_path: Path) -> None:
+    executor = FakeExecutorServicer(lambda: FakeExecutor(deadly_token_id=999))
+    async with ServiceLine(tmp_path, executor).running() as line:
+        call = line.stub.Connect()
+        requests = [token_request(n, prompt_of(n), max_tokens=100) for n in range(4)]
+        await call.write(Connect(requests=[*requests, token_request(9, [999, 1, 2], max_tokens=5)]))
+        collected = Collected()
+        await collected.read_until_finished(call, 0, 1, 2, 3, 9)
+        for n in range(4):
+            assert collected.token_ids[n] == output_of(n, 100)
+            assert collected.finish_reasons[n] == [common_pb2.FINISH_REASON_LENGTH]
+        assert collected.token_ids[9] == []
+        assert collected.finish_reasons[9] == [common_pb2.FINISH_REASON_ERROR]
+        assert collected.errors[9].code == grpc.StatusCode.INTERNAL.value[0]
+        assert "lost 3 times in a row while it ran this request" in collected.errors[9].message
+        assert executor.num_streams == 4
+        await line.wait_until_free()
+
+
 async def test_a_drawn_seed_survives_the_executor(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.002).running() as line:
         call = line.stub.Generate(generate_request(prompt_of(1), max_tokens=30))

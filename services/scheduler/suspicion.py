@@ -1,0 +1,53 @@
+"""Who may be the reason why executors die.
+
+A death says nothing about its cause, so every request that was in flight is charged with it, until its next token
+clears it. Who was charged twice in a row runs in steps of its own: then only the cause itself is charged a third time,
+and ends. A request that brings down every executor thereby costs the others a pause, never their answers.
+"""
+
+from collections.abc import Iterable
+
+from services.scheduler.request import Request, RequestStatus
+from services.scheduler.step import Step
+
+# Executors lost in a row, without a token in between, while they ran the request.
+MAX_LOSSES = 3
+_NUM_LOSSES_OF_SUSPECTS = MAX_LOSSES - 1
+
+
+def charge(requests: Iterable[Request], in_flight: Iterable[Step]) -> list[Request]:
+    """Charges those of the requests that were in flight with the loss of the executor; returns those at the limit."""
+    in_flight_ids = {request_id for step in in_flight for request_id in step.request_ids}
+    condemned = []
+    for request in requests:
+        if request.request_id in in_flight_ids:
+            request.num_losses += 1
+            if request.num_losses >= MAX_LOSSES:
+                condemned.append(request)
+    return condemned
+
+
+def is_suspect(request: Request) -> bool:
+    return request.num_losses >= _NUM_LOSSES_OF_SUSPECTS
+
+
+class Quarantine:
+    """Keeps a suspect out of the steps of others: at most one runs, alone until a token clears it."""
+
+    def __init__(self) -> None:
+        self._suspect: Request | None = None
+
+    def enter(self, suspect: Request) -> None:
+        """A suspect is admitted."""
+        self._suspect = suspect
+
+    def is_closed(self) -> bool:
+        """Whether a suspect runs: nobody else may."""
+        suspect = self._suspect
+        if suspect is not None and not (suspect.status is RequestStatus.RUNNING and is_suspect(suspect)):
+            self._suspect = None
+        return self._suspect is not None
+
+    def runners(self, running: list[Request]) -> list[Request]:
+        """Those of the running requests that may run in the next step."""
+        return running if self._suspect is None else [self._suspect]
