@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.tokenizer_link import Generation
+from gateway.reply import Generation
 from protos.pagewire.v1 import common_pb2
 from protos.pagewire.v1.inference_pb2 import GenerateResponse, TokenLogprob
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from gateway.reply import Generation
 from gateway.schema import ChatCompletionRequest
 from gateway.sse import ChunkWriter, dumps
-from gateway.tokenizer_link import Generation
 from protos.pagewire.v1.inference_pb2 import GenerateResponse, TokenLogprob
 
 

@@ -13,8 +13,9 @@ from gateway import metrics, sse
 from gateway.answer import Answer, UsageTotal, finish_reason
 from gateway.edge import CLIENT_GONE, Exchange, exchange_of
 from gateway.errors import ApiError, from_rpc
+from gateway.reply import News, Reply
 from gateway.schema import GenerationParameters
-from gateway.tokenizer_link import News, Reply, TokenizerLink
+from gateway.tokenizer_link import TokenizerLink
 from pagewire import telemetry
 from pagewire.rpc import RpcError
 from protos.pagewire.v1.inference_pb2 import GenerateRequest
