@@ -276,6 +276,9 @@ def _convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> An
     if base is str:
         if choices and text not in choices:
             raise UsageError(f"{source}: expected one of {', '.join(choices)}, got {text!r}")
+        if field.metadata["secret"] and (not text or text != text.strip()):
+            # Empty, it would protect nothing; and HTTP drops spaces around a header's value.
+            raise UsageError(f"{source}: expected a value that is not empty and has no spaces around it")
         return text
     kind = "size" if field.metadata["kind"] == "size" else "whole number" if base is int else "number"
     try:

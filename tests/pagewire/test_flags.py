@@ -64,6 +64,8 @@ def test_model_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         (["--gpu-memory-utilization", "0"], "above 0"),
         (["--pipeline-depth", "3"], "at most 2"),
         (["--max-num-seqs", "0"], "at least 1"),
+        (["--api-key="], "--api-key: expected a value that is not empty"),
+        (["--api-key", "key "], "no spaces around it"),
         (["--max-model-len", "1"], "--max-model-len: expected a size (at least 2), got '1'"),
         (["--num-threads", "100000"], "--num-threads: expected a whole number (at least 1, at most 1024)"),
         (["--max-model-len", "12q"], "--max-model-len: expected a size"),
