@@ -3,7 +3,6 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from pagewire.rpc import RpcError
 from protos.pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 from services.scheduler.news import News
 from services.scheduler.request import Request
@@ -58,11 +57,8 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
         list(message.prompt_token_ids),
         to_sampling_params(message.sampling_params),
         list(message.resume_token_ids),
+        is_resubmitted=message.resubmitted,
     )
-
-
-def from_error(error: RpcError) -> common_pb2.RequestError:
-    return common_pb2.RequestError(code=error.number, message=error.message)
 
 
 def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
@@ -108,7 +104,7 @@ def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServ
         if news.stop_token_id is not None:
             response.stop_token_ids[i] = news.stop_token_id
         if news.error is not None:
-            response.errors[i].CopyFrom(from_error(news.error))
+            response.errors[i].CopyFrom(news.error.to_message())
     return response
 
 

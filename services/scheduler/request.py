@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 class RequestStatus(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
-    PREEMPTED = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -42,6 +41,7 @@ class Request:
         "block_table",
         "epoch",
         "finish_reason",
+        "is_resubmitted",
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
@@ -50,7 +50,6 @@ class Request:
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_resumed_tokens",
         "order",
         "request_id",
         "sampling_params",
@@ -66,11 +65,14 @@ class Request:
         prompt_token_ids: list[int],
         sampling_params: SamplingParams,
         resume_token_ids: list[int] | None = None,
+        *,
+        is_resubmitted: bool = False,
     ) -> None:
+        """is_resubmitted: an earlier attempt was let in, so that this one is not turned away."""
         self.request_id = request_id
         self.sampling_params = sampling_params
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.num_resumed_tokens = len(resume_token_ids or ())
+        self.is_resubmitted = is_resubmitted
         self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
@@ -154,7 +156,7 @@ class Request:
 
     def preempt(self) -> None:
         """Sends the request back to waiting, with its tokens and without KV; tokens in flight become void."""
-        self.status = RequestStatus.PREEMPTED
+        self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_preemptions += 1

@@ -114,7 +114,7 @@ class Scheduler:
 
         Raises:
             InvalidRequest: it cannot be served.
-            QueueFull: max_waiting_requests wait already. Resumed requests are not turned away: they were let in once.
+            QueueFull: max_waiting_requests wait already, and the request was not let in by an earlier attempt.
         """
         if self._info is not None:
             self._resolve(request)
@@ -122,7 +122,7 @@ class Scheduler:
                 request.finish(reason)
                 return False
         limit = self._config.max_waiting_requests
-        if limit is not None and not request.num_resumed_tokens and len(self._waiting) >= limit + self._num_open_rows():
+        if limit is not None and not request.is_resubmitted and len(self._waiting) >= limit + self._num_open_rows():
             raise QueueFull(
                 f"{len(self._waiting)} requests are waiting and {limit} may (max_waiting_requests); try again later"
             )

@@ -66,10 +66,14 @@ class PureLine:
         self._results.clear()
         self.attach()
 
-    def add(self, prompt: Sequence[int], resume: Sequence[int] = (), **params: Any) -> Request:
+    def add(
+        self, prompt: Sequence[int], resume: Sequence[int] = (), *, is_resubmitted: bool = False, **params: Any
+    ) -> Request:
         params.setdefault("seed", 0)
         self._num_requests += 1
-        request = Request(self._num_requests, list(prompt), SamplingParams(**params), list(resume))
+        request = Request(
+            self._num_requests, list(prompt), SamplingParams(**params), list(resume), is_resubmitted=is_resubmitted
+        )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []
         if not self.scheduler.add_request(request):

@@ -212,7 +212,7 @@ def test_the_latest_is_preempted_and_comes_back_first() -> None:
     third = line.add(prompt_of(3), max_tokens=1)
     while not second.num_preemptions:
         step_once(line)
-    assert (first.num_preemptions, second.status, third.status) == (0, RequestStatus.PREEMPTED, RequestStatus.WAITING)
+    assert (first.num_preemptions, second.status, third.status) == (0, RequestStatus.WAITING, RequestStatus.WAITING)
     line.run()
     assert line.outputs[2] == expected_output(prompt_of(2), 12, vocab_size=VOCAB_SIZE)
     order = [new.request_id for step in line.steps for new in step.new_requests]
@@ -274,8 +274,10 @@ def test_the_queue_is_bounded_beyond_free_rows() -> None:
     line.schedule()
     with pytest.raises(QueueFull):
         line.add(prompt_of(5))
-    resumed = line.add(prompt_of(6), [1], max_tokens=2)
-    assert resumed.status is RequestStatus.WAITING, "who was let in before is not turned away"
+    with pytest.raises(QueueFull):
+        line.add(prompt_of(6), [1])
+    resubmitted = line.add(prompt_of(6), max_tokens=2, is_resubmitted=True)
+    assert resubmitted.status is RequestStatus.WAITING, "who was let in before is not turned away"
     line.run()
     line.add(prompt_of(7), max_tokens=2)
 

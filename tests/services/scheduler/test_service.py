@@ -266,7 +266,15 @@ async def test_a_full_queue_refuses(tmp_path: Path) -> None:
             await collect(line, generate_request(prompt_of(3)))
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "1 requests are waiting" in (error.value.details() or "")
+        again = token_request(1, prompt_of(3), max_tokens=3)
+        again.resubmitted = True
+        call = line.stub.Connect()
+        await call.write(Connect(requests=[again]))
+        await line.wait_for_waiting(2)
         running.cancel()
+        collected = Collected()
+        await collected.read_until_finished(call, 1)
+        assert collected.token_ids[1] == output_of(3, 3), "a resubmitted request is let in"
         assert [t for r in await rest_of(waiting) for t in r.token_ids] == output_of(2, 5)
 
 
