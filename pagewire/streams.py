@@ -80,8 +80,12 @@ class BidiCall(Protocol[In, Out]):
 class LinkOwner(Protocol[Out, In]):
     """Who uses a Link, sending Out and receiving In. Every call comes from the Link's own task, one at a time."""
 
-    async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> None:
-        """A new stream is up: nothing that was sent before counts. May send at once."""
+    async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> bool | None:
+        """A new stream was opened: nothing that was sent before counts. May send at once.
+
+        Returns:
+            True if the other side has answered, which proves that it is there; else its first message does.
+        """
 
     def on_message(self, message: In) -> None:
         """A message arrived. An exception here ends the stream (and starts a new one)."""
@@ -122,43 +126,39 @@ class Link(Generic[Request, Response]):
                 # The reader sees the same end of stream and reports it.
                 logger.debug("write to %s failed: %s", self._name, error)
             except asyncio.CancelledError:
-                # The call may have been cancelled under write(), and not this task.
+                # The reader may have ended the call under write(): then this task is not meant.
                 current = asyncio.current_task()
                 if current is None or current.cancelling():
                     raise
-                logger.debug("write to %s failed: the stream was dropped", self._name)
-
-    def drop(self) -> None:
-        """Ends the current stream, as after a protocol error; run() opens a new one."""
-        if self._call is not None:
-            self._call.cancel()
+                logger.debug("write to %s failed: the stream has ended", self._name)
 
     async def run(self) -> None:
         """Connects and reconnects until cancelled."""
         backoff = FIRST_BACKOFF_S
         while True:
-            got_message = await self._run_once()
-            backoff = FIRST_BACKOFF_S if got_message else min(backoff * 2, MAX_BACKOFF_S)
+            was_up = await self._run_once()
+            backoff = FIRST_BACKOFF_S if was_up else min(backoff * 2, MAX_BACKOFF_S)
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
 
     async def _run_once(self) -> bool:
+        """One stream, from its opening to its end; returns whether the other side was there."""
         call = self._open_call()
         self._call = call
-        got_message = False
+        was_up = False
         reason = "stream ended"
         try:
-            await self._owner.on_connect(self.send)
+            was_up = bool(await self._owner.on_connect(self.send))
             while (message := await call.read()) is not grpc.aio.EOF:
-                got_message = True
+                was_up = True
                 self._owner.on_message(message)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         except asyncio.CancelledError:
-            # Either this task is being stopped, or drop() cancelled the call under read().
+            # A call that is cancelled under read() looks the same as this task being stopped.
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            reason = "stream dropped"
+            reason = "stream cancelled"
         except Exception:
             logger.exception("protocol error on the stream to %s", self._name)
             reason = "protocol error"
@@ -166,8 +166,8 @@ class Link(Generic[Request, Response]):
             self._call = None
             call.cancel()
             self._owner.on_disconnect(reason)
-        if got_message:
+        if was_up:
             logger.warning("lost the stream to the %s (%s); reconnecting", self._name, reason)
         else:
             logger.debug("no stream to the %s yet (%s)", self._name, reason)
-        return got_message
+        return was_up

@@ -229,7 +229,8 @@ def _fake_logprobs(token_id: int, num_logprobs: int, vocab_size: int) -> common_
 class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """A FakeExecutor behind the gRPC contract.
 
-    step_seconds is the device time of a step. `fail_after(n)` breaks the stream as a dying process would.
+    step_seconds is the device time of a step. While `loaded` is clear, calls wait. `fail_after(n)` breaks the stream as
+    a dying process would.
     """
 
     def __init__(
@@ -246,6 +247,10 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.step_seconds = step_seconds
         self.num_steps = 0
         self.num_streams = 0
+        self.num_descriptions = 0
+        self.asked = asyncio.Event()
+        self.loaded = asyncio.Event()
+        self.loaded.set()
         self.new_requests: list[executor_pb2.NewRequest] = []
         self._model_info = common_pb2.ModelInfo(
             model=model,
@@ -271,6 +276,9 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         return error
 
     async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> executor_pb2.DescribeResponse:
+        self.num_descriptions += 1
+        self.asked.set()
+        await self.loaded.wait()
         return executor_pb2.DescribeResponse(
             incarnation=self.incarnation,
             model_info=self._model_info,
@@ -285,6 +293,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[executor_pb2.StepResult]:
+        await self.loaded.wait()
         current = asyncio.current_task()
         if self._stream is not None and self._stream is not current:
             self._stream.cancel()

@@ -16,7 +16,6 @@ from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import resolve_model
 from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
-from services.executor.model_config import ModelLoadError
 from services.executor.servicer import ExecutorServicer
 from services.executor.startup import ExecutorInfo, resolve_device, start_runner
 from services.executor.worker import DeviceError, Worker
@@ -31,13 +30,11 @@ class LoadProgress:
     """What loading is at: a bar on a terminal, else a log line `loading FRACTION TEXT` twice a second."""
 
     def __init__(self) -> None:
-        self.text = "starting"
         self._last_report = 0.0
         self._bar = tqdm(total=100, desc="loading", unit="%", leave=False) if sys.stderr.isatty() else None
 
     def __call__(self, fraction: float, text: str) -> None:
         """Called on the device thread."""
-        self.text = f"{fraction:.0%} {text}"
         if self._bar is not None:
             self._bar.update(round(100 * fraction) - self._bar.n)
         elif time.monotonic() - self._last_report >= _REPORT_EVERY_S:
@@ -57,7 +54,7 @@ async def serve(config: ExecutorConfig) -> None:
     progress = LoadProgress()
     worker = Worker(lambda: start_runner(config, str(resolve_model(config.model)), progress), on_cuda=on_cuda)
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
-    servicer = ExecutorServicer(worker, lambda: progress.text)
+    servicer = ExecutorServicer(worker)
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     server.add_admin("executor")
     await server.start()
@@ -70,8 +67,6 @@ async def serve(config: ExecutorConfig) -> None:
             _announce(worker.loaded.result(), config.listen)
             await server.set_serving(True)
             await _first(worker.failed, stopping)
-    except ModelLoadError as error:
-        raise StartupError(str(error)) from error
     except DeviceError as error:
         raise StartupError(f"{error}; ending, so that a supervisor starts anew") from error
     finally:

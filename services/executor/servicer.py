@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 
@@ -21,27 +21,27 @@ _Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Thin: messages in, messages out; the worker executes."""
 
-    def __init__(self, worker: Worker, progress: Callable[[], str]) -> None:
-        """progress says what loading is at, for callers who come too early."""
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._progress = progress
         self._current: _Results | None = None
 
-    def _info(self) -> ExecutorInfo:
-        loaded = self._worker.loaded
-        if not loaded.done():
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, f"the model is still loading: {self._progress()}")
-        return loaded.result()
+    async def _loaded(self) -> ExecutorInfo:
+        """Waits, minutes perhaps, until steps can be executed."""
+        try:
+            # Shielded: a caller who goes away must not cancel the loading.
+            return await asyncio.shield(asyncio.wrap_future(self._worker.loaded))
+        except Exception as error:
+            raise RpcError(grpc.StatusCode.INTERNAL, f"the model could not be loaded: {error}") from error
 
     async def Describe(
         self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.DescribeResponse:
-        return convert.describe_response(self._info())
+        return convert.describe_response(await self._loaded())
 
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[executor_pb2.StepResult]:
-        self._info()
+        await self._loaded()
         results: _Results = asyncio.Queue()
         if self._current is not None:
             self._current.put_nowait(RpcError(grpc.StatusCode.ABORTED, "superseded by a new Execute stream"))
@@ -61,10 +61,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                     raise result
                 yield result
         finally:
-            await cancel([reader])
             self._worker.close(session)
             if self._current is results:
                 self._current = None
+            await cancel([reader])
 
     async def _read(
         self, requests: AsyncIterator[executor_pb2.StepRequest], session: Session, results: _Results

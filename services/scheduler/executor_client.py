@@ -45,11 +45,12 @@ class ExecutorClient:
         """Sends in call order; traceparents are parallel to step.new_requests."""
         await self._link.send(convert.from_step(step, traceparents))
 
-    async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
+    async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> bool:
         # Answers once the weights are loaded, which may take minutes; keep-alive notices if the process dies meanwhile.
         description = await self._stub.Describe(executor_pb2.DescribeRequest())
         self._is_known = True
         self._listener.on_executor(convert.to_executor_info(description))
+        return True
 
     def on_message(self, message: executor_pb2.StepResult) -> None:
         self._listener.on_result(convert.to_step_result(message), message.execute_ns, message.queue_ns)

@@ -66,7 +66,7 @@ async def serving(
     worker = Worker(start, on_cuda=False)
     server = rpc.Server([address], shutdown_timeout=1.0)
     server.add(
-        ExecutorServicer(worker, lambda: "42% of it"),
+        ExecutorServicer(worker),
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server,
         "pagewire.v1.ExecutorService",
     )
@@ -222,7 +222,7 @@ async def test_misuse_ends_the_stream_and_nothing_else(
     assert not service.worker.failed.done()
 
 
-async def test_calls_before_the_model_is_loaded(socket: str, model: Model):
+async def test_calls_wait_until_the_model_is_loaded(socket: str, model: Model):
     may_load = threading.Event()
 
     def start() -> tuple[ModelRunner, ExecutorInfo]:
@@ -230,21 +230,36 @@ async def test_calls_before_the_model_is_loaded(socket: str, model: Model):
         return ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO
 
     async with serving(socket, start, wait=False) as service:
-        for call in (service.stub.Describe(executor_pb2.DescribeRequest()), service.stub.Execute().read()):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert "42% of it" in (caught.value.details() or "")
+        impatient, described = (service.stub.Describe(executor_pb2.DescribeRequest()) for _ in range(2))
+        call = service.stub.Execute()
+        await call.write(first_step(prompt(9)))
+        await call.write(next_step(2))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.stub.Describe(executor_pb2.DescribeRequest(), timeout=0.2)
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        impatient.cancel()
+        assert not described.done() and not service.worker.loaded.done()
         may_load.set()
-        await asyncio.wrap_future(service.worker.loaded)
-        await service.stub.Describe(executor_pb2.DescribeRequest())
+        assert (await described).model_info.model == "tiny"
+        results = [await call.read(), await call.read()]
+        assert [token for result in results for token in result.token_ids] == alone(model, prompt(9), 2)
 
 
 async def test_a_model_that_does_not_load_says_why(socket: str):
+    may_fail = threading.Event()
+
     def start() -> tuple[ModelRunner, ExecutorInfo]:
+        may_fail.wait(10)
         raise ValueError("no such tensor")
 
     async with serving(socket, start, wait=False) as service:
+        calls = [service.stub.Describe(executor_pb2.DescribeRequest()), service.stub.Execute().read()]
+        may_fail.set()
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.INTERNAL
+            assert "the model could not be loaded: no such tensor" in (caught.value.details() or "")
         with pytest.raises(ValueError, match="no such tensor"):
             await asyncio.wrap_future(service.worker.loaded)
 

@@ -385,6 +385,29 @@ async def test_requests_that_came_before_the_executor_are_served(tmp_path: Path)
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_an_executor_that_loads_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    line = make_line(tmp_path)
+    line.executor.loaded.clear()
+    async with line.running():
+        tokens = asyncio.create_task(collect(line, generate_request(prompt_of(1), max_tokens=4)))
+        await line.wait_for_waiting(1)
+        await asyncio.wait_for(line.executor.asked.wait(), 10)
+        assert line.engine.scheduler.info is None
+        line.executor.loaded.set()
+        assert [t for r in await tokens for t in r.token_ids] == output_of(1, 4)
+        assert (line.executor.num_descriptions, line.executor.num_streams) == (1, 1), "asked once, not again and again"
+
+        # A stream that was idle from its start is missed, too.
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        await line.start_executor(FakeExecutorServicer())
+        await line.wait_for_executor(True)
+        caplog.clear()
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        assert "lost the stream to the executor" in caplog.text
+
+
 async def test_another_model_is_announced(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         call = line.stub.Connect()
