@@ -39,14 +39,20 @@ class Chat:
 def read_template(path_or_template: str) -> str:
     """The value of --chat-template: a file's content, or the template itself.
 
-    Raises ChatError for what looks like a path but is no file.
+    Raises ChatError for what looks like a path but is no file, and for what is no template.
     """
     if any(mark in path_or_template for mark in ("{%", "{{", "{#", "\n")):
-        return path_or_template
-    path = Path(path_or_template)
-    if not path.is_file():
-        raise ChatError(f"--chat-template {path_or_template!r} is neither a file nor a jinja template")
-    return path.read_text(encoding="utf-8")
+        template = path_or_template
+    else:
+        path = Path(path_or_template)
+        if not path.is_file():
+            raise ChatError(f"--chat-template {path_or_template!r} is neither a file nor a jinja template")
+        template = path.read_text(encoding="utf-8")
+    try:
+        _environment().parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatError(f"--chat-template is not valid jinja, line {error.lineno}: {error.message}") from error
+    return template
 
 
 def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, str]) -> str:

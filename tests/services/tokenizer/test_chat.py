@@ -164,3 +164,7 @@ def test_override_is_a_file_or_a_template(tmp_path: Path) -> None:
     assert read_template("{% for m in messages %}x{% endfor %}") == "{% for m in messages %}x{% endfor %}"
     with pytest.raises(ChatError, match="neither a file"):
         read_template(str(tmp_path / "missing.jinja"))
+    file.write_text("a\n{% for")
+    for broken in (str(file), "a\n{% for"):
+        with pytest.raises(ChatError, match="--chat-template is not valid jinja, line 2"):
+            read_template(broken)
