@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -97,10 +97,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             )
             inner_stream = handler.stream_stream or handler.unary_stream
 
-            async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            # A coroutine that writes, not a generator: when the call is cancelled, wherever it is, the handler's own
+            # cleaning up happens now and not when somebody collects it.
+            async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
                 try:
-                    async for response in inner_stream(request, context):
-                        yield response
+                    async with aclosing(inner_stream(request, context)) as responses:
+                        async for response in responses:
+                            await context.write(response)
                 except RpcError as error:
                     await context.abort(error.code, error.message)
                 except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -254,9 +257,11 @@ async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancels tasks and waits for them; their own errors surface."""
     for task in tasks:
         task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
     for task in tasks:
-        with suppress(asyncio.CancelledError):
-            await task
+        if not task.cancelled():
+            task.result()
 
 
 def run(main: Awaitable[None]) -> None:

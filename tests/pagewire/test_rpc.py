@@ -1,0 +1,125 @@
+"""What every service takes for granted: handlers that clean up, tasks that end."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pagewire import rpc
+from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
+
+
+class _Endless(executor_pb2_grpc.ExecutorServiceServicer):
+    """Answers a step without end; large answers, so that the transport is full when nobody reads."""
+
+    def __init__(self, *, size: int) -> None:
+        self._result = executor_pb2.StepResult(token_ids=[1 << 20] * size)
+        self.num_yielded = 0
+        self.closed = asyncio.Event()
+        self.kept: list[Any] = []
+
+    async def Execute(self, request_iterator: Any, context: Any) -> AsyncIterator[executor_pb2.StepResult]:
+        self.kept.append(asyncio.current_task())  # keeps the collector from doing the cleaning up
+        try:
+            while True:
+                self.num_yielded += 1
+                yield self._result
+                await asyncio.sleep(0)
+        finally:
+            self.closed.set()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+@pytest.mark.parametrize("read", [True, False])
+async def test_a_cancelled_stream_is_cleaned_up_at_once(
+    tmp_path: Path, no_collector: None, size: int, read: bool
+) -> None:
+    servicer = _Endless(size=size)
+    server = rpc.Server([f"unix:{tmp_path}/s.sock"], shutdown_timeout=0)
+    server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, "pagewire.v1.ExecutorService")
+    await server.start()
+    async with rpc.channel(f"unix:{tmp_path}/s.sock") as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+        if read:
+            await call.read()
+        else:
+            await call.initial_metadata()
+        call.cancel()
+        await asyncio.wait_for(servicer.closed.wait(), 10)
+    await server.stop()
+
+
+async def _ends_late(started: asyncio.Event, may_end: asyncio.Event) -> None:
+    try:
+        started.set()
+        await asyncio.Event().wait()
+    finally:
+        await may_end.wait()
+
+
+async def test_cancel_waits_and_passes_errors_on() -> None:
+    async def fails() -> None:
+        raise ValueError("a defect")
+
+    started, may_end = asyncio.Event(), asyncio.Event()
+    late, failing = asyncio.create_task(_ends_late(started, may_end)), asyncio.create_task(fails())
+    await started.wait()
+    asyncio.get_running_loop().call_soon(may_end.set)
+    with pytest.raises(ValueError, match="a defect"):
+        await rpc.cancel([failing, late])
+    assert late.cancelled()
+    await rpc.cancel([])
+
+
+async def test_who_cancels_can_be_cancelled() -> None:
+    started, may_end = asyncio.Event(), asyncio.Event()
+    late = asyncio.create_task(_ends_late(started, may_end))
+    await started.wait()
+    cancelling = asyncio.create_task(rpc.cancel([late]))
+    await asyncio.sleep(0)
+    cancelling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelling
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+
+
+async def test_errors_of_streams_are_statuses(tmp_path: Path) -> None:
+    class Failing(executor_pb2_grpc.ExecutorServiceServicer):
+        async def Execute(self, request_iterator: Any, context: Any) -> AsyncIterator[executor_pb2.StepResult]:
+            async for step in request_iterator:
+                if step.step_id == 1:
+                    yield executor_pb2.StepResult(step_id=1)
+                elif step.step_id == 2:
+                    raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, "no such thing")
+                else:
+                    raise ValueError("a defect")
+
+    server = rpc.Server([f"unix:{tmp_path}/s.sock"], shutdown_timeout=0)
+    server.add(Failing(), executor_pb2_grpc.add_ExecutorServiceServicer_to_server, "pagewire.v1.ExecutorService")
+    await server.start()
+    async with rpc.channel(f"unix:{tmp_path}/s.sock") as channel:
+        for step_id, code, details in (
+            (2, grpc.StatusCode.NOT_FOUND, "no such thing"),
+            (3, grpc.StatusCode.INTERNAL, "ValueError: a defect"),
+        ):
+            call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+            await call.write(executor_pb2.StepRequest(step_id=1))
+            assert (await call.read()).step_id == 1
+            await call.write(executor_pb2.StepRequest(step_id=step_id))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert (caught.value.code(), caught.value.details()) == (code, details)
+    await server.stop()
