@@ -55,6 +55,7 @@ class Engine:
         self._client = ExecutorClient(executor_channel, self)
         self._live: dict[int, LiveRequest] = {}
         self._last_request_id = 0
+        self._undelivered: Outputs | None = None  # of the latest result, not told yet
         self._work = asyncio.Event()  # there may be a step to schedule
         self._idle = asyncio.Event()  # no request is live
         self._idle.set()
@@ -106,10 +107,10 @@ class Engine:
 
     def abort_external(self, external_ids: set[str]) -> int:
         """Ends requests by their client-given ids and tells those who wait for them; returns how many there were."""
+        self._deliver()
         found = [live for live in self._live.values() if live.external_id and live.external_id in external_ids]
         for live in found:
-            if not live.request.is_finished:
-                self.scheduler.abort(live.request)
+            self.scheduler.abort(live.request)
             self._end(live)
         self._work.set()
         return len(found)
@@ -191,10 +192,11 @@ class Engine:
         self._work.set()
 
     def on_result(self, result: StepResult, execute_ns: int, queue_ns: int) -> None:
-        outputs = self.scheduler.update(result)
+        self._deliver()
+        self._undelivered = outputs = self.scheduler.update(result)
         # The sender wakes first: the device gets its next step before anybody is told about this one.
         self._work.set()
-        asyncio.get_running_loop().call_soon(self._deliver, outputs)
+        asyncio.get_running_loop().call_soon(self._deliver)
         self._stats.on_result(len(outputs.token_ids), execute_ns, queue_ns)
 
     def on_executor_lost(self, reason: str) -> None:
@@ -203,6 +205,7 @@ class Engine:
             *(reason, self.scheduler.num_running, self.scheduler.num_waiting),
         )
         stats.RECOVERIES.inc()
+        self._deliver()
         for request in self.scheduler.detach():
             self._end(
                 self._live[request.request_id],
@@ -230,6 +233,7 @@ class Engine:
         error = self._unavailable()
         logger.error("%s; ending %d requests", error.message, len(self._live))
         self._set_available(False)
+        self._deliver()
         for request in list(self.scheduler.requests()):
             self.scheduler.abort(request, FinishReason.ERROR)
             self._end(self._live[request.request_id], error)
@@ -248,7 +252,12 @@ class Engine:
 
     # -- news --------------------------------------------------------------------------------------------------------
 
-    def _deliver(self, outputs: Outputs) -> None:
+    def _deliver(self) -> None:
+        """Tells of the latest result, unless that is done. Whoever ends requests calls it first: their last tokens are
+        counted already."""
+        if self._undelivered is None:
+            return
+        outputs, self._undelivered = self._undelivered, None
         now = time.monotonic()
         for i, (request, token_id) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
             live = self._live.get(request.request_id)

@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
+from services.scheduler.step import Outputs, StepResult
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
 
@@ -240,6 +241,41 @@ async def test_abort_by_external_id(tmp_path: Path) -> None:
         responses = await rest_of(call)
         assert responses[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
         await line.wait_until_free()
+
+
+async def test_an_end_from_outside_takes_no_token_away(tmp_path: Path) -> None:
+    """Each time a result has arrived and nobody was told yet, all requests end: what is counted was delivered."""
+    async with make_line(tmp_path, step_seconds=0.002).running() as line:
+        update = line.engine.scheduler.update
+        num_left = 0
+
+        def update_then_abort(result: StepResult) -> Outputs:
+            nonlocal num_left
+            outputs = update(result)
+            num_left -= len(outputs.requests)
+            if num_left == 0:
+                # Runs before the callback that delivers.
+                asyncio.get_running_loop().call_soon(line.engine.abort_external, {"mine"})
+            return outputs
+
+        line.engine.scheduler.update = update_then_abort  # type: ignore[method-assign]
+        for num_results in (1, 2, 5, 6):
+            num_left = num_results
+            responses = await collect(line, generate_request(prompt_of(1), max_tokens=5, external_id="mine"))
+            tokens = [t for r in responses for t in r.token_ids]
+            assert tokens == output_of(1, 5)[: len(tokens)]
+            assert responses[-1].usage.completion_tokens == len(tokens) == min(num_results, 5)
+            ends = common_pb2.FINISH_REASON_ABORT, common_pb2.FINISH_REASON_LENGTH
+            assert responses[-1].finish_reason == ends[num_results >= 5]
+        await line.wait_until_free()
+
+
+async def test_a_tiny_temperature_is_greedy(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        for temperature in (0.0, 1e-38, 2e-5, 0.5):
+            await collect(line, generate_request(prompt_of(1), max_tokens=2, temperature=temperature))
+        temperatures = [new.sampling_params.temperature for new in line.executor.new_requests]
+        assert temperatures == pytest.approx([0.0, 0.0, 2e-5, 0.5], rel=1e-6, abs=0)
 
 
 async def test_get_load(tmp_path: Path) -> None:
