@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from protos.pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 from services.scheduler.news import News
 from services.scheduler.request import Request
-from services.scheduler.sampling_params import InvalidRequest, SamplingParams
+from services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
 from services.scheduler.step import ExecutorInfo, NewRequest, Step, StepResult
 
 # -- clients ---------------------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def to_sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
         **{name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)},
     )
     params.validate()
-    return params
+    return replace(params, temperature=0.0) if params.temperature < MIN_TEMPERATURE else params
 
 
 def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:

@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass
 
+# Below, the logits divided by the temperature lose their differences to rounding, or overflow: it means greedy.
+MIN_TEMPERATURE = 1e-5
+
 
 class InvalidRequest(ValueError):
     """A request that cannot be served as it is; the message names the field, its value and what is allowed."""
