@@ -16,6 +16,8 @@ from gateway.schema import (
 from protos.pagewire.v1 import common_pb2, inference_pb2
 
 COMPLETION_MAX_TOKENS = 16
+# Prompts times choices of one HTTP request; more would be a batch job in the way of everybody else.
+MAX_GENERATIONS = 1024
 # Seeds are int64 on the wire; seed + choice wraps around.
 _SEED_SPAN = 2**64
 _SEED_MIN = -(2**63)
@@ -44,7 +46,11 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
     """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     requests = []
-    for prompt in _prompts(body):
+    prompts = _prompts(body)
+    if (total := len(prompts) * (body.n or 1)) > MAX_GENERATIONS:
+        message = f"the request asks for {total} completions (prompts times n); at most {MAX_GENERATIONS} are possible"
+        raise ApiError(400, message, param="prompt")
+    for prompt in prompts:
         request = _request(body, max_tokens, body.logprobs)
         if isinstance(prompt, str):
             request.text = prompt

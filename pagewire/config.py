@@ -126,6 +126,9 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
     chat_template: str | None = flag(
         None, "jinja chat template, a path or the template itself (default: the model's own)", group="model"
     )
+    trust_request_chat_template: bool = flag(
+        False, "render chat templates that gRPC requests bring along; only for clients you trust", group="model"
+    )
     tokenizer_pool_size: int | None = flag(
         None, "tokenizer workers (default: from the core count)", group="tokenizer", valid=POSITIVE
     )

@@ -6,9 +6,7 @@ import numpy as np
 
 from protos.pagewire.v1 import common_pb2, executor_pb2
 from services.executor.startup import ExecutorInfo
-from services.executor.step import HostTokens, NewRequest, ProtocolError, RowSampling, Step, StepOutput
-
-MAX_LOGPROBS = 20
+from services.executor.step import MAX_LOGPROBS, HostTokens, NewRequest, ProtocolError, RowSampling, Step, StepOutput
 
 
 def step_from_proto(message: executor_pb2.StepRequest) -> Step:
@@ -55,6 +53,8 @@ def sampling_from_proto(params: common_pb2.SamplingParams, request_id: int) -> R
         raise ProtocolError(f"new request {request_id} samples with temperature {temperature:g} but has no seed")
     if len(params.logit_bias_ids) != len(params.logit_bias_values):
         raise ProtocolError(f"new request {request_id}: logit_bias ids and values differ in number")
+    if params.HasField("logprobs") and not 0 <= params.logprobs <= MAX_LOGPROBS:
+        raise ProtocolError(f"new request {request_id}: logprobs {params.logprobs} is not within 0..{MAX_LOGPROBS}")
     return RowSampling(
         temperature=temperature,
         top_p=params.top_p if params.HasField("top_p") else 1.0,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.tokenizer.chat import Chat, render_chat
+from services.tokenizer.chat import Chat, ChatError, render_chat
 from services.tokenizer.loading import LoadedTokenizer, load_tokenizer
 
 
@@ -16,6 +16,8 @@ class CodecSource:
     path: str
     # Instead of the model's own; None = the model's own.
     chat_template: str | None = None
+    # Render templates that come with requests. A template is a program: it may take all memory and never end.
+    trust_request_chat_template: bool = False
 
 
 class Codec:
@@ -27,12 +29,15 @@ class Codec:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.tokenizer: LoadedTokenizer = load_tokenizer(source.path)
         self.chat_template = source.chat_template or self.tokenizer.chat_template
+        self._trust_request_chat_template = source.trust_request_chat_template
 
     def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(self, chat: Chat, add_special_tokens: bool) -> list[int]:
         """Raises ChatError."""
+        if chat.chat_template and not self._trust_request_chat_template:
+            raise ChatError("chat_template is not taken from requests here; --trust-request-chat-template allows it")
         text = render_chat(chat, self.chat_template, self.tokenizer.special_tokens)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 

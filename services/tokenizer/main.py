@@ -60,7 +60,9 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
     try:
         template = read_template(config.chat_template) if config.chat_template else None
         pool = TokenizerPool(
-            CodecSource(str(path), template), size=config.tokenizer_pool_size, kind=config.tokenizer_pool_type
+            CodecSource(str(path), template, config.trust_request_chat_template),
+            size=config.tokenizer_pool_size,
+            kind=config.tokenizer_pool_type,
         )
     except (ValueError, OSError) as error:
         raise StartupError(f"no tokenizer: {error}") from error

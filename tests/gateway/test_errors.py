@@ -49,6 +49,7 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
     (TEXT, {}, "prompt"),
     (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": ["p"] * 100, "n": 11}, "prompt"),
     (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),
     (TEXT, {"prompt": [[]]}, "prompt[0]"),
     (TEXT, {"prompt": [-1]}, "prompt[0]"),

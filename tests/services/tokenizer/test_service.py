@@ -200,8 +200,8 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
         ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
         ({"token_ids": {"ids": [1]}, "resume_token_ids": [5, -1]}, "resume_token_ids contains -1"),
         (
-            {"chat": {"messages": [{"role": "user", "content": "x"}], "chat_template": r"{{ '\ud800' }}"}},
-            "surrogates not allowed",
+            {"chat": {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ '%99d' % 1 }}"}},
+            "--trust-request-chat-template",
         ),
         (
             {
@@ -213,14 +213,6 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
             "chat_template_kwargs is not valid JSON: maximum recursion depth",
         ),
         ({"chat": inference_pb2.ChatPrompt()}, "at least one message"),
-        (
-            {
-                "chat": inference_pb2.ChatPrompt(
-                    messages=[inference_pb2.ChatMessage(role="user", content="x")], chat_template="{% bad %}"
-                )
-            },
-            "not valid jinja",
-        ),
         (
             {
                 "chat": inference_pb2.ChatPrompt(
@@ -237,6 +229,16 @@ async def test_bad_requests_say_what_is_wrong(make_line, pool, fields, message) 
             await line.generate(**fields)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert line.scheduler.requests == []
+
+
+@pytest.mark.parametrize(
+    ("template", "message"), [("{% bad %}", "not valid jinja"), (r"{{ '\ud800' }}", "surrogates not allowed")]
+)
+async def test_a_trusted_clients_template_may_still_be_wrong(make_line, smollm2_gguf, template, message) -> None:
+    async with make_line(config={"trust_request_chat_template": True}).running() as line:
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+            await line.generate(chat={"messages": [{"role": "user", "content": "x"}], "chat_template": template})
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_models(make_line, pool) -> None:
