@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagewire.errors import StartupError
 from services.executor import kv_cache
 from services.executor.block_table import BlockTable
 from services.executor.input_batch import InputBatch, prepare_inputs
@@ -20,15 +21,24 @@ from services.executor.request_state import RequestState
 from services.executor.sampler import SampledTokens, sample
 from services.executor.step import NewRequest, PendingTokens, RowSampling, Step, StepOutput
 
+DUMMY_SAMPLING = RowSampling(top_k=50, top_p=0.9)
+
 
 @dataclass(frozen=True)
 class Limits:
-    """What rows and steps are bounded by; tokens and requests, all >= 1."""
+    """What rows and steps are bounded by; tokens and requests, all >= 1. Raises StartupError if no request fits."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+
+    def __post_init__(self) -> None:
+        if self.max_model_len < 2:
+            raise StartupError(
+                "a request could have one token in all, its prompt's, and nothing to generate: raise --max-model-len "
+                "or --num-gpu-blocks-override"
+            )
 
 
 class ModelRunner:
@@ -111,18 +121,20 @@ class ModelRunner:
             pending=None if sampled is None else PendingTokens.fetch(sampled, self._copy_stream),
         )
 
-    def dummy_run(self, num_reqs: int, num_tokens: int) -> None:
+    def dummy_run(
+        self, num_reqs: int, num_tokens: int, *, context_len: int = 0, sampling: RowSampling = DUMMY_SAMPLING
+    ) -> None:
         """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
 
-        Every request draws a random token, so that the sampler's part is in the profile too. All of them write to
-        block 0, which therefore must not be in use.
+        Every request samples a token, so that the sampler's part is in the profile too. The first one has up to
+        context_len tokens more, as if computed before. All write to block 0, which therefore must not be in use.
         """
         limits = self.limits
         num_tokens = min(num_tokens, limits.max_num_batched_tokens)
         num_reqs = min(num_reqs, limits.max_num_seqs, num_tokens)
         lens = [num_tokens // num_reqs + (index < num_tokens % num_reqs) for index in range(num_reqs)]
         lens = [min(length, limits.max_model_len - 1) for length in lens]
-        sampling = RowSampling(top_k=50, top_p=0.9)
+        context_lens = [min(context_len, limits.max_model_len - 1 - lens[0]), *[0] * (num_reqs - 1)]
         self.reset()
         self.execute(
             Step(
@@ -134,13 +146,13 @@ class ModelRunner:
                 new_requests=[
                     NewRequest(
                         request_id=index,
-                        token_ids=np.zeros(length, dtype=np.int32),
-                        num_prompt_tokens=length,
-                        num_computed_tokens=0,
-                        block_ids=np.zeros(-(-length // limits.block_size), dtype=np.int32),
+                        token_ids=np.zeros(context + length, dtype=np.int32),
+                        num_prompt_tokens=context + length,
+                        num_computed_tokens=context,
+                        block_ids=np.zeros(-(-(context + length) // limits.block_size), dtype=np.int32),
                         sampling=sampling,
                     )
-                    for index, length in enumerate(lens)
+                    for index, (context, length) in enumerate(zip(context_lens, lens, strict=True))
                 ],
             )
         ).wait()

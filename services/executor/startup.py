@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,8 +18,14 @@ from pagewire.process import usable_cores
 from services.executor import kv_cache, memory, stats
 from services.executor.loader import Model, load_model
 from services.executor.model_runner import Limits, ModelRunner
+from services.executor.step import MAX_LOGPROBS, RowSampling
 
 logger = logging.getLogger(__name__)
+
+# Everything that a sampled token may cost memory for.
+_COSTLY_SAMPLING = RowSampling(
+    top_k=50, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((0, 1.0),), logprobs=MAX_LOGPROBS
+)
 
 Progress = Callable[[float, str], None]
 
@@ -100,12 +106,7 @@ def _limits(config: ExecutorConfig, model: Model, device: torch.device) -> Limit
 
 def _within(limits: Limits, num_blocks: int) -> Limits:
     """A pool that was made small on purpose bounds the longest request too."""
-    return Limits(
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-        min(limits.max_model_len, num_blocks * limits.block_size),
-        limits.block_size,
-    )
+    return replace(limits, max_model_len=min(limits.max_model_len, num_blocks * limits.block_size))
 
 
 def _num_blocks(config: ExecutorConfig, model: Model, limits: Limits, device: torch.device) -> int:
@@ -132,10 +133,21 @@ def _num_blocks(config: ExecutorConfig, model: Model, limits: Limits, device: to
 def _profile_peak_bytes(model: Model, limits: Limits, device: torch.device) -> int:
     """Device memory at the peak of the largest step there can be, weights included, KV cache (almost) not."""
     torch.cuda.reset_peak_memory_stats(device)
-    ModelRunner(model, limits, 1, device).dummy_run(limits.max_num_seqs, limits.max_num_batched_tokens)
+    profile_run(ModelRunner(model, limits, 1, device))
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
     return peak
+
+
+def profile_run(runner: ModelRunner) -> None:
+    """The largest step there can be: all rows and tokens, every feature of the sampler, a request of full length."""
+    limits = runner.limits
+    runner.dummy_run(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        context_len=limits.max_model_len,
+        sampling=_COSTLY_SAMPLING,
+    )
 
 
 def _warm_up(runner: ModelRunner, device: torch.device) -> None:

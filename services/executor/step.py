@@ -10,6 +10,9 @@ import torch
 
 from services.executor.sampler import LogprobsTensors, SampledTokens
 
+# Most alternatives that a request may ask log probabilities of.
+MAX_LOGPROBS = 20
+
 
 class ProtocolError(ValueError):
     """A step that contradicts what the executor was told before; the scheduler has to start a new stream."""

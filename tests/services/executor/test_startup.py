@@ -10,10 +10,11 @@ import torch
 from pagewire import cgroup
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from services.executor import kv_cache, memory
+from services.executor import kv_cache, memory, model_runner
 from services.executor.memory import OutOfMemoryError
 from services.executor.model_runner import ModelRunner
-from services.executor.startup import ExecutorInfo, resolve_device, start_runner
+from services.executor.sampler import SampledTokens, SamplingBatch, sample
+from services.executor.startup import ExecutorInfo, profile_run, resolve_device, start_runner
 from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
 
 # 2 layers x 2 (key, value) x 2 heads x 16 tokens x 8 elements x 4 bytes
@@ -48,6 +49,30 @@ def test_a_started_runner_works(directory: Path):
     driver = Driver(runner, info.num_blocks)
     driver.add(0, prompt(12))
     assert len(driver.generate(0, 3, first=12)) == 3
+
+
+def test_the_profile_is_of_the_most_costly_step(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    runner, _ = start(directory, max_num_batched_tokens=32)
+    batches: list[SamplingBatch] = []
+
+    def record(logits: torch.Tensor, batch: SamplingBatch, token_ids: torch.Tensor) -> SampledTokens:
+        batches.append(batch)
+        return sample(logits, batch, token_ids)
+
+    monkeypatch.setattr(model_runner, "sample", record)
+    profile_run(runner)
+    (batch,) = batches
+    assert batch.penalties is not None and len(batch.penalties.rows) == 4
+    assert batch.penalties.max_num_tokens == 95, "all but the token to sample"
+    assert batch.bias is not None and batch.random is not None
+    assert batch.logprobs is not None and batch.logprobs.num_top == 20
+    assert runner.num_requests == 0
+
+
+def test_a_request_needs_room_for_a_prompt_and_an_answer(directory: Path):
+    with pytest.raises(StartupError, match="--max-model-len"):
+        start(directory, max_model_len=1)
+    assert start(directory, max_model_len=2)[1].max_model_len == 2
 
 
 def test_the_cache_takes_no_more_than_all_rows_can_use(directory: Path):
