@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block
 from services.scheduler.request import Request
@@ -32,6 +33,8 @@ class KVCacheManager:
         self._enable_prefix_caching = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self._watermark = int(num_blocks * WATERMARK)
+        self._refused: Request | None = None  # by find_room, when so many blocks were free
+        self._num_free_at_refusal = 0
 
     @property
     def num_blocks(self) -> int:
@@ -47,7 +50,8 @@ class KVCacheManager:
         if not self._enable_prefix_caching:
             return NOTHING_COMPUTED
         blocks: list[Block] = []
-        for block_hash in self._hashes(request, (request.num_tokens - 1) // self.block_size):
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        for block_hash in islice(self._hashes(request, num_blocks), num_blocks):
             block = self._pool.find(block_hash)
             if block is None:
                 break
@@ -60,6 +64,23 @@ class KVCacheManager:
         # Hits that nobody holds are in the free queue and leave it.
         num_needed += sum(block.ref_count == 0 for block in computed.blocks)
         return num_needed + (self._watermark if keep_free else 0) - self._pool.num_free_blocks
+
+    def find_room(self, request: Request, others_run: bool) -> ComputedBlocks | None:
+        """The prefix hit to `admit` a waiting request with, or None if blocks lack.
+
+        Where others run, who was refused is refused again until a block comes free, without looking a long prompt up
+        in every step.
+        """
+        num_free_blocks = self._pool.num_free_blocks
+        if others_run and request is self._refused and num_free_blocks <= self._num_free_at_refusal:
+            self._num_free_at_refusal = num_free_blocks
+            return None
+        computed = self.get_computed_blocks(request)
+        if self.num_missing_blocks(request, computed, keep_free=others_run) > 0:
+            self._refused, self._num_free_at_refusal = request, num_free_blocks
+            return None
+        self._refused = None
+        return computed
 
     def admit(self, request: Request, computed: ComputedBlocks) -> list[int]:
         """Gives a request that holds nothing the blocks of all its known tokens, so that later chunks of its prefill
@@ -123,9 +144,9 @@ class KVCacheManager:
         assert all(block.ref_count == count for block, count in held.items()), "a ref_count is wrong"
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Hashes of the request's first num_blocks blocks; what was hashed once is kept."""
+        """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
         hashes, size = request.block_hashes, self.block_size
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
             hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, token_ids))
-        return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
+        return hashes

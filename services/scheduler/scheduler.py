@@ -283,8 +283,8 @@ class Scheduler:
             request = self._waiting.peek()
             if is_suspect(request) and step.request_ids:
                 return
-            computed = kv.get_computed_blocks(request)
-            if kv.num_missing_blocks(request, computed, keep_free=bool(self._running)) > 0:
+            computed = kv.find_room(request, others_run=bool(self._running))
+            if computed is None:
                 return
             num_new_tokens = self._chunk(request, budget, computed.num_tokens)
             if num_new_tokens == 0:

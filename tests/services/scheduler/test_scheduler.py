@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.request import FinishReason, RequestStatus
+from services.scheduler.kv_cache import ComputedBlocks
+from services.scheduler.request import FinishReason, Request, RequestStatus
 from services.scheduler.sampling_params import InvalidRequest
 from services.scheduler.scheduler import QueueFull
 from services.scheduler.step import ProtocolError, Step, StepResult
@@ -204,6 +205,31 @@ def test_a_new_executor_has_no_prefixes() -> None:
 
 
 # -- memory and priority --
+
+
+def test_a_request_that_lacks_blocks_is_looked_up_again_only_when_some_came_free() -> None:
+    line = make_line(num_blocks=16, pipeline_depth=1)
+    line.add(prompt_of(1, 40), max_tokens=20)
+    line.add(prompt_of(2, 4), max_tokens=6)
+    step_once(line)
+    line.add(prompt_of(3, 40), max_tokens=2)
+    manager = line.scheduler._kv
+    assert manager is not None
+    lookups: list[int] = []
+    get_computed_blocks = manager.get_computed_blocks
+
+    def count(request: Request) -> ComputedBlocks:
+        lookups.append(request.request_id)
+        return get_computed_blocks(request)
+
+    manager.get_computed_blocks = count  # type: ignore[method-assign]
+    while not line.ends[2]:
+        step_once(line)
+    assert lookups == [3]
+    step_once(line)
+    assert lookups == [3, 3], "request 2 gave blocks back"
+    line.run()
+    assert line.outputs[3] == expected_output(prompt_of(3, 40), 2, vocab_size=VOCAB_SIZE)
 
 
 def test_the_latest_is_preempted_and_comes_back_first() -> None:
