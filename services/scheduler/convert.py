@@ -1,7 +1,7 @@
 """Messages to values and back."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from protos.pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
@@ -11,6 +11,9 @@ from services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, 
 from services.scheduler.step import ExecutorInfo, NewRequest, Step, StepResult
 
 # -- clients ---------------------------------------------------------------------------------------------------------
+
+# Tokens and alternatives to them, at up to 16 bytes each: well below rpc.MAX_MESSAGE_BYTES.
+MAX_TOKENS_PER_MESSAGE = 500_000
 
 _OPTIONAL_FIELDS = (
     "temperature",
@@ -85,6 +88,21 @@ def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
             cached_tokens=news.num_cached_tokens,
         ),
     )
+
+
+def split_news(news_by_id: Mapping[int, News]) -> Iterator[dict[int, News]]:
+    """The news in parts of bounded size, for a message each: much may have gathered for a neighbour that was slow."""
+    part: dict[int, News] = {}
+    size = 0
+    for request_id, news in news_by_id.items():
+        news_size = len(news.token_ids) + sum(len(logprobs.token_ids) for logprobs in news.logprobs or ())
+        if part and size + news_size > MAX_TOKENS_PER_MESSAGE:
+            yield part
+            part, size = {}, 0
+        part[request_id] = news
+        size += news_size
+    if part:
+        yield part
 
 
 def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServiceConnectResponse:

@@ -36,6 +36,7 @@ class LiveRequest:
     number: int  # the client's own for it
     external_id: str
     traceparent: str
+    max_unread: int | None  # tokens in the outbox; None = whoever reads it always does
     span: telemetry.Span  # "scheduler.queue", then "scheduler.run"
     arrival_time: float
     first_step_time: float | None = None
@@ -69,9 +70,15 @@ class Engine:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def submit(
-        self, message: scheduler_pb2.TokenRequest, outbox: NewsBox, number: int, traceparent: str = ""
+        self,
+        message: scheduler_pb2.TokenRequest,
+        outbox: NewsBox,
+        number: int,
+        traceparent: str = "",
+        max_unread: int | None = None,
     ) -> LiveRequest:
         """Takes a request in; its news goes to the outbox under `number`. traceparent is used if the message has none.
+        With more than max_unread tokens in the outbox it ends with RESOURCE_EXHAUSTED.
 
         Raises:
             RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
@@ -88,7 +95,9 @@ class Engine:
             raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         traceparent = message.traceparent or traceparent
         span = telemetry.Span("scheduler.queue", traceparent)
-        live = LiveRequest(request, outbox, number, message.external_id, traceparent, span, time.monotonic())
+        live = LiveRequest(
+            request, outbox, number, message.external_id, traceparent, max_unread, span, time.monotonic()
+        )
         self._live[request.request_id] = live
         self._idle.clear()
         if is_live:
@@ -272,6 +281,15 @@ class Engine:
             if news.finish_reason is not None:
                 self._close(live)
             live.outbox.put(live.number, news)
+            if live.max_unread is not None and news.finish_reason is None:
+                self._check_unread(live, live.max_unread)
+
+    def _check_unread(self, live: LiveRequest, max_unread: int) -> None:
+        pending = live.outbox.get_pending(live.number)
+        if pending is not None and len(pending.token_ids) > max_unread:
+            self.scheduler.abort(live.request, FinishReason.ERROR)
+            message = f"the client has not read this request's output: more than {max_unread} tokens wait; read faster"
+            self._end(live, RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
 
     def _end(self, live: LiveRequest, error: RpcError | None = None) -> None:
         """Tells a client that its request, which the scheduler has let go, is over."""

@@ -44,7 +44,7 @@ class Neighbour:
             self._outbox.close()
 
     async def responses(self) -> AsyncIterator[scheduler_pb2.SchedulerServiceConnectResponse]:
-        """What there is to tell, everything at once each time; ends after the last request if no more can come."""
+        """What there is to tell, everything there is each time; ends after the last request if no more can come."""
         async for taken in self._outbox:
             news_by_number = {number: news for number, news in taken.items() if number is not None}
             if self._is_model_new and self._engine.info is not None:
@@ -53,8 +53,8 @@ class Neighbour:
             for number, news in news_by_number.items():
                 if news.finish_reason is not None:
                     self._live.pop(number, None)
-            if news_by_number:
-                yield convert.from_all_news(news_by_number)
+            for part in convert.split_news(news_by_number):
+                yield convert.from_all_news(part)
             if self._has_said_all and not self._live:
                 return
 

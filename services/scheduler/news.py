@@ -7,6 +7,9 @@ from pagewire.streams import Outbox
 from protos.pagewire.v1 import common_pb2
 from services.scheduler.request import FinishReason
 
+# Tokens that may wait for a client of a call of its own; one that does not read at all is cut off.
+MAX_UNREAD = 32_768
+
 
 @dataclass(slots=True)
 class News:

@@ -10,7 +10,7 @@ from protos.pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler import convert
 from services.scheduler.engine import Engine
 from services.scheduler.neighbour import Neighbour
-from services.scheduler.news import new_outbox
+from services.scheduler.news import MAX_UNREAD, new_outbox
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -21,7 +21,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
         outbox = new_outbox()
-        live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context))
+        live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context), MAX_UNREAD)
         try:
             async for news_by_number in outbox:
                 news = news_by_number[0]

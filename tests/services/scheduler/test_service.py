@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
+from services.scheduler.news import new_outbox
 from services.scheduler.step import Outputs, StepResult
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
@@ -221,6 +222,32 @@ async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> N
         assert collected.token_ids[1] == output_of(1, 100)
         silent.cancel()
         reading.cancel()
+        await line.wait_until_free()
+
+
+async def test_much_news_comes_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.scheduler.convert.MAX_TOKENS_PER_MESSAGE", 10)
+    async with make_line(tmp_path).running() as line:
+        call = line.stub.Connect()
+        numbers = range(12)
+        requests = [token_request(n, prompt_of(n), max_tokens=10, logprobs=n % 3) for n in numbers]
+        await call.write(Connect(requests=requests))
+        collected = Collected()
+        await collected.read_until_finished(call, *numbers)
+        assert all(collected.token_ids[n] == output_of(n, 10) for n in numbers)
+        assert collected.num_responses > line.executor.num_steps
+
+
+async def test_a_request_whose_news_nobody_takes_is_cut_off(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        outbox = new_outbox()
+        line.engine.submit(token_request(0, prompt_of(1), max_tokens=2000), outbox, 5, max_unread=20)
+        line.engine.submit(token_request(0, prompt_of(1), max_tokens=20), outbox, 6, max_unread=20)
+        await line.engine.drained()
+        news = await outbox.take()
+        assert news[5].error is not None and news[5].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "more than 20 tokens wait" in news[5].error.message and len(news[5].token_ids) == 21
+        assert news[6].error is None and news[6].token_ids == output_of(1, 20)
         await line.wait_until_free()
 
 
