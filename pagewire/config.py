@@ -236,7 +236,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         kind="size",
         valid=POSITIVE,
     )
-    enforce_eager: bool = flag(False, "no CUDA graphs", group="executor")
+    enforce_eager: bool = flag(False, "no CUDA graphs (steps always run eagerly so far)", group="executor")
     num_threads: int | None = flag(
         None,
         "CPU threads that compute (default: the cores this process may use)",
