@@ -4,7 +4,6 @@ import asyncio
 
 from pagewire import rpc, telemetry
 from pagewire.config import SchedulerConfig
-from pagewire.errors import StartupError
 from protos.pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.engine import Engine
 from services.scheduler.servicer import SchedulerServicer
@@ -12,27 +11,8 @@ from services.scheduler.servicer import SchedulerServicer
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 
-def check(config: SchedulerConfig) -> None:
-    """Raises StartupError naming a flag whose value makes no sense."""
-    if config.pipeline_depth not in (1, 2):
-        raise StartupError(f"--pipeline-depth is {config.pipeline_depth}; it must be 1 or 2")
-    for flag, value in (
-        ("--max-num-seqs", config.max_num_seqs),
-        ("--max-num-batched-tokens", config.max_num_batched_tokens),
-    ):
-        if value is not None and value < 1:
-            raise StartupError(f"{flag} is {value}; it must be at least 1")
-    for flag, value in (
-        ("--long-prefill-token-threshold", config.long_prefill_token_threshold),
-        ("--max-waiting-requests", config.max_waiting_requests),
-    ):
-        if value is not None and value < 0:
-            raise StartupError(f"{flag} is {value}; it must not be negative")
-
-
 async def serve(config: SchedulerConfig) -> None:
     """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
-    check(config)
     telemetry.serve_metrics(config.metrics_port)
     async with rpc.channel(config.executor_address) as channel:
         engine = Engine(config, channel)
