@@ -28,7 +28,11 @@ class DirectoryCheckpoint:
             raise ModelLoadError(f"{path}/config.json: key architectures must name one class, found {architectures}")
         self.architecture: str = architectures[0]
         name = self._raw.get("dtype") or self._raw.get("torch_dtype")
-        self.dtype: torch.dtype | None = getattr(torch, name) if name else None
+        self.dtype: torch.dtype | None = None
+        if name is not None:
+            self.dtype = getattr(torch, str(name), None)
+            if not isinstance(self.dtype, torch.dtype):
+                raise ModelLoadError(f"{path}/config.json: key dtype: {name!r} is not a torch dtype")
 
     def config(self, dtype: torch.dtype) -> ModelConfig:
         """Only for our own architectures; `generation_config.json` wins over `config.json` for the stop tokens."""

@@ -35,9 +35,6 @@ class Model(Protocol):
         """Layers that need a KV cache."""
 
     @property
-    def num_params(self) -> int: ...
-
-    @property
     def weight_bytes(self) -> int: ...
 
     def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:

@@ -48,7 +48,6 @@ class ModelConfig:
     """
 
     architecture: str  # Hugging Face class name, e.g. "LlamaForCausalLM"
-    model_type: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -67,7 +66,6 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,7 +101,6 @@ def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) ->
     num_layers = required(raw, "num_hidden_layers")
     values: dict[str, Any] = {
         "architecture": raw["architectures"][0],
-        "model_type": raw.get("model_type", ""),
         "vocab_size": required(raw, "vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": required(raw, "intermediate_size"),
@@ -118,7 +115,6 @@ def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) ->
         "rms_norm_eps": raw.get("rms_norm_eps", 1e-6),
         "hidden_act": raw.get("hidden_act", "silu"),
         "tie_word_embeddings": raw.get("tie_word_embeddings", False),
-        "bos_token_id": raw.get("bos_token_id"),
         "eos_token_ids": token_ids(raw.get("eos_token_id")),
     }
     return ModelConfig(**(values | family))

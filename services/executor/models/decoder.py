@@ -64,10 +64,6 @@ class DecoderModel:
         return self.config.num_layers
 
     @property
-    def num_params(self) -> int:
-        return sum(target.numel() for target in self.load_targets().values())
-
-    @property
     def weight_bytes(self) -> int:
         return sum(target.nbytes for target in self.load_targets().values())
 

@@ -113,7 +113,6 @@ class TransformersModel:
         self._decoder = causal_lm.base_model
         self._text_config = causal_lm.config.get_text_config()
         parameters = list(causal_lm.parameters())  # shared ones once
-        self.num_params = sum(parameter.numel() for parameter in parameters)
         self.weight_bytes = sum(parameter.nbytes for parameter in parameters)
         self._check_signature(causal_lm)
         for module in self._decoder.modules():
@@ -160,7 +159,6 @@ class TransformersModel:
         call = next(iter(calls.values()))
         return ModelConfig(
             architecture=self._state.architecture,
-            model_type=config.model_type,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
@@ -172,7 +170,6 @@ class TransformersModel:
             sliding_windows=tuple(calls[layer_idx].sliding_window for layer_idx in sorted(calls)),
             dtype=causal_lm.dtype,
             tie_word_embeddings=bool(config.tie_word_embeddings),
-            bos_token_id=config.bos_token_id,
             eos_token_ids=eos_token_ids,
         )
 

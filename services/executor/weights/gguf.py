@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
@@ -122,9 +124,12 @@ def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
         config = ARCHITECTURES[_CLASSES[arch]](_config_keys(file, arch), dtype)
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from error
-    if _ROPE_FACTORS not in file.tensors:
+    tensor = file.tensors.get(_ROPE_FACTORS)
+    if tensor is None:
         return config
-    factors = tuple(file.tensors[_ROPE_FACTORS].data.view(np.float32).ravel().tolist())
+    if tensor.type is not GGMLQuantizationType.F32:
+        raise ModelLoadError(f"{file.path}: tensor {_ROPE_FACTORS} is {tensor.type.name}; only F32 is supported")
+    factors = tuple(tensor.data.view(np.float32).ravel().tolist())
     return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_factors=factors))
 
 
@@ -142,7 +147,6 @@ def _config_keys(file: GgufFile, arch: str) -> dict[str, Any]:
     window = value("attention.sliding_window", 0)
     keys = {
         "architectures": [_CLASSES[arch]],
-        "model_type": arch,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": value("embedding_length"),
         "intermediate_size": value("feed_forward_length"),
@@ -156,7 +160,6 @@ def _config_keys(file: GgufFile, arch: str) -> dict[str, Any]:
         "use_sliding_window": bool(window),
         "max_window_layers": 0,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(gguf_eos_token_ids(file)),
     }
     keys["head_dim"] = value("attention.key_length") or (
@@ -176,8 +179,14 @@ def _rope_keys(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
         "rope_theta": given.get("freq_base", 10000.0),
         "partial_rotary_factor": given.get("dimension_count", head_dim) / head_dim,
     }
+    attn_factor = given.get("scaling.attn_factor", 1.0)
+    if attn_factor != 1.0 and rope_type != "yarn":
+        raise ModelLoadError(f"{prefix}scaling.attn_factor is {attn_factor:g}: only supported with yarn")
     if rope_type == "none":
         return keys
+    if attn_factor != 1.0:
+        # A factor on top of what yarn itself scales attention by.
+        keys["attention_factor"] = attn_factor * (1 + 0.1 * math.log(factor))
     return keys | {
         "factor": factor,
         "original_max_position_embeddings": given.get("scaling.original_context_length"),

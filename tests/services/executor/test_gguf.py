@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ def test_round_trip(tmp_path: Path, case: str) -> None:
     model = load(write_gguf(tmp_path / "tiny.gguf", expected, arch=arch))
     assert_same_logits(model, expected)
     assert model.config.eos_token_ids == (2, 5)
-    assert model.num_params == expected.num_parameters()
+    assert model.weight_bytes == 4 * expected.num_parameters()
 
 
 def test_through_transformers(tmp_path: Path) -> None:
@@ -159,6 +160,23 @@ def test_rope_scaling_from_metadata(tmp_path: Path) -> None:
         "qwen2.rope.scaling.original_context_length": 16,
     }
     assert_same_logits(load(write_gguf(tmp_path / "yarn.gguf", expected, arch="qwen2", extra=extra)), expected)
+
+    extra["qwen2.rope.scaling.attn_factor"] = 0.5
+    scale = 0.5 * (1 + 0.1 * math.log(4.0))
+    expected = tiny_model("Qwen2", rope_parameters=ROPE["yarn"] | {"attention_factor": scale})
+    assert_same_logits(load(write_gguf(tmp_path / "scaled.gguf", expected, arch="qwen2", extra=extra)), expected)
+
+
+def test_rope_metadata_that_is_not_implemented(tmp_path: Path) -> None:
+    tiny = tiny_model("Llama")
+    scaled = write_gguf(tmp_path / "a.gguf", tiny, arch="llama", extra={"llama.rope.scaling.attn_factor": 0.5})
+    with pytest.raises(ModelLoadError, match=r"attn_factor is 0.5: only supported with yarn"):
+        load(scaled)
+    half = write_gguf(
+        tmp_path / "b.gguf", tiny, arch="llama", tensors={"rope_freqs.weight": np.ones(8, dtype=np.float16)}
+    )
+    with pytest.raises(ModelLoadError, match=r"rope_freqs.weight is F16; only F32"):
+        load(half)
 
 
 def test_llama3_rope_from_its_factor_tensor(tmp_path: Path) -> None:
@@ -203,7 +221,7 @@ def test_real_model_equals_transformers(smollm2_gguf: Path) -> None:
     model = load(smollm2_gguf, progress=lambda fraction, text: fractions.append(fraction))
     assert fractions == sorted(fractions)
     assert fractions[-1] == pytest.approx(1.0)
-    assert (model.num_params, model.weight_bytes) == (134515008, 4 * 134515008)  # tied embedding counted once
+    assert model.weight_bytes == 4 * 134515008  # tied embedding counted once
     assert model.config.eos_token_ids == (2,)
     expected = AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
@@ -215,9 +233,10 @@ def test_real_model_equals_transformers(smollm2_gguf: Path) -> None:
 
 
 def test_bfloat16_is_the_default(tmp_path: Path) -> None:
-    model = load(write_gguf(tmp_path / "tiny.gguf", tiny_model("Llama"), arch="llama"), dtype="auto")
+    expected = tiny_model("Llama")
+    model = load(write_gguf(tmp_path / "tiny.gguf", expected, arch="llama"), dtype="auto")
     assert model.config.dtype == torch.bfloat16
-    assert model.weight_bytes == 2 * model.num_params
+    assert model.weight_bytes == 2 * expected.num_parameters()
 
 
 @pytest.fixture(scope="module")

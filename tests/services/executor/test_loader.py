@@ -74,7 +74,7 @@ def test_dtype(tmp_path: Path, stored: str, asked: str, expected: torch.dtype) -
     model = load_model(tmp_path / stored, dtype=asked, device=CPU)
     assert model.config.dtype == expected
     assert {weight.dtype for weight in weights(model).values()} == {expected}
-    assert model.weight_bytes == model.num_params * expected.itemsize
+    assert model.weight_bytes == tiny.num_parameters() * expected.itemsize
 
 
 def test_unknown_dtype(tmp_path: Path) -> None:
@@ -83,9 +83,17 @@ def test_unknown_dtype(tmp_path: Path) -> None:
         load_model(tmp_path, dtype="int8", device=CPU)
 
 
+def test_a_stored_dtype_that_torch_does_not_know(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float33"}))
+    with pytest.raises(ModelLoadError, match=r"config.json: key dtype: 'float33' is not a torch dtype"):
+        load_model(tmp_path, dtype="auto", device=CPU)
+
+
 def test_tied_embedding_is_held_once(tmp_path: Path) -> None:
     tiny = save_tiny(tmp_path, "Llama", tie_word_embeddings=True)
-    assert load(tmp_path).num_params == tiny.num_parameters()
+    assert load(tmp_path).weight_bytes == 4 * tiny.num_parameters()
 
 
 def test_tied_checkpoint_may_repeat_the_head(tmp_path: Path) -> None:
