@@ -1,5 +1,7 @@
 """A request that brings down every executor ends; the others lose time, never their answers."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def prompt_of(number: int, length: int = 8) -> list[int]:
     return [(number * 101 + i) % 900 for i in range(length)]
 
 
-def make_line(**config: object) -> PureLine:
+def make_line(**config: Any) -> PureLine:
     return PureLine(
         FakeExecutor(num_blocks=64, block_size=4, max_num_batched_tokens=20, deadly_token_id=DEADLY), **config
     )
