@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -49,11 +50,12 @@ class Gateways:
     def listening(self) -> set[int]:
         """The processes that say they serve."""
         assert self.process.poll() is None, self.log.read_text()
-        return {
-            child.pid
-            for child in self.children()
-            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == self.port for c in child.net_connections())
-        }
+        listening = set()
+        for child in self.children():
+            with suppress(psutil.NoSuchProcess):  # it ended between the two looks
+                if any(c.status == psutil.CONN_LISTEN and c.laddr.port == self.port for c in child.net_connections()):
+                    listening.add(child.pid)
+        return listening
 
     def is_alive(self) -> bool:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/livez", timeout=10) as response:
