@@ -23,15 +23,26 @@ __all__ = ["cpu_backend"]
 # op schema -> module with its CUDA implementation, a function of the op's name
 _OPS: dict[str, str] = {
     "paged_attention(Tensor query, Tensor kv_cache, Tensor block_table, Tensor query_start_loc, Tensor seq_lens, "
-    "int max_query_len, float scale, int sliding_window=0, float soft_cap=0.0) -> Tensor": "paged_attention",
-    "store_kv(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping) -> ()": "kv_cache",
-    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor": "norm",
+    "int max_query_len, float scale, int sliding_window=0, float soft_cap=0.0, Tensor? alibi_slopes=None, "
+    "Tensor? kv_scales=None, int split_size=0) -> Tensor": "paged_attention",
+    "store_kv(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping, Tensor? kv_scales=None) -> ()": (
+        "kv_cache"
+    ),
+    "rotary_store_kv(Tensor positions, Tensor(a!) qkv, Tensor cos_sin_cache, Tensor(b!) kv_cache, "
+    "Tensor slot_mapping, Tensor? q_weight, Tensor? k_weight, float eps, Tensor? kv_scales) -> ()": "rotary",
     "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor": "norm",
-    "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
-    "int head_dim) -> ()": "rotary",
     "silu_and_mul(Tensor x) -> Tensor": "activation",
     "gelu_tanh_and_mul(Tensor x) -> Tensor": "activation",
     "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor": "linear",
+    "step_inputs(Tensor rows, Tensor query_start_loc, Tensor num_blocks, Tensor new_block_start_loc, "
+    "Tensor new_block_ids, Tensor token_ids, Tensor(a!) num_computed_tokens, Tensor(b!) row_block_table, "
+    "Tensor(c!) input_ids, Tensor(d!) positions, Tensor(e!) slot_mapping, Tensor(f!) seq_lens, "
+    "Tensor(g!) block_table, int block_size) -> ()": "step_inputs",
+    "sample_tokens(Tensor logits, Tensor rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
+    "Tensor seeds, Tensor(a!) token_ids, Tensor(b!) num_tokens) -> Tensor": "sampling",
+    "apply_penalties(Tensor(a!) logits, Tensor batch_indices, Tensor rows, Tensor token_ids, Tensor num_tokens, "
+    "Tensor num_prompt_tokens, Tensor repetition, Tensor presence, Tensor frequency) -> ()": "penalties",
+    "token_logprobs(Tensor logits, Tensor token_ids, int num_top) -> (Tensor, Tensor, Tensor)": "logprobs",
 }
 
 _library = torch.library.Library("pagewire", "DEF")

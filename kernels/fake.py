@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 
-def paged_attention(
-    query: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    max_query_len: int,
-    scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-) -> Tensor:
+def paged_attention(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return query.new_empty(query.shape)
 
 
-def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x.new_empty(x.shape)
+def rotary_store_kv(*args: Any) -> None:
+    return None
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x.new_empty(x.shape)
-
-
-def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head_dim: int) -> None:
-    return None
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -45,3 +34,24 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def step_inputs(*args: Any) -> None:
+    return None
+
+
+def sample_tokens(logits: Tensor, *args: Any) -> Tensor:
+    return logits.new_empty(logits.shape[:1], dtype=torch.int64)
+
+
+def apply_penalties(*args: Any) -> None:
+    return None
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    columns = (logits.shape[0], 1 + num_top)
+    return (
+        token_ids.new_empty(columns),
+        logits.new_empty(columns, dtype=torch.float32),
+        token_ids.new_empty(token_ids.shape),
+    )

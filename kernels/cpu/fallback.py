@@ -9,23 +9,29 @@ from torch.nn import functional as F
 from kernels import reference
 from kernels.reference import (
     add_rms_norm,
+    apply_penalties,
     gelu_tanh_and_mul,
     linear,
-    rms_norm,
-    rotary_embedding,
+    rotary_store_kv,
+    sample_tokens,
     silu_and_mul,
+    step_inputs,
     store_kv,
+    token_logprobs,
 )
 
 __all__ = [
     "add_rms_norm",
+    "apply_penalties",
     "gelu_tanh_and_mul",
     "linear",
     "paged_attention",
-    "rms_norm",
-    "rotary_embedding",
+    "rotary_store_kv",
+    "sample_tokens",
     "silu_and_mul",
+    "step_inputs",
     "store_kv",
+    "token_logprobs",
 ]
 
 

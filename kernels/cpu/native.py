@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.build import load_library
+from kernels.reference import apply_penalties, rotary_store_kv, sample_tokens, step_inputs, token_logprobs  # noqa: F401
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
