@@ -8,6 +8,11 @@ from pagewire import telemetry
 from services.executor.step import Step
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
+GRAPH_STEPS = Counter(
+    "pagewire:executor_graph_steps",
+    "Steps executed, by how they were launched: captured (into a CUDA graph, at start), replayed (one), eager (none)",
+    ["mode"],
+)
 _STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
 _QUEUE_SECONDS = Histogram(
     "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS
