@@ -20,17 +20,17 @@ class AttentionMetadata:
     """
 
     query_start_loc: Tensor  # int32 [num_reqs + 1]
-    seq_lens: Tensor  # int32 [num_reqs], context_len + query_len
+    seq_lens: Tensor  # int32 [num_reqs], context_len + query_len; 0 = padding
     block_table: Tensor  # int32 [num_reqs, max_blocks], batch_idx -> ordered block ids
     slot_mapping: Tensor  # int64 [num_tokens], -1 = padding
     max_query_len: int
-    logits_indices: Tensor  # int64 [num_sampled], index into num_tokens of each position to sample
+    split_size: int = 0  # tokens of context per attention program; 0 = chosen on the device from all lengths
 
 
 class PagedAttention:
     """Causal attention of one layer over its own KV cache; `kv_cache` is bound after the cache is allocated."""
 
-    __slots__ = ("kv_cache", "scale", "sliding_window", "soft_cap")
+    __slots__ = ("kv_cache", "kv_scales", "scale", "sliding_window", "soft_cap")
 
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
 
@@ -38,14 +38,18 @@ class PagedAttention:
         self.scale = scale
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
+        self.kv_scales: Tensor | None = None  # fp32 [2, num_kv_heads], of keys and of values; fp8 caches only
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, attn: AttentionMetadata) -> Tensor:
         """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]."""
-        kv_cache = self.kv_cache
-        ops.store_kv(key, value, kv_cache, attn.slot_mapping)
+        ops.store_kv(key, value, self.kv_cache, attn.slot_mapping, self.kv_scales)
+        return self.attend(query, attn)
+
+    def attend(self, query: Tensor, attn: AttentionMetadata) -> Tensor:
+        """As `__call__`, with keys and values already in the cache."""
         return ops.paged_attention(
             query,
-            kv_cache,
+            self.kv_cache,
             attn.block_table,
             attn.query_start_loc,
             attn.seq_lens,
@@ -53,4 +57,7 @@ class PagedAttention:
             self.scale,
             self.sliding_window,
             self.soft_cap,
+            None,
+            self.kv_scales,
+            attn.split_size,
         )

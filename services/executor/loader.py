@@ -29,6 +29,7 @@ class Model(Protocol):
     """What the model runner drives: our own models and transformers' look the same to it."""
 
     config: ModelConfig
+    capturable: bool  # whether CUDA graphs may replay it
 
     @property
     def num_attention_layers(self) -> int:

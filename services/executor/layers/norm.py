@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation, alone or fused with the residual addition before it."""
+"""Root-mean-square normalisation, fused with the residual addition before it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ class RMSNorm:
     def __init__(self, size: int, eps: float, placement: Placement) -> None:
         self.weight = placement.empty(size)
         self.eps = eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Adds x to the residual stream in place and returns the stream normalised."""

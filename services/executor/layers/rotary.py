@@ -11,12 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from services.executor.layers import ops
 from services.executor.model_config import ModelConfig, RopeConfig
 
 
 class RotaryEmbedding:
-    """Rotates halves of query and key heads in place, by a table shared by all layers of a model.
+    """The table by which halves of query and key heads are rotated, shared by all layers of a model.
 
     The table is fixed for the life of the model, because keys already in the cache were rotated by it. Dynamic NTK
     scaling, which transformers re-evaluates at the length of the batch at hand, is therefore evaluated once, at
@@ -24,10 +23,9 @@ class RotaryEmbedding:
     of the longest served length. A request's tokens then never depend on its neighbours or on its own final length.
     """
 
-    __slots__ = ("cos_sin_cache", "head_dim")
+    __slots__ = ("cos_sin_cache",)
 
     def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
-        self.head_dim = config.head_dim
         if device.type == "meta":  # only asked for its shapes; torch takes a second to load its meta arithmetic
             self.cos_sin_cache = torch.empty(max_model_len, config.head_dim, device=device)
             return
@@ -35,10 +33,6 @@ class RotaryEmbedding:
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
         cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
         self.cos_sin_cache = cos_sin.to(device)  # fp32 [max_model_len, rotary_dim]
-
-    def __call__(self, positions: Tensor, query: Tensor, key: Tensor) -> None:
-        """positions int64 [T]; query [T, num_heads, head_dim] and key [T, num_kv_heads, head_dim], in place."""
-        ops.rotary_embedding(positions, query, key, self.cos_sin_cache, self.head_dim)
 
 
 def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:

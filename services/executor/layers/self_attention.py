@@ -1,4 +1,4 @@
-"""The self-attention block: fused QKV projection, optional q/k norm, rotary embedding, paged attention, output."""
+"""The self-attention block: fused QKV projection; q/k norm, rotary embedding and KV write; paged attention; output."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from services.executor.attention import AttentionMetadata, PagedAttention
+from services.executor.layers import ops
 from services.executor.layers.linear import Linear
 from services.executor.layers.norm import RMSNorm
 from services.executor.layers.placement import Placement
@@ -17,7 +18,7 @@ from services.executor.model_config import ModelConfig
 class SelfAttention:
     """One layer's attention. `rotary` is shared by all layers."""
 
-    __slots__ = ("attention", "head_dim", "head_split", "k_norm", "o", "out_size", "q_norm", "qkv", "rotary")
+    __slots__ = ("attention", "eps", "head_dim", "k_norm", "num_heads", "o", "out_size", "q_norm", "qkv", "rotary")
 
     def __init__(self, config: ModelConfig, layer_idx: int, rotary: RotaryEmbedding, placement: Placement) -> None:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -29,7 +30,8 @@ class SelfAttention:
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
         self.rotary = rotary
         self.attention = PagedAttention(head_dim**-0.5, config.sliding_windows[layer_idx])
-        self.head_split = [heads, kv_heads, kv_heads]
+        self.eps = config.rms_norm_eps
+        self.num_heads = heads
         self.head_dim = head_dim
         self.out_size = out_size
 
@@ -37,11 +39,19 @@ class SelfAttention:
         """positions [num_tokens], hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
         num_tokens = hidden.shape[0]
         qkv = self.qkv(hidden).view(num_tokens, -1, self.head_dim)  # heads of q, k and v side by side
-        query, key, value = qkv.split_with_sizes(self.head_split, 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        self.rotary(positions, query, key)
-        output = self.attention(query, key, value, attn)
+        attention = self.attention
+        ops.rotary_store_kv(
+            positions,
+            qkv,
+            self.rotary.cos_sin_cache,
+            attention.kv_cache,
+            attn.slot_mapping,
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            self.eps,
+            attention.kv_scales,
+        )
+        output = attention.attend(qkv.narrow(1, 0, self.num_heads), attn)
         return self.o(output.view(num_tokens, self.out_size))
 
     def load_targets(self, prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -45,6 +45,8 @@ class DecoderLayer:
 class DecoderModel:
     """A decoder-only language model with uninitialised weights; the loader writes them through `load_targets`."""
 
+    capturable = True
+
     def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
         placement = Placement(config.dtype, device)
         rotary = RotaryEmbedding(config, max_model_len, device)

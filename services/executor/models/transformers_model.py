@@ -108,6 +108,9 @@ class _HiddenStates(nn.Module):
 class TransformersModel:
     """A transformers causal language model, split into its decoder and its head, driven like our own models."""
 
+    # Its modelling code may look at values on the host, which a CUDA graph cannot replay.
+    capturable = False
+
     def __init__(self, causal_lm: Any, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         self._state = AttentionLayers(type(causal_lm).__name__)
         self._decoder = causal_lm.base_model

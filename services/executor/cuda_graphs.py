@@ -1,0 +1,89 @@
+"""CUDA graphs of decode steps: what the device is to do, recorded once per batch size, launched as one.
+
+A graph reads and writes the addresses it was recorded with, so everything it touches is in memory that stays: inputs
+(`InputBuffers`), rows, KV cache, weights. A batch between two sizes runs as the next larger one; the padding has no
+row (-1) and leaves no trace.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Function = Callable[[], Tensor]
+
+
+class Graph(Protocol):
+    @property
+    def output(self) -> Tensor:
+        """What the function returned; every replay overwrites it."""
+
+    def replay(self) -> None: ...
+
+
+class CudaGraph:
+    """Recorded by running `function` once without executing it; its memory comes from `pool`."""
+
+    def __init__(self, function: Function, pool: tuple[int, int]) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: other threads may use the device meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self.output = function()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def cuda_recorder() -> Callable[[Function], Graph]:
+    """Records graphs that share one memory pool: they never run at the same time."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda function: CudaGraph(function, pool)
+
+
+class CudaGraphs:
+    """Graphs by the name of a part of the step and the batch size. Without any, every step runs eagerly."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []  # rising; those captured
+        self._graphs: dict[tuple[str, int], Graph] = {}
+        self._record: Callable[[Function], Graph] | None = None
+        self._capturing: int | None = None
+
+    def padded_size(self, num_reqs: int) -> int | None:
+        """The batch size as which a decode step of num_reqs requests runs; None = eagerly."""
+        if self._capturing is not None:
+            return self._capturing
+        index = bisect.bisect_left(self._sizes, num_reqs)
+        return self._sizes[index] if index < len(self._sizes) else None
+
+    def mode(self, size: int | None) -> str:
+        """How a step of this padded size runs: captured, replayed or eager."""
+        if size is None:
+            return "eager"
+        return "captured" if size == self._capturing else "replayed"
+
+    def capture(self, size: int, record: Callable[[Function], Graph], step: Callable[[], None]) -> None:
+        """Captures what `step`, a decode step of `size` requests, runs through `run`."""
+        self._capturing, self._record = size, record
+        try:
+            step()
+        finally:
+            self._capturing, self._record = None, None
+        bisect.insort(self._sizes, size)
+
+    def run(self, name: str, size: int | None, function: Function) -> Tensor:
+        """The function's result; through its graph, if it has one for this size, in memory that the next run reuses."""
+        if size is None:
+            return function()
+        graph = self._graphs.get((name, size))
+        if graph is None:
+            if self._record is None:
+                # A part that the captured step did not run.
+                return function()
+            graph = self._graphs[name, size] = self._record(function)
+        graph.replay()
+        return graph.output
