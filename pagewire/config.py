@@ -191,7 +191,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     dtype: str = flag(
         "auto",
-        "weights, activations and KV cache; auto takes the checkpoint's, and bfloat16 for GGUF",
+        "weights, activations and (see --kv-cache-dtype) KV cache; auto takes the checkpoint's, and bfloat16 for GGUF",
         group="model",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
@@ -236,7 +236,40 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         kind="size",
         valid=POSITIVE,
     )
-    enforce_eager: bool = flag(False, "no CUDA graphs (steps always run eagerly so far)", group="executor")
+    kv_cache_dtype: str = flag(
+        "auto",
+        "how keys and values are stored; auto = as --dtype; fp8 = fp8_e4m3, half the memory, scaled by the "
+        "checkpoint's k_scale and v_scale, or by 1",
+        group="memory",
+        choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3"),
+    )
+    attention_split_size: int = flag(
+        0,
+        "tokens of context that one attention split reduces, on CUDA; a fixed size makes attention bitwise independent "
+        "of the rest of the batch, 0 chooses by the lengths of each step (faster)",
+        group="executor",
+        kind="size",
+        valid=Range(minimum=0, multiple_of=64),
+    )
+    enforce_eager: bool = flag(
+        False,
+        "turn CUDA graphs off: every decode step launches its kernels one by one (slower; saves the graphs' memory and "
+        "the time of their capture)",
+        group="executor",
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = flag(
+        None,
+        "numbers of requests for which decode steps are captured as CUDA graphs; smaller steps are padded to the next "
+        "(default: 1, 2, 4, multiples of 8 to 256, of 16 beyond, to --max-cudagraph-capture-size)",
+        group="executor",
+        valid=POSITIVE,
+    )
+    max_cudagraph_capture_size: int | None = flag(
+        None,
+        "largest decode step that is captured; larger ones run eagerly (default: --max-num-seqs, at most 512)",
+        group="executor",
+        valid=POSITIVE,
+    )
     num_threads: int | None = flag(
         None,
         "CPU threads that compute (default: the cores this process may use)",

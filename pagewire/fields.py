@@ -7,12 +7,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Range:
-    """The valid values of a number: minimum <= value <= maximum, and value > above."""
+    """The valid values of a number, or of each number of a list: minimum <= value <= maximum, and value > above."""
 
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
     power_of_two: bool = False
+    multiple_of: int = 1
 
     def __contains__(self, value: float) -> bool:
         return (
@@ -20,6 +21,7 @@ class Range:
             and (self.maximum is None or value <= self.maximum)
             and (self.above is None or value > self.above)
             and (not self.power_of_two or int(value).bit_count() == 1)
+            and (self.multiple_of == 1 or value % self.multiple_of == 0)
         )
 
     def __str__(self) -> str:
@@ -28,6 +30,7 @@ class Range:
             f"at least {self.minimum}" if self.minimum is not None else "",
             f"at most {self.maximum}" if self.maximum is not None else "",
             "a power of two" if self.power_of_two else "",
+            f"a multiple of {self.multiple_of}" if self.multiple_of != 1 else "",
         ]
         return ", ".join(filter(None, bounds))
 
@@ -50,6 +53,7 @@ def flag(
     """A dataclass field that is also a flag.
 
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
+    A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
     secret: handed to child processes through the environment, never through their command line.
     """
     metadata = {"help": help, "group": group, "choices": choices, "kind": kind, "valid": valid, "secret": secret}

@@ -70,7 +70,8 @@ def to_argv(config: Any) -> list[str]:
         if isinstance(value, bool):
             argv.append(flag_name(field.name) if value else "--no-" + flag_name(field.name)[2:])
         else:
-            argv.append(f"{flag_name(field.name)}={value}")
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            argv.append(f"{flag_name(field.name)}={text}")
     return argv
 
 
@@ -185,6 +186,8 @@ def _metavar(field: dataclasses.Field[Any]) -> str:
     if field.metadata["kind"] == "size":
         return "SIZE"
     base = _base_type(field)
+    if typing.get_origin(base) is tuple:
+        return "N,N,..."
     return "N" if base is int else "X" if base is float else field.name.rpartition("_")[2].upper()
 
 
@@ -259,7 +262,9 @@ def _did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _base_type(field: dataclasses.Field[Any]) -> Any:
-    """`int` of `int | None`."""
+    """`int` of `int | None`; `tuple[int, ...]` stays one."""
+    if typing.get_origin(field.type) is tuple:
+        return field.type
     types = [t for t in typing.get_args(field.type) if t is not type(None)]
     return types[0] if types else field.type
 
@@ -280,12 +285,18 @@ def _convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> An
             # Empty, it would protect nothing; and HTTP drops spaces around a header's value.
             raise UsageError(f"{source}: expected a value that is not empty and has no spaces around it")
         return text
-    kind = "size" if field.metadata["kind"] == "size" else "whole number" if base is int else "number"
+    is_list = typing.get_origin(base) is tuple
+    number = typing.get_args(base)[0] if is_list else base
+    kind = "size" if field.metadata["kind"] == "size" else "whole number" if number is int else "number"
     try:
-        value = parse_size(text) if kind == "size" else base(text)
+        values = tuple(parse_size(item) if kind == "size" else number(item) for item in _items(text, is_list))
     except ValueError:
-        value = None
-    if value is None or (valid is not None and value not in valid):
-        expected = f"a {kind}" + (f" ({valid})" if valid is not None else "")
+        values = ()
+    if not values or (valid is not None and not all(value in valid for value in values)):
+        expected = (f"{kind}s with commas between" if is_list else f"a {kind}") + (f" ({valid})" if valid else "")
         raise UsageError(f"{source}: expected {expected}, got {text!r}")
-    return value
+    return values if is_list else values[0]
+
+
+def _items(text: str, is_list: bool) -> list[str]:
+    return text.split(",") if is_list else [text]

@@ -70,6 +70,10 @@ def test_model_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         (["--num-threads", "100000"], "--num-threads: expected a whole number (at least 1, at most 1024)"),
         (["--max-model-len", "12q"], "--max-model-len: expected a size"),
         (["--dtype", "int3"], "--dtype: expected one of auto, bfloat16, float16, float32, got 'int3'"),
+        (["--attention-split-size", "100"], "expected a size (at least 0, a multiple of 64), got '100'"),
+        (["--cudagraph-capture-sizes", "1,b"], "expected whole numbers with commas between (at least 1), got '1,b'"),
+        (["--cudagraph-capture-sizes", "4,0"], "--cudagraph-capture-sizes: expected whole numbers"),
+        (["--cudagraph-capture-sizes="], "--cudagraph-capture-sizes: expected whole numbers"),
         (["--port"], "--port"),
     ],
 )
@@ -102,6 +106,16 @@ def test_yaml_values_have_their_natural_types(tmp_path: Path) -> None:
     assert parsed.kv_cache_memory_bytes == 2 * 1024**3
     assert parsed.served_model_name == "a,b"
     assert (parsed.gpu_memory_utilization, parsed.max_model_len) == (0.5, None)
+
+
+def test_lists_of_numbers_from_every_source(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for content in ("[4, 2, 1]", "4,2,1", "'4, 2, 1'"):
+        file.write_text(f"cudagraph-capture-sizes: {content}\n")
+        assert parse(f"--config={file}").cudagraph_capture_sizes == (4, 2, 1)
+    assert parse("--cudagraph-capture-sizes", "8").cudagraph_capture_sizes == (8,)
+    assert parse(environ={"PAGEWIRE_CUDAGRAPH_CAPTURE_SIZES": "8,16"}).cudagraph_capture_sizes == (8, 16)
+    assert parse().cudagraph_capture_sizes is None
 
 
 def test_environment_is_checked_but_leaves_room_for_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,8 +172,11 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
     elif base is int:
         low, high = (None if bound is None else int(bound) for bound in (valid.minimum, valid.maximum))
         values = st.sampled_from([8, 16, 64, 256]) if valid.power_of_two else st.integers(low, high)
+        values = values.map(lambda value: value * valid.multiple_of)
     elif base is float:
         values = st.floats(0, valid.maximum, allow_nan=False, allow_infinity=False).filter(valid.__contains__)
+    elif typing.get_origin(base) is tuple:
+        values = st.lists(st.integers(int(valid.minimum or 0)), min_size=1).map(tuple)
     else:
         values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
     return values | st.just(field.default)
