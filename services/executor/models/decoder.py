@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from services.executor.attention import AttentionMetadata
+from services.executor.attention import AttentionMetadata, PagedAttention
 from services.executor.layers.embedding import Embedding
 from services.executor.layers.linear import Linear
 from services.executor.layers.mlp import GatedMLP
@@ -61,8 +61,12 @@ class DecoderModel:
         )
 
     @property
+    def attention_layers(self) -> list[PagedAttention]:
+        """Those that need a KV cache, in layer order."""
+        return [layer.attention.attention for layer in self.layers]
+
+    @property
     def num_attention_layers(self) -> int:
-        """Layers that need a KV cache."""
         return self.config.num_layers
 
     @property

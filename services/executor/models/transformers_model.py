@@ -177,6 +177,10 @@ class TransformersModel:
         )
 
     @property
+    def attention_layers(self) -> list[PagedAttention]:
+        return list(self._state.layers.values())
+
+    @property
     def num_attention_layers(self) -> int:
         return len(self._state.layers)
 
