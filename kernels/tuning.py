@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["KERNELS", "Entry", "Keys", "capability_of", "load_table", "lookup", "table_architecture"]
+__all__ = ["KERNELS", "Entry", "Keys", "capability_of", "load_table", "lookup", "nearest", "table_architecture"]
 
 DIRECTORY = Path(__file__).with_suffix("")  # kernels/tuning
 # What the interpreter pretends to be: the architecture with the largest tiles.
@@ -88,7 +88,10 @@ def lookup(kernel: str, capability: int, **shape: int) -> Mapping[str, int]:
     keys = KERNELS[kernel]
     if set(shape) != set(keys.shape) or min(shape.values()) < 1:
         raise ValueError(f"{kernel} is looked up with positive {', '.join(keys.shape)}; got {shape}")
-    entries: tuple[Entry, ...] | list[Entry] = load_table(kernel, table_architecture(kernel, capability))
+    return nearest(keys, load_table(kernel, table_architecture(kernel, capability)), shape).config
+
+
+def nearest(keys: Keys, entries: Sequence[Entry], shape: Mapping[str, int]) -> Entry:
     for key in keys.bounds:
         listed = {entry.shape[key] for entry in entries}
         match = min((value for value in listed if value >= shape[key]), default=max(listed))
@@ -98,7 +101,7 @@ def lookup(kernel: str, capability: int, **shape: int) -> Mapping[str, int]:
         doublings = sum(abs(math.log2(entry.shape[key] / shape[key])) for key in keys.distances)
         return (round(doublings, 6), *(-entry.shape[key] for key in keys.distances))
 
-    return min(entries, key=distance).config
+    return min(entries, key=distance)
 
 
 @cache
@@ -139,6 +142,8 @@ def _parse(kernel: str, architecture: int, table: Any) -> tuple[Entry, ...]:
         entries.append(Entry(MappingProxyType(entry["shape"]), MappingProxyType(entry["config"])))
     if not entries:
         raise ValueError("it has no entries")
+    if len({tuple(entry.shape[key] for key in keys.shape) for entry in entries}) < len(entries):
+        raise ValueError("a shape is listed twice")
     return tuple(entries)
 
 
