@@ -172,6 +172,6 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
     logits, chosen = logits.float(), token_ids[:, None]
     chosen_logits = logits.gather(-1, chosen)
     ranks = (logits > chosen_logits).sum(-1) + 1
-    top_logits, top_ids = (part[:, :num_top] for part in logits.sort(-1, descending=True, stable=True))
+    top_logits, top_ids = (part[:, :num_top] for part in logits.sort(dim=-1, descending=True, stable=True))
     logprobs = torch.cat([chosen_logits, top_logits], dim=-1) - logits.logsumexp(-1, keepdim=True)
     return torch.cat([chosen, top_ids], dim=-1), logprobs, ranks

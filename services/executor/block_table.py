@@ -1,6 +1,8 @@
-"""Block tables of all rows: append-only lists of block ids, in host memory and on the device."""
+"""Block tables of all rows: append-only lists of block ids, on the device. The host knows how long each is."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,52 +12,43 @@ from services.executor.step import ProtocolError
 from services.executor.upload import upload
 
 
-def ragged_arange(counts: np.ndarray) -> np.ndarray:
-    """Counts up within each run: [2, 0, 3] -> [0, 1, 0, 1, 2]; int64 [sum(counts)]."""
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-
-
 class BlockTable:
     """`tensor[row]` = the ordered block ids of the request in that row; entries past `num_blocks[row]` are stale."""
 
     def __init__(self, max_num_seqs: int, max_blocks_per_row: int, num_pool_blocks: int, device: torch.device) -> None:
         self._device = device
         self._num_pool_blocks = num_pool_blocks
-        # The host computes slots from its own copy. On the CPU both are the same memory.
-        self.host = np.zeros((max_num_seqs, max_blocks_per_row), dtype=np.int32)
-        self.tensor: Tensor = (
-            torch.from_numpy(self.host)
-            if device.type == "cpu"
-            else torch.zeros(self.host.shape, dtype=torch.int32, device=device)
-        )  # int32 [max_num_seqs, max_blocks_per_row]
+        self._max_blocks = max_blocks_per_row
+        # int32 [max_num_seqs, max_blocks_per_row]
+        self.tensor: Tensor = torch.zeros(max_num_seqs, max_blocks_per_row, dtype=torch.int32, device=device)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs]
 
-    def clear(self, row: int) -> None:
-        self.num_blocks[row] = 0
+    def fill(self, rows: np.ndarray, block_ids: Sequence[np.ndarray]) -> None:
+        """Starts the tables of rows that a request has just been given. Raises ProtocolError."""
+        counts = np.array([len(ids) for ids in block_ids], dtype=np.int64)
+        self.num_blocks[rows] = 0
+        joined = np.concatenate(block_ids).astype(np.int32)
+        self.append(rows, counts, joined)
+        uploaded = upload(self._device, {"block_ids": joined})["block_ids"]
+        for row, ids in zip(rows.tolist(), uploaded.split(counts.tolist()), strict=True):
+            self.tensor[row, : len(ids)] = ids
 
     def append(self, rows: np.ndarray, counts: np.ndarray, block_ids: np.ndarray) -> None:
-        """Appends counts[i] of the concatenated block_ids to rows[i]; rows are distinct. Raises ProtocolError."""
+        """Counts counts[i] more blocks for rows[i]; rows are distinct. Raises ProtocolError.
+
+        `step_inputs` writes them to the tensor, behind the steps that still read the old entries.
+        """
         if counts.sum() != len(block_ids) or (counts < 0).any():
             raise ProtocolError(f"{len(block_ids)} block ids for {counts.sum()} announced")
         if not len(block_ids):
             return
+        if len(block_ids) > self._num_pool_blocks:
+            raise ProtocolError(f"{len(block_ids)} new blocks; the pool has {self._num_pool_blocks}")
         if block_ids.min() < 0 or block_ids.max() >= self._num_pool_blocks:
             raise ProtocolError(
                 f"block id {block_ids.max() if block_ids.min() >= 0 else block_ids.min()} is outside the pool of "
                 f"{self._num_pool_blocks} blocks"
             )
-        filled = self.num_blocks[rows]
-        if (filled + counts).max() > self.host.shape[1]:
-            raise ProtocolError(f"a request has more than the {self.host.shape[1]} blocks of the longest request")
-        table_rows = np.repeat(rows, counts)
-        columns = np.repeat(filled, counts) + ragged_arange(counts)
-        self.host[table_rows, columns] = block_ids
-        self.num_blocks[rows] = filled + counts
-        if self._device.type != "cpu":
-            # As a flat write behind the steps that still read the old entries, in stream order.
-            staged = upload(
-                self._device,
-                {"flat": table_rows * self.host.shape[1] + columns, "block_ids": block_ids.astype(np.int32)},
-            )
-            self.tensor.view(-1)[staged["flat"]] = staged["block_ids"]
+        if (self.num_blocks[rows] + counts).max() > self._max_blocks:
+            raise ProtocolError(f"a request has more than the {self._max_blocks} blocks of the longest request")
+        self.num_blocks[rows] += counts

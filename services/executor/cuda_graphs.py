@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Graph(Protocol):
 class CudaGraph:
     """Recorded by running `function` once without executing it; its memory comes from `pool`."""
 
-    def __init__(self, function: Function, pool: tuple[int, int]) -> None:
+    def __init__(self, function: Function, pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
         # thread_local: other threads may use the device meanwhile.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
@@ -81,9 +81,7 @@ class CudaGraphs:
             return function()
         graph = self._graphs.get((name, size))
         if graph is None:
-            if self._record is None:
-                # A part that the captured step did not run.
-                return function()
+            assert self._record is not None, f"the captured step of {size} requests has no part {name}"
             graph = self._graphs[name, size] = self._record(function)
         graph.replay()
         return graph.output

@@ -1,4 +1,7 @@
-"""The model's inputs for one step, gathered from the rows of the requests that run."""
+"""The model's inputs for one step: the host says who runs, the device gathers the rest from their rows.
+
+They are always in the same memory, which may be overwritten as soon as a step is launched: the device works in order.
+"""
 
 from __future__ import annotations
 
@@ -9,106 +12,53 @@ import torch
 from torch import Tensor
 
 from services.executor.attention import AttentionMetadata
-from services.executor.block_table import BlockTable, ragged_arange
+from services.executor.block_table import BlockTable
+from services.executor.layers import ops
 from services.executor.request_state import RequestState
 from services.executor.step import ProtocolError, Step
-from services.executor.upload import upload
+from services.executor.upload import upload_into
+
+PADDING_ROW = -1
 
 
 @dataclass(frozen=True)
 class InputBatch:
-    """Example: row 4 decodes at position 9, row 0 prefills 3 of its 8 prompt tokens, from the start:
+    """One step as the host sees it.
 
-    rows = [4, 0]    input_ids = token_ids[[4, 0, 0, 0], [9, 0, 1, 2]]    positions = [9, 0, 1, 2]
-    sampled_rows = [4]    attn.logits_indices = [0]    sampled_positions = [10]
+    Example: row 4 decodes at position 9, row 0 prefills 3 of its 8 prompt tokens, from the start:
+
+    rows = [4, 0]    query_lens = [1, 3]    sampled = [0]    sampled_rows = [4]
+    On the device `step_inputs` makes of it: input_ids = token_ids[[4, 0, 0, 0], [9, 0, 1, 2]], positions = [9, 0, 1, 2]
     """
 
     rows: np.ndarray  # int64 [num_reqs], idx_mapping: batch index -> row
+    query_lens: np.ndarray  # int64 [num_reqs]
+    num_tokens: int
     sampled: np.ndarray  # int64 [S], indices into rows: those that reach their last known token
     sampled_rows: np.ndarray  # int64 [S]
+
+    @property
+    def is_decode(self) -> bool:
+        """One token for each request, and each gets its next."""
+        return self.num_tokens == len(self.rows) == len(self.sampled)
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The sizes that a step is launched with, padding included."""
+
+    num_reqs: int
     num_tokens: int
-    input_ids: Tensor  # int64 [num_tokens]
-    positions: Tensor  # int64 [num_tokens]
-    attn: AttentionMetadata
-    # Where the sampled tokens go.
-    sampled_rows_tensor: Tensor  # int64 [S]
-    sampled_positions: Tensor  # int64 [S]
+    num_sampled: int
+    max_query_len: int
 
 
-def prepare_inputs(
-    step: Step,
-    rows: np.ndarray,
-    state: RequestState,
-    block_table: BlockTable,
-    block_size: int,
-    max_num_batched_tokens: int,
-    device: torch.device,
-) -> InputBatch:
-    """Index arithmetic on the host, one upload, then the gathers on the device. Raises ProtocolError."""
+def make_batch(step: Step, rows: np.ndarray, state: RequestState, num_slots: np.ndarray, max_tokens: int) -> InputBatch:
+    """num_slots [num_reqs]: how many tokens the blocks of each request hold. Raises ProtocolError."""
     query_lens = step.num_scheduled_tokens
-    context_lens = state.num_computed_tokens[rows]
-    seq_lens = context_lens + query_lens
-    known = state.num_tokens[rows]
-    _check(step, rows, query_lens, seq_lens, known, block_table.num_blocks[rows] * block_size)
-    query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)  # [num_reqs + 1]
-    np.cumsum(query_lens, out=query_start_loc[1:])
-    num_tokens = int(query_start_loc[-1])
-    if num_tokens > max_num_batched_tokens:
-        raise ProtocolError(
-            f"step {step.step_id} has {num_tokens} tokens; max_num_batched_tokens is {max_num_batched_tokens}"
-        )
-    token_rows = np.repeat(rows, query_lens)  # [num_tokens]
-    positions = np.repeat(context_lens, query_lens) + ragged_arange(query_lens)
-    blocks = block_table.host[token_rows, positions // block_size]
-    sampled = np.flatnonzero(seq_lens == known)
-    if len(sampled) and known[sampled].max() >= state.max_model_len:
-        raise ProtocolError(f"a request grows beyond max_model_len {state.max_model_len}")
-    tensors = upload(
-        device,
-        {
-            "rows": rows,
-            "query_start_loc": query_start_loc,
-            "seq_lens": seq_lens.astype(np.int32),
-            "token_rows": token_rows,
-            "positions": positions,
-            "slot_mapping": blocks.astype(np.int64) * block_size + positions % block_size,
-            "logits_indices": query_start_loc[1:][sampled].astype(np.int64) - 1,
-            "sampled_rows": rows[sampled],
-            "sampled_positions": known[sampled],
-        },
-    )
-    max_blocks = -(-int(seq_lens.max()) // block_size)
-    attn = AttentionMetadata(
-        query_start_loc=tensors["query_start_loc"],
-        seq_lens=tensors["seq_lens"],
-        block_table=block_table.tensor[:, :max_blocks].index_select(0, tensors["rows"]),
-        slot_mapping=tensors["slot_mapping"],
-        max_query_len=int(query_lens.max()),
-        logits_indices=tensors["logits_indices"],
-    )
-    return InputBatch(
-        rows=rows,
-        sampled=sampled,
-        sampled_rows=rows[sampled],
-        num_tokens=num_tokens,
-        input_ids=state.token_ids[tensors["token_rows"], tensors["positions"]].long(),
-        positions=tensors["positions"],
-        attn=attn,
-        sampled_rows_tensor=tensors["sampled_rows"],
-        sampled_positions=tensors["sampled_positions"],
-    )
-
-
-def _check(
-    step: Step,
-    rows: np.ndarray,
-    query_lens: np.ndarray,
-    seq_lens: np.ndarray,
-    known: np.ndarray,
-    num_slots: np.ndarray,
-) -> None:
     if len(query_lens) != len(rows):
         raise ProtocolError(f"{len(rows)} requests, but {len(query_lens)} num_scheduled_tokens")
+    seq_lens, known = state.num_computed_tokens[rows] + query_lens, state.num_tokens[rows]
     wrong = (query_lens < 1) | (seq_lens > known) | (seq_lens > num_slots)
     if wrong.any():
         index = int(np.flatnonzero(wrong)[0])
@@ -116,3 +66,116 @@ def _check(
             f"request {step.request_ids[index]}: {query_lens[index]} tokens up to {seq_lens[index]} are scheduled, "
             f"it has {known[index]} tokens and blocks for {num_slots[index]}"
         )
+    num_tokens = int(query_lens.sum())
+    if num_tokens > max_tokens:
+        raise ProtocolError(f"step {step.step_id} has {num_tokens} tokens; max_num_batched_tokens is {max_tokens}")
+    sampled = np.flatnonzero(seq_lens == known)
+    if len(sampled) and known[sampled].max() >= state.max_model_len:
+        raise ProtocolError(f"a request grows beyond max_model_len {state.max_model_len}")
+    return InputBatch(rows, query_lens, num_tokens, sampled, rows[sampled])
+
+
+class InputBuffers:
+    """The device memory of a step's inputs."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        block_table: BlockTable,
+        num_pool_blocks: int,
+        device: torch.device,
+    ) -> None:
+        # All that the host tells is staged as one array and copied at once.
+        sections = {
+            "rows": max_num_seqs,
+            "query_start_loc": max_num_seqs + 1,
+            "num_blocks": max_num_seqs,
+            "new_block_start_loc": max_num_seqs + 1,
+            "logits_indices": max_num_seqs,
+            "sampled_rows": max_num_seqs,
+            "new_block_ids": num_pool_blocks,  # last: only as much as there is of it is copied
+        }
+        size = sum(sections.values())
+        self._host = np.zeros(size, dtype=np.int32)
+        self._staged = torch.zeros(size, dtype=torch.int32, device=device)
+        ends = np.cumsum(list(sections.values()))
+        self._host_sections = dict(zip(sections, np.split(self._host, ends[:-1]), strict=True))
+        device_sections = dict(zip(sections, self._staged.split(list(sections.values())), strict=True))
+        self._rows = device_sections["rows"]
+        self._query_start_loc = device_sections["query_start_loc"]
+        self._num_blocks = device_sections["num_blocks"]
+        self._new_block_start_loc = device_sections["new_block_start_loc"]
+        self._logits_indices = device_sections["logits_indices"]
+        self._sampled_rows = device_sections["sampled_rows"]
+        self._new_block_ids = device_sections["new_block_ids"]
+
+        self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+        self._slot_mapping = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+        self._seq_lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._block_table = torch.zeros_like(block_table.tensor)
+
+    def stage(self, batch: InputBatch, step: Step, block_table: BlockTable, padded_size: int | None) -> BatchShape:
+        """Brings what the host knows to the device, in one copy.
+
+        The step's blocks must be counted in block_table already. padded_size: requests that the step is launched
+        with, of a decode step; those beyond the batch have no row and one token each.
+        """
+        num_reqs, num_sampled = len(batch.rows), len(batch.sampled)
+        host = self._host_sections
+        host["rows"][:num_reqs] = batch.rows
+        np.cumsum(batch.query_lens, out=host["query_start_loc"][1 : num_reqs + 1])
+        host["num_blocks"][:num_reqs] = block_table.num_blocks[batch.rows] - step.num_new_blocks
+        np.cumsum(step.num_new_blocks, out=host["new_block_start_loc"][1 : num_reqs + 1])
+        host["new_block_ids"][: len(step.new_block_ids)] = step.new_block_ids
+        host["logits_indices"][:num_sampled] = host["query_start_loc"][1 : num_reqs + 1][batch.sampled] - 1
+        host["sampled_rows"][:num_sampled] = batch.sampled_rows
+        shape = BatchShape(num_reqs, batch.num_tokens, num_sampled, int(batch.query_lens.max()))
+        if padded_size is not None:
+            host["rows"][num_reqs:padded_size] = PADDING_ROW
+            host["sampled_rows"][num_reqs:padded_size] = PADDING_ROW
+            host["query_start_loc"][num_reqs : padded_size + 1] = np.arange(num_reqs, padded_size + 1)
+            host["new_block_start_loc"][num_reqs + 1 : padded_size + 1] = len(step.new_block_ids)
+            shape = BatchShape(padded_size, padded_size, padded_size, 1)
+        used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
+        upload_into(self._staged[:used], self._host[:used])
+        return shape
+
+    def gather(
+        self, shape: BatchShape, state: RequestState, block_table: BlockTable, block_size: int, split_size: int
+    ) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """(input_ids, positions, attention metadata) of the staged step; rows and block tables move on."""
+        num_reqs, num_tokens = shape.num_reqs, shape.num_tokens
+        query_start_loc = self._query_start_loc[: num_reqs + 1]
+        input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
+        slot_mapping, seq_lens = self._slot_mapping[:num_tokens], self._seq_lens[:num_reqs]
+        batch_table = self._block_table[:num_reqs]
+        ops.step_inputs(
+            self._rows[:num_reqs],
+            query_start_loc,
+            self._num_blocks[:num_reqs],
+            self._new_block_start_loc[: num_reqs + 1],
+            self._new_block_ids,
+            state.token_ids,
+            state.columns.num_computed_tokens,
+            block_table.tensor,
+            input_ids,
+            positions,
+            slot_mapping,
+            seq_lens,
+            batch_table,
+            block_size,
+        )
+        attn = AttentionMetadata(query_start_loc, seq_lens, batch_table, slot_mapping, shape.max_query_len, split_size)
+        return input_ids, positions, attn
+
+    def select_sampled(self, shape: BatchShape, hidden: Tensor) -> Tensor:
+        """The hidden states [num_sampled, hidden_size] that tokens are sampled from."""
+        if shape.num_sampled == shape.num_tokens:
+            return hidden
+        return hidden.index_select(0, self._logits_indices[: shape.num_sampled])
+
+    def sampled_rows(self, num_sampled: int) -> Tensor:
+        """int32 [num_sampled]: sampled position -> row."""
+        return self._sampled_rows[:num_sampled]

@@ -23,7 +23,7 @@ def block_bytes(model: Model, block_size: int) -> int:
     return model.num_attention_layers * block_size * per_token
 
 
-def allocate(model: Model, num_blocks: int, block_size: int, device: torch.device) -> list[Tensor]:
+def allocate(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """One [num_blocks, 2, num_kv_heads, block_size, head_dim] per attention layer.
 
     Zeros, so that a slot that was never written holds no NaN. On the CPU the operating system hands out zero pages when
@@ -32,11 +32,11 @@ def allocate(model: Model, num_blocks: int, block_size: int, device: torch.devic
     config = model.config
     shape = (num_blocks, 2, config.num_kv_heads, block_size, config.head_dim)
     if device.type != "cpu":
-        return [torch.zeros(shape, dtype=config.dtype, device=device) for _ in range(model.num_attention_layers)]
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_attention_layers)]
     # numpy asks for zero pages where torch.zeros would write them.
-    num_bytes = math.prod(shape) * config.dtype.itemsize
+    num_bytes = math.prod(shape) * dtype.itemsize
     return [
-        torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(config.dtype).view(shape)
+        torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
         for _ in range(model.num_attention_layers)
     ]
 

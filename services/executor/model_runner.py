@@ -7,18 +7,22 @@ stands beside them, and is at most one more verb here. Nothing below may wait fo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pagewire.errors import StartupError
-from services.executor import kv_cache
+from services.executor import kv_cache, stats
 from services.executor.block_table import BlockTable
-from services.executor.input_batch import InputBatch, prepare_inputs
+from services.executor.cuda_graphs import CudaGraphs, Function, Graph, cuda_recorder
+from services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
 from services.executor.loader import Model
 from services.executor.request_state import RequestState
-from services.executor.sampler import SampledTokens, sample
+from services.executor.sampler import SampledTokens, sample, sample_tokens
 from services.executor.step import NewRequest, PendingTokens, RowSampling, Step, StepOutput
 
 DUMMY_SAMPLING = RowSampling(top_k=50, top_p=0.9)
@@ -44,23 +48,38 @@ class Limits:
 class ModelRunner:
     """One model on one device. All calls come from the device thread."""
 
-    def __init__(self, model: Model, limits: Limits, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits,
+        num_blocks: int,
+        device: torch.device,
+        *,
+        kv_cache_dtype: torch.dtype | None = None,
+        attention_split_size: int = 0,
+    ) -> None:
+        """kv_cache_dtype: by default the model's. attention_split_size: see `kernels.reference.paged_attention`."""
         self.limits = limits
         self.num_blocks = num_blocks
         self._model = model
         self._device = device
+        self._split_size = attention_split_size
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        model.bind_kv_cache(kv_cache.allocate(model, num_blocks, limits.block_size, device))
-        self.reset()
+        dtype = kv_cache_dtype or model.config.dtype
+        model.bind_kv_cache(kv_cache.allocate(model, num_blocks, limits.block_size, dtype, device))
+        config, max_blocks = model.config, -(-limits.max_model_len // limits.block_size)
+        self._state = RequestState(
+            limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
+        )
+        self._block_table = BlockTable(limits.max_num_seqs, max_blocks, num_blocks, device)
+        self._inputs = InputBuffers(
+            limits.max_num_seqs, limits.max_num_batched_tokens, self._block_table, num_blocks, device
+        )
+        self._graphs = CudaGraphs()
 
     def reset(self) -> None:
         """Forgets all requests. What the KV cache holds is nobody's any more."""
-        config, limits = self._model.config, self.limits
-        max_blocks = -(-limits.max_model_len // limits.block_size)
-        self._state = RequestState(
-            limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, self._device
-        )
-        self._block_table = BlockTable(limits.max_num_seqs, max_blocks, self.num_blocks, self._device)
+        self._state.reset()
 
     @property
     def num_requests(self) -> int:
@@ -74,43 +93,53 @@ class ModelRunner:
         self._add_new(step)
         if not step.request_ids:
             return StepOutput(step.step_id, [], [], 0, None)
-        rows = self._state.rows(step.request_ids)
-        self._block_table.append(rows, step.num_new_blocks, step.new_block_ids)
-        batch = self._prepare_inputs(step, rows)
-        hidden = self._model.forward(batch.input_ids, batch.positions, batch.attn)
-        sampled = self._sample(hidden, batch) if len(batch.sampled) else None
-        self._state.advance(rows, step.num_scheduled_tokens, batch.sampled_rows)
+        batch = self._make_batch(step)
+        size = self._graphs.padded_size(len(batch.rows)) if batch.is_decode else None
+        shape = self._inputs.stage(batch, step, self._block_table, size)
+        hidden = self._graphs.run("forward", size, lambda: self._forward(shape))
+        sampled = self._sample(hidden, batch, shape, size) if len(batch.sampled) else None
+        self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows)
+        stats.GRAPH_STEPS.labels(self._graphs.mode(size)).inc()
         return self._output(step, batch, sampled)
 
     def _remove_finished(self, step: Step) -> None:
         for request_id in step.finished_request_ids:
-            self._block_table.clear(self._state.remove(request_id))
+            self._state.remove(request_id)
 
     def _add_new(self, step: Step) -> None:
-        for request in step.new_requests:
-            row = self._state.add(request)
-            self._block_table.append(np.array([row]), np.array([len(request.block_ids)]), request.block_ids)
+        if step.new_requests:
+            rows = self._state.add(step.new_requests)
+            self._block_table.fill(rows, [request.block_ids for request in step.new_requests])
 
-    def _prepare_inputs(self, step: Step, rows: np.ndarray) -> InputBatch:
-        limits = self.limits
-        return prepare_inputs(
-            step,
-            rows,
-            self._state,
-            self._block_table,
-            limits.block_size,
-            limits.max_num_batched_tokens,
-            self._device,
+    def _make_batch(self, step: Step) -> InputBatch:
+        rows = self._state.rows(step.request_ids)
+        self._block_table.append(rows, step.num_new_blocks, step.new_block_ids)
+        num_slots = self._block_table.num_blocks[rows] * self.limits.block_size
+        return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens)
+
+    def _forward(self, shape: BatchShape) -> Tensor:
+        """Hidden states [num_tokens, hidden_size] of the step that is staged."""
+        input_ids, positions, attn = self._inputs.gather(
+            shape, self._state, self._block_table, self.limits.block_size, self._split_size
         )
+        return self._model.forward(input_ids, positions, attn)
 
-    def _sample(self, hidden: torch.Tensor, batch: InputBatch) -> SampledTokens:
+    def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, size: int | None) -> SampledTokens:
         """Samples, and writes each token behind its sequence, where the next step finds it."""
-        state = self._state
-        logits = self._model.compute_logits(hidden[batch.attn.logits_indices]).float()
-        parameters = state.sampling.prepare(batch.sampled_rows, state.num_tokens[batch.sampled_rows], self._device)
-        sampled = sample(logits, parameters, state.token_ids)
-        state.token_ids[batch.sampled_rows_tensor, batch.sampled_positions] = sampled.token_ids.int()
-        return sampled
+        state, num_sampled = self._state, len(batch.sampled)
+        extras = state.sampling.prepare(batch.sampled_rows, state.num_tokens[batch.sampled_rows], self._device)
+        if extras is None:
+            tokens = self._graphs.run("sample", size, lambda: self._sample_plain(hidden, shape))
+            # A copy of its own where the next replay writes anew.
+            return SampledTokens(tokens if size is None else tokens[:num_sampled].clone(), None)
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
+        return sample(logits, self._inputs.sampled_rows(num_sampled), state.columns, state.token_ids, extras)
+
+    def _sample_plain(self, hidden: Tensor, shape: BatchShape) -> Tensor:
+        """Token ids int64 [num_sampled], of requests that want no more than temperature, top-k, top-p and min-p."""
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
+        rows = self._inputs.sampled_rows(shape.num_sampled)
+        return sample_tokens(logits, rows, self._state.columns, self._state.token_ids)
 
     def _output(self, step: Step, batch: InputBatch, sampled: SampledTokens | None) -> StepOutput:
         return StepOutput(
@@ -120,6 +149,19 @@ class ModelRunner:
             num_tokens=batch.num_tokens,
             pending=None if sampled is None else PendingTokens.fetch(sampled, self._copy_stream),
         )
+
+    def capture_graphs(
+        self,
+        sizes: Sequence[int],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph] | None = None,
+    ) -> None:
+        """Captures decode steps of these numbers of requests, the largest first: the others fit into its memory."""
+        record = record or cuda_recorder()
+        for index, size in enumerate(sorted(sizes, reverse=True)):
+            progress(index / len(sizes), f"CUDA graph of {size} requests")
+            self.dummy_run(size, size)  # compiles what is recorded next
+            self._graphs.capture(size, record, partial(self.dummy_run, size, size))
 
     def dummy_run(
         self, num_reqs: int, num_tokens: int, *, context_len: int = 0, sampling: RowSampling = DUMMY_SAMPLING

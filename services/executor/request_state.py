@@ -1,8 +1,9 @@
 """One fixed row of state per request, from its admission to its end.
 
-Token ids live on the device: sampling writes the next one there, so the next step needs nothing from the host. How
-many there are, and how many of them are computed, the host knows without seeing a token: every step says how many
-it computes, and every sampling adds one.
+All that steps compute with lives on the device, in columns indexed by row: sampling writes the next token there and
+step inputs are gathered from there, so the next step needs nothing from the host. How many tokens a row has, and how
+many of them are computed, the host knows without seeing a token: every step says how many it computes, and every
+sampling adds one. It uses its counts to check what the scheduler sends, and for nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.sampling_state import SamplingState
+from services.executor.row_columns import RowColumns
+from services.executor.sampling_state import SamplingState, column_values
 from services.executor.step import NewRequest, ProtocolError
 from services.executor.upload import upload
 
@@ -30,16 +32,24 @@ class RequestState:
         device: torch.device,
     ) -> None:
         self.max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
         self._device = device
-        self.token_ids: Tensor = torch.zeros(
-            (max_num_seqs, max_model_len), dtype=torch.int32, device=device
-        )  # [max_num_seqs, max_model_len]
+        # int32 [max_num_seqs, max_model_len]
+        self.token_ids: Tensor = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
+        self.columns = RowColumns(max_num_seqs, device)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], known, with those on the device only
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs]
         self.sampling = SamplingState(max_num_seqs, vocab_size, eos_token_ids)
         self._row_of: dict[int, int] = {}  # request_id -> row
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))  # the lowest row is taken first
+        self.reset()
+
+    def reset(self) -> None:
+        """Empties all rows."""
+        for row in self._row_of.values():
+            self.sampling.clear(row)
+        self._row_of.clear()
+        self._free_rows = list(range(self._max_num_seqs - 1, -1, -1))  # the lowest row is taken first
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -54,18 +64,33 @@ class RequestState:
             raise ProtocolError("a request is scheduled twice in one step")
         return np.array(rows, dtype=np.int64)
 
-    def add(self, request: NewRequest) -> int:
-        """Fills a row. Raises ProtocolError."""
+    def add(self, requests: Sequence[NewRequest]) -> np.ndarray:
+        """Fills a row for each; returns them, int64 [n]. Raises ProtocolError."""
+        rows = np.array([self._take_row(request) for request in requests], dtype=np.int64)
+        self.columns.fill(rows, [self._column_values(request) for request in requests])
+        lengths = [len(request.token_ids) for request in requests]
+        joined = np.concatenate([request.token_ids for request in requests])
+        uploaded = upload(self._device, {"token_ids": joined})["token_ids"]
+        for row, token_ids in zip(rows.tolist(), uploaded.split(lengths), strict=True):
+            self.token_ids[row, : len(token_ids)] = token_ids
+        return rows
+
+    def _take_row(self, request: NewRequest) -> int:
         self._check(request)
         row = self._free_rows.pop()
         self._row_of[request.request_id] = row
-        num_tokens = len(request.token_ids)
-        token_ids = upload(self._device, {"token_ids": request.token_ids})["token_ids"]
-        self.token_ids[row, :num_tokens] = token_ids
-        self.num_tokens[row] = num_tokens
+        self.num_tokens[row] = len(request.token_ids)
         self.num_computed_tokens[row] = request.num_computed_tokens
         self.sampling.fill(row, request.sampling, request.num_prompt_tokens)
         return row
+
+    def _column_values(self, request: NewRequest) -> dict[str, float | int]:
+        return {
+            "num_tokens": len(request.token_ids),
+            "num_computed_tokens": request.num_computed_tokens,
+            "num_prompt_tokens": request.num_prompt_tokens,
+            **column_values(request.sampling, self._vocab_size),
+        }
 
     def _check(self, request: NewRequest) -> None:
         name, num_tokens = f"new request {request.request_id}", len(request.token_ids)
@@ -84,14 +109,13 @@ class RequestState:
             wrong = lowest if lowest < 0 else highest
             raise ProtocolError(f"{name} has token id {wrong}, outside the vocabulary of {self._vocab_size}")
 
-    def remove(self, request_id: int) -> int:
-        """Frees and returns the request's row. Raises ProtocolError."""
+    def remove(self, request_id: int) -> None:
+        """Frees the request's row. Raises ProtocolError."""
         row = self._row_of.pop(request_id, None)
         if row is None:
             raise ProtocolError(f"unknown request {request_id} cannot finish: it has no row here")
         self.sampling.clear(row)
         self._free_rows.append(row)
-        return row
 
     def advance(self, rows: np.ndarray, num_scheduled_tokens: np.ndarray, sampled_rows: np.ndarray) -> None:
         """The step is launched: its tokens count as computed, and each sampled row as one token longer."""

@@ -34,3 +34,12 @@ def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Ten
         dtype = torch.from_numpy(array[:0]).dtype
         tensors[name] = packed[begin : begin + array.nbytes].view(dtype).view(array.shape)
     return tensors
+
+
+def upload_into(target: Tensor, array: np.ndarray) -> None:
+    """Copies the array to `target`, of its shape and dtype. The array may be changed as soon as this returns."""
+    source = torch.from_numpy(array)
+    if target.device.type != "cpu":
+        # A pinned buffer of its own for each copy, as in `upload`.
+        source = torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
+    target.copy_(source, non_blocking=True)

@@ -45,7 +45,6 @@ class PagedBatch:
             block_table=self.block_table[requests],
             slot_mapping=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
             max_query_len=max(query_lens),
-            logits_indices=torch.arange(sum(query_lens)),
         )
         input_ids = torch.tensor([token for request in requests for token in tokens[request]])
         logits = self.model.compute_logits(self.model.forward(input_ids, positions, attn))

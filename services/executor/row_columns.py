@@ -1,0 +1,52 @@
+"""The columns of device memory that hold what kernels know of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.executor.upload import upload
+
+
+class RowColumns:
+    """What kernels know of each row; every column is [max_num_seqs]. Meanings: `kernels.reference`."""
+
+    INTS = ("num_tokens", "num_computed_tokens", "num_prompt_tokens", "seed", "top_k")
+    FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+
+    num_tokens: Tensor  # int64
+    num_computed_tokens: Tensor  # int64
+    num_prompt_tokens: Tensor  # int64
+    seed: Tensor  # int64
+    top_k: Tensor  # int64
+    temperature: Tensor  # fp32
+    top_p: Tensor  # fp32
+    min_p: Tensor  # fp32
+    repetition: Tensor  # fp32
+    presence: Tensor  # fp32
+    frequency: Tensor  # fp32
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self._device = device
+        # Columns of one type are one matrix: requests enter with two writes, however many columns there are.
+        self._ints = torch.zeros(len(self.INTS), max_num_seqs, dtype=torch.int64, device=device)
+        self._floats = torch.zeros(len(self.FLOATS), max_num_seqs, dtype=torch.float32, device=device)
+        for names, matrix in ((self.INTS, self._ints), (self.FLOATS, self._floats)):
+            for name, column in zip(names, matrix, strict=True):
+                setattr(self, name, column)
+
+    def fill(self, rows: np.ndarray, values: Sequence[dict[str, float | int]]) -> None:
+        """values[i] are all columns of rows[i]."""
+        uploaded = upload(
+            self._device,
+            {
+                "ints": np.array([[value[name] for value in values] for name in self.INTS], dtype=np.int64),
+                "rows": rows,
+                "floats": np.array([[value[name] for value in values] for name in self.FLOATS], dtype=np.float32),
+            },
+        )
+        self._ints.index_copy_(1, uploaded["rows"], uploaded["ints"])
+        self._floats.index_copy_(1, uploaded["rows"], uploaded["floats"])
