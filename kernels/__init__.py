@@ -61,10 +61,10 @@ def _on_first_call(resolve: Callable[[], Callable[..., Any]]) -> Callable[..., A
     return call
 
 
-def _cpu(name: str) -> Callable[..., Any]:
+def _cpu(name: str, module: str) -> Callable[..., Any]:
     from kernels import cpu
 
-    return cpu.implementation(name)
+    return cpu.implementation(name, module)
 
 
 def _cuda(name: str, module: str) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ def _register_all() -> None:
     for schema, module in _OPS.items():
         name = schema.partition("(")[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _library.impl(name, _on_first_call(partial(_cpu, name)), "CPU")
+        _library.impl(name, _on_first_call(partial(_cpu, name, module)), "CPU")
         _library.impl(name, _on_first_call(partial(_cuda, name, module)), "CUDA")
         torch.library.register_fake(f"pagewire::{name}", getattr(fake, name), lib=_library)
 
@@ -84,7 +84,8 @@ _register_all()
 
 
 def cpu_backend() -> str:
-    """What runs the CPU ops: "cpp", or "torch" where no C++ compiler works (slower; logged once)."""
+    """What runs the CPU ops: "cpp", "torch" where no C++ compiler works (slower; logged once), or, if asked for,
+    "triton": the CUDA kernels in Triton's interpreter."""
     from kernels import cpu
 
     return cpu.backend()

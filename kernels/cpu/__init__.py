@@ -1,15 +1,14 @@
-"""CPU implementations: `native` (C++, compiled on first use) or `fallback` (plain torch, slower)."""
+"""The CPU ops in C++ (compiled on first use), in plain torch (slower), or in Triton's interpreter (for tests)."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from kernels.cpu import fallback
 from kernels.cpu.build import BuildError
 
 __all__ = ["backend", "choose", "implementation"]
@@ -17,30 +16,36 @@ __all__ = ["backend", "choose", "implementation"]
 logger = logging.getLogger(__name__)
 
 
-def choose() -> ModuleType:
-    """`native`, or `fallback` where the C++ kernels cannot be had or PAGEWIRE_CPU_KERNELS=torch; logs the latter."""
+def choose() -> str:
+    """What PAGEWIRE_CPU_KERNELS asks for: "cpp" (the default), "torch" or "triton".
+
+    Where the C++ kernels cannot be had it is "torch" instead, and the log says why. "triton" runs the CUDA kernels on
+    the CPU, extremely slowly, to test the executor with them; it needs TRITON_INTERPRET=1 from the start
+    of the process, and a model in fp32 or fp16 (the interpreter multiplies bf16 wrongly). Raises ValueError for
+    anything else.
+    """
     choice = os.environ.get("PAGEWIRE_CPU_KERNELS", "cpp")
-    if choice not in ("cpp", "torch"):
-        raise ValueError(f'PAGEWIRE_CPU_KERNELS={choice!r} is unknown: use "cpp" or "torch"')
     if choice == "torch":
         logger.warning("CPU kernels: plain torch, as PAGEWIRE_CPU_KERNELS asks (several times slower than C++)")
-        return fallback
-    try:
-        from kernels.cpu import native
-    except BuildError as error:
-        logger.warning("CPU kernels: plain torch, several times slower than the C++ ones: %s", error)
-        return fallback
-    return native
+    elif choice == "triton":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError("PAGEWIRE_CPU_KERNELS='triton' runs in Triton's interpreter only: set TRITON_INTERPRET=1")
+        logger.warning("CPU kernels: Triton's interpreter, as PAGEWIRE_CPU_KERNELS asks (for tests: extremely slow)")
+    elif choice == "cpp":
+        try:
+            importlib.import_module("kernels.cpu.native")
+        except BuildError as error:
+            logger.warning("CPU kernels: plain torch, several times slower than the C++ ones: %s", error)
+            return "torch"
+    else:
+        raise ValueError(f'PAGEWIRE_CPU_KERNELS={choice!r} is unknown: use "cpp", "torch" or "triton"')
+    return choice
 
 
-_module = functools.cache(choose)
+backend = functools.cache(choose)
 
 
-def backend() -> str:
-    """ "cpp" or "torch"."""
-    return "torch" if _module() is fallback else "cpp"
-
-
-def implementation(name: str) -> Callable[..., Any]:
-    """The CPU implementation of the op `name`."""
-    return getattr(_module(), name)
+def implementation(name: str, module: str) -> Callable[..., Any]:
+    """The CPU implementation of the op `name`, whose Triton one is in kernels.<module>."""
+    modules = {"cpp": "kernels.cpu.native", "torch": "kernels.cpu.fallback", "triton": f"kernels.{module}"}
+    return getattr(importlib.import_module(modules[backend()]), name)

@@ -31,6 +31,8 @@ struct Problem {
     const int32_t* block_table;
     const int32_t* query_start;
     const int32_t* seq_lens;
+    const float* alibi_slopes;                // [num_heads] or null
+    const float* kv_scales;                   // [2, num_kv_heads] or null
     int64_t query_stride, query_head_stride;  // elements
     int64_t block_stride;                     // elements
     int64_t table_stride;
@@ -40,6 +42,8 @@ struct Problem {
     int query_dtype;
 
     int group() const { return num_heads / num_kv_heads; }
+    float key_scale(int kv_head) const { return kv_scales ? kv_scales[kv_head] : 1.0f; }
+    float value_scale(int kv_head) const { return kv_scales ? kv_scales[num_kv_heads + kv_head] : 1.0f; }
     int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
 };
 
@@ -76,13 +80,6 @@ class Scratch {
     size_t size_ = 0;
 };
 
-template <class F>
-void with_dtype(int dtype, F function) {
-    if (dtype == FLOAT32) function(float{});
-    if (dtype == BFLOAT16) function(bf16{});
-    if (dtype == FLOAT16) function(f16{});
-}
-
 f32x16 load_any(const void* p, int dtype, int64_t index, int count) {
     f32x16 x = {};
     with_dtype(dtype, [&](auto t) { x = load((const decltype(t)*)p + index, count); });
@@ -97,7 +94,7 @@ void store_any(void* p, int dtype, int64_t index, f32x16 x, int count) {
 
 struct Row {
     int64_t query, output;  // element offsets
-    int position;
+    int position, head;
 };
 
 Row row_of(const Problem& p, const Tile& tile, int r) {
@@ -108,30 +105,40 @@ Row row_of(const Problem& p, const Tile& tile, int r) {
     const int query_len = p.query_start[tile.request + 1] - start;
     return {(start + token) * p.query_stride + head * p.query_head_stride,
             ((int64_t)(start + token) * p.num_heads + head) * p.head_dim,
-            p.seq_lens[tile.request] - query_len + token};
+            p.seq_lens[tile.request] - query_len + token, head};
 }
 
 void write_row(const Problem& p, const Row& row, const float* acc, float denominator) {
-    const float scale = denominator > 0 ? 1.0f / denominator : 0.0f;
+    const float scale = denominator > 0 ? p.value_scale(row.head / p.group()) / denominator : 0.0f;
     for (int d = 0; d < p.head_dim; d += LANES)
         store_any(p.output, p.query_dtype, row.output + d, load(acc + d) * scale, p.head_dim - d);
 }
 
 // ---- one tile ----
 
+// What turns the products of a row with a batch of keys into scores.
+struct Masking {
+    float scale;     // of the products
+    int begin, end;  // the keys of the batch that the row sees
+    int last;        // the row's own position, counted from the batch's first key
+    float slope;     // ALiBi
+};
+
 // Scaled scores of one row, in units of log2: masked lanes are -inf. Returns the row's maximum.
-float mask_and_scale(const Problem& p, float* scores, int vectors, int begin, int end) {
+float mask_and_scale(float* scores, int vectors, const Masking& masking, float soft_cap) {
     const f32x16 minus_infinity = splat(-INFINITY);
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const float factor = p.soft_cap > 0 ? p.scale / p.soft_cap : p.scale * LOG2E;
+    const float factor = soft_cap > 0 ? masking.scale / soft_cap : masking.scale * LOG2E;
+    const float slope = masking.slope * LOG2E;
     f32x16 highest = minus_infinity;
     for (int v = 0; v < vectors; v++) {
         const int first = v * LANES;
         f32x16 s = load(scores + first) * factor;
-        if (p.soft_cap > 0) s = tanh(s) * (p.soft_cap * LOG2E);
-        if (begin > first || end < first + LANES) {
+        if (soft_cap > 0) s = tanh(s) * (soft_cap * LOG2E);
+        if (slope != 0) s += __builtin_convertvector(lane + (first - masking.last), f32x16) * slope;
+        if (masking.begin > first || masking.end < first + LANES) {
             const i32x16 key = lane + first;
-            s = ((key >= begin) & (key < end)) ? s : minus_infinity;
+            s = ((key >= masking.begin) & (key < masking.end)) ? s : minus_infinity;
         }
         store(scores + first, s);
         highest = max(highest, s);
@@ -236,11 +243,14 @@ class TileWorker {
         const int weight_stride = KEY_BATCH / M::PER_ELEMENT;
         const int group = p_.group();
         const int first_position = row_of(p_, tile, 0).position;
+        const float* slopes = p_.alibi_slopes ? p_.alibi_slopes + tile.kv_head * group : nullptr;
+        Masking masking = {p_.scale * p_.key_scale(tile.kv_head), 0, 0, 0, 0.0f};
         for (int r = 0; r < rows; r++) {
-            const int position = first_position + r / group;
-            const int end = std::min(count, position + 1 - key);
-            const int begin = p_.window > 0 ? position + 1 - p_.window - key : 0;
-            const float highest = mask_and_scale(p_, scores_ + r * KEY_BATCH, vectors, begin, end);
+            masking.last = first_position + r / group - key;
+            masking.end = std::min(count, masking.last + 1);
+            if (p_.window > 0) masking.begin = masking.last + 1 - p_.window;
+            if (slopes) masking.slope = slopes[r % group];
+            const float highest = mask_and_scale(scores_ + r * KEY_BATCH, vectors, masking, p_.soft_cap);
             const float maximum = std::max(maximum_[r], highest);
             correction_[r] = exp2(splat(maximum_[r] - maximum))[0];
             maximum_[r] = maximum;
@@ -365,18 +375,22 @@ void run_plan(const Problem& p, const Plan& plan, int threads) {
 
 extern "C" void pagewire_paged_attention(int query_dtype, int kv_dtype, const void* query, const void* kv_cache,
                                          void* output, const int32_t* block_table, const int32_t* query_start,
-                                         const int32_t* seq_lens, int64_t query_stride, int64_t query_head_stride,
-                                         int64_t block_stride, int64_t table_stride, int num_requests, int num_heads,
-                                         int num_kv_heads, int head_dim, int block_size, float scale, int window,
-                                         float soft_cap, int threads) {
+                                         const int32_t* seq_lens, const float* alibi_slopes, const float* kv_scales,
+                                         int64_t query_stride, int64_t query_head_stride, int64_t block_stride,
+                                         int64_t table_stride, int num_requests, int num_heads, int num_kv_heads,
+                                         int head_dim, int block_size, float scale, int window, float soft_cap,
+                                         int threads) {
     const Problem p = {(const char*)query, (const char*)kv_cache, (char*)output, block_table, query_start, seq_lens,
-                       query_stride, query_head_stride, block_stride, table_stride, num_requests, num_heads,
-                       num_kv_heads, head_dim, block_size, scale, soft_cap, window, query_dtype};
+                       alibi_slopes, kv_scales, query_stride, query_head_stride, block_stride, table_stride,
+                       num_requests, num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window,
+                       query_dtype};
     const Plan plan = make_plan(p);
     if (plan.tiles.empty()) return;
     if (plan.work < SERIAL_WORK) threads = 1;
 #if defined(__AVX512BF16__)
     if (query_dtype == BFLOAT16 && kv_dtype == BFLOAT16) return run_plan<Bf16Pair, bf16>(p, plan, threads);
+    if (query_dtype == BFLOAT16 && kv_dtype == FLOAT8_E4M3) return run_plan<Bf16Pair, e4m3>(p, plan, threads);
 #endif
+    if (kv_dtype == FLOAT8_E4M3) return run_plan<Fp32, e4m3>(p, plan, threads);
     with_dtype(kv_dtype, [&](auto t) { run_plan<Fp32, decltype(t)>(p, plan, threads); });
 }

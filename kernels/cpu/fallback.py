@@ -45,9 +45,12 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+    split_size: int = 0,
 ) -> Tensor:
-    """As `reference.paged_attention`, with torch's fused attention per request (which knows no soft cap)."""
-    if soft_cap > 0:
+    """As `reference.paged_attention`, by torch's fused attention per request where that knows all that is asked for."""
+    if soft_cap > 0 or alibi_slopes is not None or kv_scales is not None:
         return reference.paged_attention(
             query,
             kv_cache,
@@ -58,6 +61,8 @@ def paged_attention(
             scale,
             sliding_window,
             soft_cap,
+            alibi_slopes,
+            kv_scales,
         )
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]

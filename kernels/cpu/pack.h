@@ -41,6 +41,8 @@ static inline u32x8 load_elements(const T* row, int size) {
     }
     if constexpr (COUNT * sizeof(T) == 32) {
         return load_raw<u32x8>(row);  // already in the form: fp32, or bf16 pairs
+    } else if constexpr (M::PER_ELEMENT == 2) {
+        return (u32x8)narrow(load(row), bf16{});  // exact for e4m3
     } else {
         float wide[LANES];
         store(wide, load(row, COUNT));

@@ -16,19 +16,35 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
 constexpr int LANES = 16;
 constexpr float LOG2E = 1.4426950408889634f;
 
+// `lanes` is what 16 of them are in memory.
 struct bf16 {
+    typedef u16x16 lanes;
     uint16_t bits;
 };
 struct f16 {
+    typedef u16x16 lanes;
     uint16_t bits;
 };
+struct e4m3 {  // torch's float8_e4m3fn: no infinity, at most 448
+    typedef u8x16 lanes;
+    uint8_t bits;
+};
 
-// The dtype codes that the Python side passes.
-enum Dtype : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+// The dtype codes that the Python side passes. FLOAT8_E4M3 is a dtype of KV caches only.
+enum Dtype : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FLOAT8_E4M3 = 3 };
+
+// function(T{}) for the element type T of activations.
+template <class F>
+void with_dtype(int dtype, F function) {
+    if (dtype == FLOAT32) function(float{});
+    if (dtype == BFLOAT16) function(bf16{});
+    if (dtype == FLOAT16) function(f16{});
+}
 
 template <class V>
 static inline V load_raw(const void* p) {
@@ -105,18 +121,43 @@ static inline u16x16 narrow(f32x16 x, f16) {
 }
 #endif
 
+// As fp16, the bits of an e4m3 are 2^-8 of its value, also below the smallest normal number.
+static inline f32x16 widen(u8x16 bits, e4m3) {
+    const u16x16 wide = __builtin_convertvector(bits, u16x16);
+    const u16x16 magnitude = wide & 0x7f;
+    const f32x16 x = widen((wide & 0x80) << 8 | magnitude << 7, f16{}) * 256.0f;
+    return zero_extend(magnitude) == 0x7f ? splat(NAN) : x;
+}
+
+// To nearest, ties to even; what lies beyond +-448 becomes that.
+static inline u8x16 narrow(f32x16 x, e4m3) {
+    const u32x16 u = (u32x16)x, magnitude = u & 0x7fffffffu;
+    const u32x16 normal = ((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
+    // Below 2^-6 neighbours lie 2^-9 apart, as floats do from 2^14 on: an addition rounds.
+    const u32x16 subnormal = (u32x16)((f32x16)magnitude + 16384.0f) - 0x46800000u;
+    u32x16 bits = magnitude < 0x3c800000u ? subnormal : normal;
+    bits = magnitude > 0x43e00000u ? (u32x16{} + 0x7eu) : bits;
+    bits = magnitude > 0x7f800000u ? (u32x16{} + 0x7fu) : bits;
+    bits |= (u >> 24) & 0x80u;
+#if defined(__AVX512F__)
+    return (u8x16)_mm512_cvtepi32_epi8((__m512i)bits);
+#else
+    return __builtin_convertvector(bits, u8x16);
+#endif
+}
+
 // ---- loads and stores; the `count` forms touch only that many elements (the other lanes read as zero) ----
 
 static inline f32x16 load(const float* p) { return load_raw<f32x16>(p); }
 template <class T>
 static inline f32x16 load(const T* p) {
-    return widen(load_raw<u16x16>(p), T{});
+    return widen(load_raw<typename T::lanes>(p), T{});
 }
 
 static inline void store(float* p, f32x16 x) { __builtin_memcpy(p, &x, sizeof x); }
 template <class T>
 static inline void store(T* p, f32x16 x) {
-    const u16x16 bits = narrow(x, T{});
+    const typename T::lanes bits = narrow(x, T{});
     __builtin_memcpy(p, &bits, sizeof bits);
 }
 

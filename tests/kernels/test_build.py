@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels import cpu
-from kernels.cpu import build, fallback
+from kernels.cpu import build
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ x = torch.randn(64, 640)
 torch.testing.assert_close(
     torch.ops.pagewire.silu_and_mul(x), torch.nn.functional.silu(x[:, :320]) * x[:, 320:], atol=1e-5, rtol=1e-5
 )
-torch.ops.pagewire.rms_norm(x, torch.ones(640), 1e-5)
+torch.ops.pagewire.add_rms_norm(x, x.clone(), torch.ones(640), 1e-5)
 print("backend", kernels.cpu_backend())
 print("triton imported", "triton" in sys.modules)
 with open("/proc/self/maps") as maps:
@@ -104,8 +104,23 @@ def test_failing_compiler_is_quoted(tmp_path: Path) -> None:
 
 def test_torch_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "torch")
-    assert cpu.choose() is fallback
+    assert cpu.choose() == "torch"
     assert "slower" in caplog.text
+
+
+def test_the_triton_kernels_can_be_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    output = use_kernels(tmp_path, PAGEWIRE_CPU_KERNELS="triton", TRITON_INTERPRET="1")
+    assert "backend triton" in output
+    assert "triton imported True" in output
+    assert not list(tmp_path.iterdir())  # nothing was compiled
+
+
+def test_the_triton_kernels_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="set TRITON_INTERPRET=1"):
+        cpu.choose()
 
 
 def test_unknown_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,55 @@
+"""The compiled library, and what every call into it needs.
+
+Importing this module compiles the library if need be and raises BuildError where that is impossible. Calls go through
+ctypes, which releases the GIL.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.build import load_library
+
+# Argument types: pointer or None, int, int64, float
+P, I, L, F = c_void_p, c_int, c_int64, c_float  # noqa: E741
+
+# Dtype codes, as in vector.h
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+FLOAT8 = 3  # of KV caches only
+
+# Elements below which an elementwise op runs on the calling thread alone.
+_SERIAL_ELEMENTS = 32_768
+
+_library = load_library()
+
+
+def bind(name: str, *argument_types: Any) -> Any:
+    """The library's function pagewire_<name>."""
+    function = getattr(_library, f"pagewire_{name}")
+    function.argtypes = argument_types
+    function.restype = None
+    return function
+
+
+def dtype_code(x: Tensor) -> int:
+    code = _DTYPES.get(x.dtype)
+    if code is None:
+        raise TypeError(f"CPU kernels take float32, bfloat16 or float16, not {x.dtype}")
+    return code
+
+
+def threads_for(elements: int) -> int:
+    return 1 if elements < _SERIAL_ELEMENTS else torch.get_num_threads()
+
+
+def norm_weight(weight: Tensor, dtype: torch.dtype, size: int) -> int:
+    """The address of a norm's weight [size]."""
+    if weight.dtype is not dtype or weight.shape != (size,) or weight.stride(0) != 1:
+        raise ValueError(
+            f"a norm's weight must be contiguous {dtype} [{size}], not {weight.dtype} {tuple(weight.shape)}"
+        )
+    return weight.data_ptr()
