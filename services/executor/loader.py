@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -12,15 +14,22 @@ from torch import Tensor
 
 from pagewire.process import usable_cores
 from services.executor import memory
-from services.executor.attention import AttentionMetadata
+from services.executor.attention import AttentionMetadata, PagedAttention
 from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint, open_checkpoint
 from services.executor.model_config import ModelConfig, ModelLoadError
 from services.executor.models import ARCHITECTURES
 from services.executor.models.decoder import DecoderModel
 from services.executor.weights import WeightSource
 from services.executor.weights.dummy import fill_random
+from services.executor.weights.kv_scales import is_attention_scale, read_kv_scales
+from services.executor.weights.staging import Staging, cuda_staging
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[float, str], None]
+
+_STAGING_BYTES = 8 << 20  # of one buffer: long enough a copy to use the whole bus
+_MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -32,8 +41,11 @@ class Model(Protocol):
     capturable: bool  # whether CUDA graphs may replay it
 
     @property
-    def num_attention_layers(self) -> int:
-        """Layers that need a KV cache."""
+    def attention_layers(self) -> list[PagedAttention]:
+        """Those that need a KV cache, in layer order."""
+
+    @property
+    def num_attention_layers(self) -> int: ...
 
     @property
     def weight_bytes(self) -> int: ...
@@ -56,6 +68,7 @@ def load_model(
     load_format: str = "auto",
     model_impl: str = "auto",
     max_model_len: int | None = None,
+    kv_scales: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Model:
@@ -64,7 +77,8 @@ def load_model(
     model: directory with `config.json`, or a `.gguf` file. load_format: auto, safetensors, gguf, or dummy (random
     weights by `seed`). model_impl: auto takes our own implementation where there is one, else transformers'.
     dtype auto: the checkpoint's, if that has 16 bits, else bfloat16. max_model_len: longest request to serve, by
-    default `max_position_embeddings`. progress is called with the fraction done and what was read.
+    default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
+    checkpoint's if it has them, else 1. progress is called with the fraction done and what was read.
 
     Raises ModelLoadError with the cause and the remedy.
     """
@@ -82,10 +96,14 @@ def load_model(
         from services.executor.models.transformers_model import load_transformers_model
 
         dummy_seed = seed if load_format == "dummy" else None
-        loaded = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
+        loaded: Model = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
         progress(1.0, checkpoint.path.name)
-        return loaded
-    return _load_own(checkpoint, torch_dtype, device, load_format, max_model_len, seed, progress)
+    else:
+        loaded = _load_own(checkpoint, torch_dtype, device, load_format, max_model_len, seed, progress)
+    if kv_scales:
+        weights = None if load_format == "dummy" else checkpoint.weights(loaded.config)
+        _set_kv_scales(loaded, weights, checkpoint.path, device)
+    return loaded
 
 
 def _load_own(
@@ -107,7 +125,8 @@ def _load_own(
     memory.check_weights_fit(shapes.weight_bytes, device)
     model = DecoderModel(config, length, device)
     if weights is not None:
-        read_tensors(weights, model.load_targets(), progress)
+        num_threads = min(_MAX_THREADS[device.type], usable_cores())
+        read_tensors(weights, model.load_targets(), progress, num_threads, _staging(model, device, num_threads))
     else:
         fill_random(model.load_targets(), seed)
         progress(1.0, "random weights")
@@ -141,7 +160,9 @@ def check_tensors(
 ) -> None:
     """Raises ModelLoadError naming the tensors that are missing, unexpected or of the wrong shape."""
     missing = [name for name in targets if name not in weights.shapes]
-    unexpected = [name for name in weights.shapes if name not in targets and not ignored(name)]
+    unexpected = [
+        name for name in weights.shapes if name not in targets and not ignored(name) and not is_attention_scale(name)
+    ]
     if missing or unexpected:
         raise ModelLoadError(
             f"{path}: the checkpoint does not fit its config: {_listing('missing', missing)}"
@@ -154,24 +175,87 @@ def check_tensors(
             )
 
 
-def read_tensors(weights: WeightSource, targets: Mapping[str, Tensor], progress: Progress) -> None:
-    """Fills all targets from a few threads: copying and dequantizing release the interpreter lock."""
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one tensor, as many as are read at once."""
+
+    name: str
+    first_row: int
+    target: Tensor
+
+
+def read_tensors(
+    weights: WeightSource,
+    targets: Mapping[str, Tensor],
+    progress: Progress,
+    num_threads: int,
+    staging: Staging | None = None,
+) -> None:
+    """Fills all targets from a few threads: copying and dequantizing release the interpreter lock.
+
+    staging: for targets that are not in host memory. Each tensor then travels in pieces, in the order of the file, in
+    the narrower of its stored dtype and its target's.
+    """
+    pieces = _tensors_largest_first(targets) if staging is None else _pieces(weights, targets, staging.buffer_bytes)
     total, done = sum(target.nbytes for target in targets.values()), 0
 
     @torch.inference_mode()  # the mode is a thread's own: the caller may have allocated the targets in it
-    def read(name: str) -> None:
-        weights.read_into(name, targets[name])
+    def read(piece: Piece) -> None:
+        if staging is None:
+            weights.read_into(piece.name, piece.target)
+            return
+        dtype = _narrower(weights.dtype(piece.name), piece.target.dtype)
+        staging.write(piece.target, dtype, lambda staged: weights.read_into(piece.name, staged, piece.first_row))
 
-    largest_first = sorted(targets, key=lambda name: -targets[name].nbytes)
-    with ThreadPoolExecutor(min(4, usable_cores()), thread_name_prefix="load") as pool:
-        reads = {pool.submit(read, name): name for name in largest_first}
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="load") as pool:
+        reads = {pool.submit(read, piece): piece for piece in pieces}
         try:
             for finished in as_completed(reads):
                 finished.result()
-                done += targets[reads[finished]].nbytes
-                progress(done / total, reads[finished])
+                done += reads[finished].target.nbytes
+                progress(done / total, reads[finished].name)
         finally:
             pool.shutdown(cancel_futures=True)
+    if staging is not None:
+        staging.finish()
+
+
+def _tensors_largest_first(targets: Mapping[str, Tensor]) -> list[Piece]:
+    return [Piece(name, 0, targets[name]) for name in sorted(targets, key=lambda name: -targets[name].nbytes)]
+
+
+def _pieces(weights: WeightSource, targets: Mapping[str, Tensor], max_bytes: int) -> Iterator[Piece]:
+    for name in weights.shapes:
+        if (target := targets.get(name)) is not None:
+            row_bytes = target[0].numel() * _narrower(weights.dtype(name), target.dtype).itemsize
+            rows = max_bytes // row_bytes
+            for start in range(0, len(target), rows):
+                yield Piece(name, start, target[start : start + rows])
+
+
+def _narrower(stored: torch.dtype, target: torch.dtype) -> torch.dtype:
+    """What is copied to the device: converting to fewer bytes is the host's work, all other conversion the device's."""
+    return stored if stored.itemsize <= target.itemsize else target
+
+
+def _staging(model: DecoderModel, device: torch.device, num_threads: int) -> Staging | None:
+    if device.type == "cpu":
+        return None
+    longest_row = max(target[0].nbytes for target in model.load_targets().values())
+    return cuda_staging(device, 2 * num_threads, max(_STAGING_BYTES, longest_row))
+
+
+def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, device: torch.device) -> None:
+    layers, num_kv_heads = model.attention_layers, model.config.num_kv_heads
+    try:
+        scales = None if weights is None else read_kv_scales(weights, len(layers), num_kv_heads)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    if scales is None:
+        logger.info("fp8 KV cache: the checkpoint has no k_scale and v_scale, keys and values are stored with scale 1")
+        scales = torch.ones(len(layers), 2, num_kv_heads)
+    for layer, layer_scales in zip(layers, scales.to(device), strict=True):
+        layer.kv_scales = layer_scales
 
 
 def _listing(kind: str, names: list[str]) -> str:

@@ -21,6 +21,7 @@ from services.executor import memory
 from services.executor.attention import AttentionMetadata, PagedAttention
 from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
+from services.executor.weights.kv_scales import is_attention_scale
 from services.executor.weights.safetensors import SafetensorsSource
 
 _ATTENTION_NAME = "pagewire_paged"
@@ -286,7 +287,7 @@ def check_length(config: Any, max_model_len: int | None) -> None:
 def check_loaded(checkpoint: DirectoryCheckpoint | GgufCheckpoint, info: dict[str, Any]) -> None:
     """transformers fills missing tensors with noise; here an incomplete checkpoint is an error."""
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        names = sorted(str(name) for name in info.get(kind) or ())
+        names = sorted(str(name) for name in info.get(kind) or () if not is_attention_scale(str(name)))
         if names:
             raise ModelLoadError(
                 f"{checkpoint.path}: the checkpoint does not fit its config: {len(names)} {kind.replace('_keys', '')} "

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
 class WeightSource(Protocol):
-    """Tensors of one checkpoint, read one at a time; `read_into` may be called from several threads."""
+    """Tensors of one checkpoint, in the order in which they lie on disk; methods may be called from several threads."""
 
     shapes: dict[str, tuple[int, ...]]  # tensor name -> shape, known without reading the data
 
-    def read_into(self, name: str, target: Tensor) -> None:
-        """Writes the tensor into `target` (same shape), converted to its dtype and device."""
+    def dtype(self, name: str) -> torch.dtype:
+        """What the tensor is read as before it is converted. Raises ModelLoadError for what cannot be a weight."""
+
+    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
+        """Writes as many rows of the tensor as `target` (host memory) has, converted to target's dtype."""

@@ -51,27 +51,29 @@ class GgufSource:
         self._is_interleaved = file.metadata["general.architecture"] == "llama"
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def read_into(self, name: str, target: Tensor) -> None:
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.float32
+
+    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
         tensor, order = self._tensors[name], self._row_order(name)
         num_rows = target.shape[0]
         values = target.view(num_rows, -1)  # a vector is read as rows of one element
-        data = tensor.data.reshape(num_rows, -1)
+        data = tensor.data.reshape(tensor.shape[0], -1)
         rows_per_chunk = max(1, _CHUNK_ELEMENTS // values.shape[1])
         for start in range(0, num_rows, rows_per_chunk):
-            rows = slice(start, start + rows_per_chunk)
-            chunk = torch.from_numpy(self._dequantize(tensor, data[rows])).view(-1, values.shape[1])
-            if order is None:
-                values[rows] = chunk
-            else:
-                values[order[rows].to(target.device)] = chunk.to(target.device, target.dtype)
+            stop = min(start + rows_per_chunk, num_rows)
+            rows = slice(first_row + start, first_row + stop)
+            chunk = self._dequantize(tensor, data[rows] if order is None else data[order[rows]])
+            values[start:stop] = torch.from_numpy(chunk).view(-1, values.shape[1])
 
-    def _row_order(self, name: str) -> Tensor | None:
+    def _row_order(self, name: str) -> np.ndarray | None:
+        """int64: model row -> file row of a tensor whose rows change places."""
         if not self._is_interleaved:
             return None
         if ".q_proj." in name:
-            return half_rotation_rows(self._config.num_heads, self._config.head_dim)
+            return file_rows(self._config.num_heads, self._config.head_dim)
         if ".k_proj." in name:
-            return half_rotation_rows(self._config.num_kv_heads, self._config.head_dim)
+            return file_rows(self._config.num_kv_heads, self._config.head_dim)
         return None
 
     def _dequantize(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
@@ -84,14 +86,14 @@ class GgufSource:
             ) from error
 
 
-def half_rotation_rows(num_heads: int, head_dim: int) -> Tensor:
-    """int64 [num_heads * head_dim]: file row -> model row of a q or k projection of the llama architecture.
+def file_rows(num_heads: int, head_dim: int) -> np.ndarray:
+    """int64 [num_heads * head_dim]: model row -> file row of a q or k projection of the llama architecture.
 
     llama.cpp rotates neighbouring rows (0, 1), (2, 3), ... of a head where we rotate (0, d/2), (1, d/2 + 1), ...,
-    so that file row 2j + s of a head is model row s * d/2 + j. Example, head_dim 6: [0, 3, 1, 4, 2, 5].
+    so that model row s * d/2 + j of a head is file row 2j + s. Example, head_dim 6: [0, 2, 4, 1, 3, 5].
     """
-    rows = torch.arange(num_heads * head_dim).view(num_heads, 2, head_dim // 2)
-    return rows.transpose(1, 2).reshape(-1)
+    rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)
 
 
 def checkpoint_name(name: str) -> str:

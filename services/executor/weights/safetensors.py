@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.executor.model_config import ModelLoadError
 
-_FLOAT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class SafetensorsSource:
@@ -22,30 +22,37 @@ class SafetensorsSource:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Any] = {}  # tensor name -> open file
         self._paths: dict[str, Path] = {}
+        self._types: dict[str, str] = {}  # tensor name -> safetensors' name of its type
         for path in checkpoint_files(directory):
             self._open(path)
 
     def _open(self, path: Path) -> None:
         try:
             file = safe_open(path, framework="pt", device="cpu")
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+            for name in file.offset_keys():
+                stored = file.get_slice(name)
+                self.shapes[name] = tuple(stored.get_shape())
+                self._types[name] = stored.get_dtype()
                 self._files[name] = file
                 self._paths[name] = path
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{path}: truncated or not a safetensors file ({error}); download it again") from error
 
-    def read_into(self, name: str, target: Tensor) -> None:
-        try:
-            tensor = self._files[name].get_tensor(name)
-        except SafetensorError as error:
-            raise ModelLoadError(f"{self._paths[name]}: cannot read tensor {name} ({error})") from error
-        if tensor.dtype not in _FLOAT_TYPES:
+    def dtype(self, name: str) -> torch.dtype:
+        if (dtype := _FLOAT_TYPES.get(self._types[name])) is None:
             raise ModelLoadError(
-                f"{self._paths[name]}: tensor {name} has type {tensor.dtype}, expected fp64, fp32, fp16 or bf16; "
+                f"{self._paths[name]}: tensor {name} has type {self._types[name]}, expected {', '.join(_FLOAT_TYPES)}; "
                 "quantized checkpoints are not supported"
             )
-        target.copy_(tensor)
+        return dtype
+
+    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
+        self.dtype(name)
+        try:
+            tensor = self._files[name].get_tensor(name)  # a view of the mapped file
+        except SafetensorError as error:
+            raise ModelLoadError(f"{self._paths[name]}: cannot read tensor {name} ({error})") from error
+        target.copy_(tensor.narrow(0, first_row, len(target)) if target.ndim else tensor)
 
 
 def checkpoint_files(directory: Path) -> list[Path]:

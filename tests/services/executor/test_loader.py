@@ -152,7 +152,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
         ({down: None}, r"1 tensors missing: model\.layers\.1\.mlp\.down_proj\.weight"),
         ({"model__extra": torch.zeros(1)}, r"1 tensors unexpected: model\.extra"),
         ({down: torch.zeros(48, 81)}, r"down_proj\.weight: expected shape \[48, 80\], found \[48, 81\]"),
-        ({down: torch.zeros(48, 80, dtype=torch.int8)}, r"down_proj\.weight has type torch\.int8, expected"),
+        ({down: torch.zeros(48, 80, dtype=torch.int8)}, r"down_proj\.weight has type I8, expected"),
     ]
     for changes, message in cases:
         (tmp_path / "model.safetensors").write_bytes(original)
@@ -236,3 +236,46 @@ def test_paths_that_are_not_models(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="--load-format safetensors needs a directory"):
         (tmp_path / "x.gguf").touch()
         load(tmp_path / "x.gguf", load_format="safetensors")
+
+
+def edit_scales(path: Path, **scales: torch.Tensor) -> None:
+    """Adds scales of layer 1 to a checkpoint, by their names behind `self_attn.`."""
+    edit_weights(path, **{f"model__layers__1__self_attn__{name}": value for name, value in scales.items()})
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        ({"k_scale": torch.tensor(0.5), "v_scale": torch.tensor([0.25])}, [[0.5, 0.5], [0.25, 0.25]]),
+        ({"attn__k_scale": torch.tensor([0.5, 2.0]), "attn__v_scale": torch.tensor(1.5)}, [[0.5, 2.0], [1.5, 1.5]]),
+        ({"k_proj__k_scale": torch.tensor(0.5).bfloat16(), "q_scale": torch.tensor(9.0)}, [[0.5, 0.5], [0.5, 0.5]]),
+        ({}, [[1.0, 1.0], [1.0, 1.0]]),
+    ],
+)
+@pytest.mark.parametrize("family", ["Llama", "Olmo2"])
+def test_scales_of_an_fp8_cache(
+    tmp_path: Path, family: str, scales: dict[str, torch.Tensor], expected: list[list[float]]
+) -> None:
+    save_tiny(tmp_path, family)
+    edit_scales(tmp_path, **scales)
+    layers = load(tmp_path, kv_scales=True).attention_layers
+    assert [layer.kv_scales.tolist() for layer in layers if layer.kv_scales is not None] == [
+        [[1.0, 1.0], [1.0, 1.0]],
+        expected,
+        [[1.0, 1.0], [1.0, 1.0]],
+    ]
+    assert all(layer.kv_scales is None for layer in load(tmp_path).attention_layers), "only an fp8 cache is scaled"
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        ({"k_scale": torch.tensor([1.0, 1.0, 1.0])}, r"k_scale: expected one scale or one for each of 2 heads"),
+        ({"v_scale": torch.tensor(0.0)}, r"v_scale: scales must be positive, found \[0\.0\]"),
+    ],
+)
+def test_scales_that_cannot_be_used(tmp_path: Path, scales: dict[str, torch.Tensor], message: str) -> None:
+    save_tiny(tmp_path, "Llama")
+    edit_scales(tmp_path, **scales)
+    with pytest.raises(ModelLoadError, match=f"{tmp_path}.*{message}"):
+        load(tmp_path, kv_scales=True)
