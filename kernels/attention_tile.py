@@ -1,0 +1,215 @@
+"""One tile of paged attention, shared by the decode and the prefill kernel: queries against BLOCK_N keys of a request.
+
+Rows of a tile are (query token, head of the group) pairs, so the query heads that share a KV head read it once. A tile
+of keys is a whole number of pages, or an aligned part of one page. Scores are kept in powers of two (log2(e) is folded
+into the scale), so that weights are exp2.
+
+A head size that is no power of two is cut in two where padding would waste much: 80 = 64 + 16, 96 = 64 + 32,
+192 = 128 + 64. The first part has DIMS elements, the second REST (0 = none); every `*_rest` below is the second part's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import fp8
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# Queries of up to this many tokens are the decode kernel's, longer ones the prefill kernel's.
+SHORT_QUERY = tl.constexpr(16)
+# The largest score of a row that has seen no key: finite, so that no difference of two is NaN.
+NO_KEY = tl.constexpr(-1e30)
+
+_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Specialization(NamedTuple):
+    """What one kernel is compiled for: enough to compile it without a GPU, in the terms of triton's ASTSource."""
+
+    kernel: Any  # the @triton.jit function
+    types: dict[str, str]  # argument -> Triton type, in the kernel's order; "constexpr" for an absent pointer
+    constants: dict[str, Any]  # constexpr -> value
+    num_warps: int
+    num_stages: int
+
+
+def argument_types(
+    types: dict[str, str], dtype: torch.dtype, fp8_cache: bool, alibi: bool
+) -> tuple[dict[str, str], dict[str, None]]:
+    """The Triton types of a kernel's arguments, and those arguments that are absent."""
+    element = f"*{_TYPES[dtype]}"
+    types = types | {"query_ptr": element, "out_ptr": element, "kv_cache_ptr": "*u8" if fp8_cache else element}
+    absent = dict.fromkeys([*([] if fp8_cache else ["kv_scales_ptr"]), *([] if alibi else ["alibi_slopes_ptr"])])
+    return types | dict.fromkeys(absent, "constexpr"), absent
+
+
+def head_parts(head_dim: int) -> tuple[int, int]:
+    """(DIMS, REST): powers of two from 16 up that hold head_dim elements with the least padding, REST 0 if one does."""
+    whole = max(16, triton.next_power_of_2(head_dim))
+    first = whole // 2
+    if head_dim == whole or first < 16:
+        return whole, 0
+    rest = max(16, triton.next_power_of_2(head_dim - first))
+    return (first, rest) if first + rest < whole else (whole, 0)
+
+
+def requests_padded(num_reqs: int) -> int:
+    """REQS: few different values, because each one is another compilation; at 128 a thread holds one request."""
+    padded = 128
+    while padded < num_reqs:
+        padded *= 4
+    return padded
+
+
+def as_stored(kv_cache: Tensor) -> Tensor:
+    """The cache as kernels see it: fp8 as bytes (see `kernels.fp8`)."""
+    return kv_cache.view(torch.uint8) if kv_cache.dtype == torch.float8_e4m3fn else kv_cache
+
+
+@triton.jit
+def load_rows(
+    pointers,  # [rows], where each row's vector of HEAD_DIM elements begins
+    in_rows,  # [rows]; looked at where MASKED
+    FIRST: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+    EVICTION: tl.constexpr,
+):
+    """[rows, SIZE]: elements FIRST .. FIRST + SIZE of each row; zero past HEAD_DIM and, MASKED, where not in_rows."""
+    dims = FIRST + tl.arange(0, SIZE)
+    tile = pointers[:, None] + dims[None, :]
+    if MASKED:
+        return tl.load(tile, mask=in_rows[:, None] & (dims < HEAD_DIM)[None, :], other=0, eviction_policy=EVICTION)
+    if FIRST + SIZE > HEAD_DIM:
+        return tl.load(tile, mask=(dims < HEAD_DIM)[None, :], other=0, eviction_policy=EVICTION)
+    return tl.load(tile, eviction_policy=EVICTION)
+
+
+@triton.jit
+def load_stored(
+    pointers,
+    in_rows,
+    FIRST: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+    EVICTION: tl.constexpr,
+    DTYPE: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """`load_rows` of stored keys or values, as DTYPE."""
+    stored = load_rows(pointers, in_rows, FIRST, SIZE, HEAD_DIM, MASKED, EVICTION)
+    if stored.dtype == tl.uint8:
+        stored = fp8.e4m3_to_fp16(stored, NATIVE_FP8)
+    return stored.to(DTYPE)
+
+
+@triton.jit
+def store_rows(pointers, in_rows, values, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The reverse of `load_rows`, MASKED."""
+    dims = FIRST + tl.arange(0, SIZE)
+    mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(pointers[:, None] + dims[None, :], values.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def token_offsets(
+    table_ptr,  # the request's row of the block table
+    start,
+    end,
+    block_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """int64 [BLOCK_N]: where the keys start .. start + BLOCK_N of a head lie in the cache; MASKED, of those < end."""
+    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)  # of one page in the tile
+    PAGES: tl.constexpr = BLOCK_N // PAGE_TOKENS
+    page = tl.arange(0, PAGES)
+    if MASKED:
+        block = tl.load(table_ptr + start // BLOCK_SIZE + page, mask=start + page * PAGE_TOKENS < end, other=0)
+    else:
+        block = tl.load(table_ptr + start // BLOCK_SIZE + page)
+    base = block.to(tl.int64) * block_stride  # a pool may have more than 2^31 elements
+    if BLOCK_SIZE > BLOCK_N:
+        base += start % BLOCK_SIZE * HEAD_DIM
+    offsets = base[:, None] + (tl.arange(0, PAGE_TOKENS) * HEAD_DIM)[None, :]
+    # The reshape would hide that rows are aligned, and without that loads are not 16 bytes wide.
+    return tl.multiple_of(tl.reshape(offsets, [BLOCK_N]), 8)
+
+
+@triton.jit
+def attend(
+    query,  # [BLOCK_M, DIMS]
+    query_rest,  # [BLOCK_M, REST]
+    acc,  # fp32 [BLOCK_M, DIMS], not normalised
+    acc_rest,
+    maximum,  # fp32 [BLOCK_M], of the scores so far
+    denominator,  # fp32 [BLOCK_M]
+    keys_ptr,  # the KV head's keys in block 0
+    table_ptr,
+    start,
+    end,  # MASKED: no key from here on is read
+    position,  # int32 [BLOCK_M], of each row's token
+    slope,  # fp32 [BLOCK_M], or unused without ALIBI
+    scale,
+    block_stride,
+    value_offset,  # from the keys of a block to its values
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    EVICTION: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+    MASKED: tl.constexpr,  # some row may not see some key of the tile
+):
+    """One step of the online softmax: the keys start .. start + BLOCK_N. Returns the new acc .. denominator."""
+    keys = start + tl.arange(0, BLOCK_N)
+    in_keys = keys < end
+    pointers = keys_ptr + token_offsets(table_ptr, start, end, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N, MASKED)
+    key = load_stored(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+    # Here, not where it is used: where the loop is not pipelined both are on their way together.
+    pointers += value_offset
+    value = load_stored(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if REST > 0:
+        pointers -= value_offset
+        key = load_stored(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+        scores = tl.dot(query_rest, tl.trans(key), scores, input_precision="ieee")
+
+    factor = scale * LOG2E
+    if SOFT_CAP > 0:
+        # tanh(x) = 2 * sigmoid(2 * x) - 1
+        scores = SOFT_CAP * (2 * tl.sigmoid(scores * (scale * (2 / SOFT_CAP))) - 1)
+        factor = LOG2E
+    if ALIBI:
+        scores = scores * factor + slope[:, None] * LOG2E * (keys[None, :] - position[:, None]).to(tl.float32)
+        factor = 1.0
+    if MASKED:
+        visible = keys[None, :] <= position[:, None]
+        if WINDOW > 0:
+            visible &= keys[None, :] > position[:, None] - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
+    # The factor is positive, so it may come after the maximum: one multiply-add per score.
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
+    weights = tl.exp2(scores * factor - new_maximum[:, None])
+    correction = tl.exp2(maximum - new_maximum)
+    denominator = denominator * correction + tl.sum(weights, axis=1)
+    weights = weights.to(query.dtype)
+    acc = tl.dot(weights, value, acc * correction[:, None], input_precision="ieee")
+    if REST > 0:
+        pointers += value_offset
+        value = load_stored(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+        acc_rest = tl.dot(weights, value, acc_rest * correction[:, None], input_precision="ieee")
+    return acc, acc_rest, new_maximum, denominator
