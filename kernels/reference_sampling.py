@@ -62,6 +62,8 @@ def sample_tokens(
     min-p: tokens at least min_p times as probable as the most probable one stay. top-k: those at least as probable as
     the k-th most probable one. top-p: of what these leave, the smallest set of most probable tokens with mass >= top_p.
     Tokens of equal probability stay or go together.
+
+    A row with NaN, or with nothing but -inf, is a broken model's: it yields some id of the vocabulary.
     """
     sampled = logits.float().argmax(-1)
     for s, row in enumerate(rows.tolist()):
@@ -69,7 +71,8 @@ def sample_tokens(
             continue
         position = int(num_tokens[row])
         if temperature[row] > 0:
-            scaled = logits[s].float() / temperature[row]
+            # Times the reciprocal, rounded once: the same fp32 values, and so the same ties, on every device.
+            scaled = logits[s].float() * temperature[row].reciprocal()
             sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], num_tokens[row])
         token_ids[row, position] = sampled[s]
         num_tokens[row] += 1
@@ -85,10 +88,10 @@ def _draw(scaled: Tensor, top_k: int, top_p: Tensor, min_p: Tensor, seed: Tensor
     draw = 0
     while True:
         token = gumbel_max(scaled.masked_fill(~keep, _NEGATIVE_INFINITY), seed, position, draw)
-        more_probable = scaled > scaled[token]
-        if top_p >= 1 or probs[more_probable].sum() < top_p:
+        more_probable = keep & (scaled > scaled[token])
+        if top_p >= 1 or not more_probable.any() or probs[more_probable].sum() < top_p:
             return token
-        keep &= more_probable
+        keep = more_probable
         draw += 1
 
 
@@ -144,7 +147,7 @@ def apply_penalties(
     batch_indices  int32 [P], which of the S positions have penalties
     rows           int32 [P], their rows: index into everything below
     token_ids      int32 [max_num_seqs, max_model_len]; num_tokens, num_prompt_tokens  int64 [max_num_seqs]
-    repetition     fp32 [max_num_seqs], 1 = off: counts prompt and output; positive logits are divided, others multiplied
+    repetition     fp32 [max_num_seqs], 1 = off: for prompt and output; positive logits are divided, others multiplied
     presence, frequency  fp32 [max_num_seqs], 0 = off: count the output only; subtracted once, and per occurrence
 
     Occurrences are counted afresh from the rows' tokens: no counters have to be kept in step with rows that come, go
