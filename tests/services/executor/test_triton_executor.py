@@ -1,0 +1,33 @@
+"""One process runs the executor on the GPU's kernels, in Triton's interpreter; its tokens are those of the CPU's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.services.executor.triton_executor import generate
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.services.executor.triton_executor", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PAGEWIRE_CPU_KERNELS": "triton"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    answer = json.loads(result.stdout)
+    assert answer["backend"] == "triton"
+    assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path)

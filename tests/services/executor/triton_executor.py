@@ -1,0 +1,47 @@
+"""The GPU's kernels under the whole executor, in Triton's interpreter. Run by test_triton_executor.py as
+
+    TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton_executor DIRECTORY
+
+in a process of its own: a tiny Llama (fp32) generates for a few requests, prefilled in chunks, batched, decoded through
+recorded graphs and eagerly, greedy and sampled. Prints the tokens as JSON, which the test compares with the CPU's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import kernels
+from services.executor.model_runner import ModelRunner
+from services.executor.step import RowSampling
+from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama
+from tests.services.executor.test_cuda_graphs import ReplayedFunction
+
+
+def generate(directory: Path) -> dict[int, list[int]]:
+    """request id -> tokens"""
+    runner = ModelRunner(tiny_llama(directory), LIMITS, 32, CPU)
+    runner.capture_graphs((2,), lambda fraction, text: None, ReplayedFunction)
+    driver = Driver(runner, 32)
+    driver.add(0, prompt(11))
+    driver.step({0: 7})
+    driver.add(1, prompt(3, seed=1), RowSampling(seed=5, top_p=0.8, top_k=50))
+    driver.step({0: 4, 1: 3})  # a chunk and a prompt
+    driver.step({1: 1, 0: 1})
+    driver.step({0: 1})  # padded
+    driver.add(2, prompt(20, seed=2), RowSampling(seed=6, repetition_penalty=1.2, logprobs=2))
+    driver.step({0: 1, 2: 20, 1: 1})  # decodes beside a prompt that is long enough for the prefill kernel
+    driver.step({2: 1, 0: 1, 1: 1})
+    driver.finish(0)
+    driver.step({1: 1, 2: 1})
+    return driver.tokens
+
+
+def main() -> None:
+    tokens = generate(Path(sys.argv[1]))
+    print(json.dumps({"backend": kernels.cpu_backend(), "tokens": tokens}))
+
+
+if __name__ == "__main__":
+    main()
