@@ -24,7 +24,7 @@ def has_native_decode(device: torch.device) -> bool:
 
 @cache
 def has_native_encode(device: torch.device) -> bool:
-    """NATIVE of `e4m3_from_fp32`. On 8.9 Triton converts by way of fp16, which rounds twice: other bits than torch's."""
+    """NATIVE of `e4m3_from_fp32`. On 8.9 Triton converts by way of fp16, which rounds twice: not torch's bits."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -1,93 +1,88 @@
-"""rms_norm and add_rms_norm on CUDA."""
+"""add_rms_norm on CUDA."""
 
 from __future__ import annotations
 
-import torch
+from functools import lru_cache
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+# Below this, rows do not fill a GPU: each gets as many threads as can load 16 bytes, for the shortest time of one.
+# Above, fewer threads with more loads each let more rows be in flight between the reductions' barriers.
+MANY_ROWS = 512
+MAX_SIZE = 32768
+
 
 @triton.jit
-def rms_norm_kernel(
+def add_rms_norm_kernel(
     x_ptr,
-    residual_ptr,  # [outer, SIZE] contiguous with inner == 1; read and written only if HAS_RESIDUAL
+    residual_ptr,  # [num_tokens, SIZE] contiguous, as is out
     weight_ptr,
-    out_ptr,  # [outer, inner, SIZE] contiguous
-    inner,
-    outer_stride,
-    inner_stride,
+    out_ptr,
+    x_token_stride,
     eps,
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
 ):
-    """One program per row of SIZE elements."""
-    row = tl.program_id(0).to(tl.int64)
+    """One program per token."""
+    token = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, SIZE_PADDED)
     mask = offsets < SIZE
-    dtype = out_ptr.dtype.element_ty
-    source = x_ptr + (row // inner) * outer_stride + (row % inner) * inner_stride
-    x = tl.load(source + offsets, mask=mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        residual = residual_ptr + row * SIZE + offsets
-        # The sum is rounded to the residual's dtype before it is normalised, as in the reference.
-        total = (x + tl.load(residual, mask=mask, other=0.0).to(tl.float32)).to(dtype)
-        tl.store(residual, total, mask=mask)
-        x = total.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / SIZE + eps)
-    normed = (x * scale).to(dtype).to(tl.float32)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    residual = residual_ptr + token * SIZE + offsets
+    # x is not read again: evicted first, it leaves the L2 cache to what the next kernels read.
+    x = tl.load(x_ptr + token * x_token_stride + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+    total = tl.load(residual, mask=mask, other=0.0).to(tl.float32) + x.to(tl.float32)
+    # Before the reduction, so that the load does not wait for it.
     weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * SIZE + offsets, (normed * weight).to(dtype), mask=mask)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.rms_norm`; x [..., size] is contiguous, or a 2- or 3-dimensional view with contiguous rows."""
-    size = x.shape[-1]
-    if x.is_contiguous():
-        return _launch(x, None, weight, eps, 1, size, size)
-    if x.stride(-1) != 1 or x.dim() not in (2, 3):
-        return rms_norm(x.contiguous(), weight, eps)
-    if x.dim() == 2:
-        return _launch(x, None, weight, eps, 1, x.stride(0), size)
-    return _launch(x, None, weight, eps, x.shape[1], x.stride(0), x.stride(1))
+    # The sum is rounded to the residual's dtype before it is normalised, as in the reference.
+    rounded = total.to(dtype)
+    tl.store(residual, rounded, mask=mask)
+    total = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total * total, axis=0) / SIZE + eps)
+    normed = (total * scale).to(dtype).to(tl.float32)
+    tl.store(out_ptr + token * SIZE + offsets, (normed * weight).to(dtype), mask=mask)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.add_rms_norm`; residual is contiguous, of x's shape."""
-    assert residual.is_contiguous(), "residual must be contiguous"
+    """As `reference.add_rms_norm`; x [num_tokens, size] may have any stride between rows, residual is contiguous."""
+    num_tokens, size = x.shape
+    assert size <= MAX_SIZE, f"a row has at most {MAX_SIZE} elements"
+    assert x.stride(1) == 1, "the last dimension of x must be contiguous"
     assert residual.shape == x.shape, "residual must have x's shape"
-    size = x.shape[-1]
-    return _launch(x.contiguous(), residual, weight, eps, 1, size, size)
-
-
-def _launch(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    inner: int,
-    outer_stride: int,
-    inner_stride: int,
-) -> Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    size = x.shape[-1]
-    rows = out.numel() // size
-    if rows == 0:
+    assert residual.dtype == x.dtype, "residual must have x's dtype"
+    assert residual.is_contiguous(), "residual must be contiguous"
+    assert weight.shape == (size,), "weight must be [size]"
+    assert weight.is_contiguous(), "weight must be contiguous"
+    out = residual.new_empty(residual.shape)
+    if num_tokens == 0:
         return out
-    size_padded = triton.next_power_of_2(size)
-    rms_norm_kernel[(rows,)](
-        x,
-        residual,
-        weight,
-        out,
-        inner,
-        outer_stride,
-        inner_stride,
-        eps,
-        SIZE=size,
-        SIZE_PADDED=size_padded,
-        HAS_RESIDUAL=residual is not None,
-        num_warps=min(16, max(1, size_padded // 256)),
-    )
+    constants, num_warps = _constants(size, num_tokens >= MANY_ROWS)
+    add_rms_norm_kernel[(num_tokens,)](x, residual, weight, out, x.stride(0), eps, **constants, num_warps=num_warps)
     return out
+
+
+@lru_cache
+def _constants(size: int, many_rows: bool) -> tuple[dict[str, Any], int]:
+    size_padded = triton.next_power_of_2(size)
+    # Elements per thread: 8 of 2 bytes are one 16-byte load.
+    warps = size_padded // (32 * (32 if many_rows else 8))
+    return {"SIZE": size, "SIZE_PADDED": size_padded}, min(32, max(1, warps))
+
+
+def specialization(dtype: str, size: int, many_rows: bool = True) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+    """What `add_rms_norm` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
+
+    dtype is Triton's name of x's type; many_rows says whether there are MANY_ROWS or more.
+    """
+    types = {
+        "x_ptr": f"*{dtype}",
+        "residual_ptr": f"*{dtype}",
+        "weight_ptr": f"*{dtype}",
+        "out_ptr": f"*{dtype}",
+        "x_token_stride": "i32",
+        "eps": "fp32",
+    }
+    return add_rms_norm_kernel, types, *_constants(size, many_rows)

@@ -1,77 +1,272 @@
-"""rotary_embedding on CUDA, in place."""
+"""rotary_store_kv on CUDA: q/k norm, rotary embedding and KV write in one pass over the projection's output.
+
+Every element is read once and written once: query heads in place, key and value heads to the cache.
+"""
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.fp8 import has_native_encode
+from kernels.kv_cache import MANY_TOKENS, cache_view, slot_pointers, tile_heads, tile_tokens, to_cache
+
 
 @triton.jit
-def rotary_kernel(
+def _rotated(
+    pointers,  # [TOKENS, HEADS, 1], where each head begins
+    mask,  # [TOKENS, HEADS, 1]
+    cos,  # fp32 [TOKENS, 1, HALF_PADDED]
+    sin,
+    weight_ptr,  # [HEAD_DIM] or None
+    eps,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    REST_PADDED: tl.constexpr,
+):
+    """Heads normalised and rotated, in their own dtype: elements [0, HALF), [HALF, 2 * HALF), [2 * HALF, HEAD_DIM).
+
+    Without a rest (HEAD_DIM = 2 * HALF) the third is a copy of the first that nobody uses.
+    """
+    dtype: tl.constexpr = pointers.dtype.element_ty
+    dims = tl.arange(0, HALF_PADDED)[None, None, :]
+    in_half = dims < HALF
+    first = tl.load(pointers + dims, mask=mask & in_half, other=0.0).to(tl.float32)
+    second = tl.load(pointers + HALF + dims, mask=mask & in_half, other=0.0).to(tl.float32)
+    rest = first
+    if HEAD_DIM > 2 * HALF:
+        rest_dims = 2 * HALF + tl.arange(0, REST_PADDED)[None, None, :]
+        in_rest = rest_dims < HEAD_DIM
+        rest = tl.load(pointers + rest_dims, mask=mask & in_rest, other=0.0).to(tl.float32)
+    if weight_ptr is not None:
+        squares = tl.sum(first * first + second * second, axis=2, keep_dims=True)
+        if HEAD_DIM > 2 * HALF:
+            squares += tl.sum(rest * rest, axis=2, keep_dims=True)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)
+        first = _weighted(first * scale, weight_ptr + dims, in_half, dtype)
+        second = _weighted(second * scale, weight_ptr + HALF + dims, in_half, dtype)
+        if HEAD_DIM > 2 * HALF:
+            rest = _weighted(rest * scale, weight_ptr + rest_dims, in_rest, dtype)
+    return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype), rest.to(dtype)
+
+
+@triton.jit
+def _weighted(normed, weight_pointers, mask, dtype: tl.constexpr):
+    """normed * weight in fp32, rounded before and after the product as in reference.rms_norm."""
+    weight = tl.load(weight_pointers, mask=mask, other=0.0).to(tl.float32)
+    return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def rotary_store_kv_kernel(
     positions_ptr,
-    query_ptr,
-    key_ptr,
+    qkv_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]
     cos_sin_ptr,  # fp32 [max_position, 2 * HALF]
-    query_token_stride,
-    query_head_stride,
-    key_token_stride,
-    key_head_stride,
+    kv_cache_ptr,
+    slot_mapping_ptr,
+    q_weight_ptr,  # or None
+    k_weight_ptr,  # or None
+    kv_scales_ptr,  # fp32 [2, NUM_KV_HEADS] for an fp8 cache (as uint8), or None
+    num_tokens,
+    token_stride,
+    head_stride,
+    block_stride,
+    eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,  # rotary_dim / 2
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,  # query heads per program
+    KV_HEADS: tl.constexpr,  # key heads per program, and as many value heads
+    DIMS: tl.constexpr,  # HEAD_DIM, HALF and HEAD_DIM - 2 * HALF, each rounded up to a power of two
     HALF_PADDED: tl.constexpr,
-    HEADS: tl.constexpr,  # heads per program, a power of two
+    REST_PADDED: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
 ):
-    """Program (token, i): heads i * HEADS .. of query followed by key."""
-    token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
-    dims = tl.arange(0, HALF_PADDED)[None, :]
-    in_dims = dims < HALF
-    cos_sin = cos_sin_ptr + tl.load(positions_ptr + token) * (2 * HALF) + dims
-    cos = tl.load(cos_sin, mask=in_dims, other=0.0)
-    sin = tl.load(cos_sin + HALF, mask=in_dims, other=0.0)
+    """Program (i, j): tokens i * TOKENS .. of one tile of heads; the tiles of query heads come first.
 
-    query = query_ptr + token * query_token_stride + head * query_head_stride + dims
-    _rotate(query, cos, sin, (head < NUM_HEADS) & in_dims, HALF)
-    key_head = head - NUM_HEADS
-    key = key_ptr + token * key_token_stride + key_head * key_head_stride + dims
-    _rotate(key, cos, sin, (key_head >= 0) & (key_head < NUM_KV_HEADS) & in_dims, HALF)
+    Tiles are [TOKENS, heads, dims]. cos and sin are loaded once for all heads of a tile.
+    """
+    tokens = (tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
+    in_tokens = tokens < num_tokens
+    positions = tl.load(positions_ptr + tokens, mask=in_tokens, other=0)
+    dims = tl.arange(0, HALF_PADDED)[None, None, :]
+    in_half = dims < HALF
+    cos_sin = cos_sin_ptr + positions * (2 * HALF) + dims
+    cos = tl.load(cos_sin, mask=in_tokens & in_half, other=0.0)
+    sin = tl.load(cos_sin + HALF, mask=in_tokens & in_half, other=0.0)
+    rest_dims = 2 * HALF + tl.arange(0, REST_PADDED)[None, None, :]
+    rows = qkv_ptr + tokens * token_stride
+
+    tile = tl.program_id(1)
+    query_tiles: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    if tile < query_tiles:
+        heads = (tile * HEADS + tl.arange(0, HEADS))[None, :, None]
+        mask = in_tokens & (heads < NUM_HEADS)
+        query = rows + heads * head_stride
+        first, second, rest = _rotated(
+            query, mask, cos, sin, q_weight_ptr, eps, HEAD_DIM, HALF, HALF_PADDED, REST_PADDED
+        )
+        tl.store(query + dims, first, mask=mask & in_half)
+        tl.store(query + HALF + dims, second, mask=mask & in_half)
+        if q_weight_ptr is not None and HEAD_DIM > 2 * HALF:
+            tl.store(query + rest_dims, rest, mask=mask & (rest_dims < HEAD_DIM))
+    else:
+        heads = ((tile - query_tiles) * KV_HEADS + tl.arange(0, KV_HEADS))[None, :, None]
+        in_heads = heads < NUM_KV_HEADS
+        slots = tl.load(slot_mapping_ptr + tokens, mask=in_tokens, other=-1)
+        mask = (slots >= 0) & in_heads
+        dtype: tl.constexpr = kv_cache_ptr.dtype.element_ty
+        target = slot_pointers(kv_cache_ptr, slots, heads, block_stride, BLOCK_SIZE, HEAD_DIM)
+
+        all_dims = tl.arange(0, DIMS)[None, None, :]
+        in_value = mask & (all_dims < HEAD_DIM)
+        value = tl.load(rows + (NUM_HEADS + NUM_KV_HEADS + heads) * head_stride + all_dims, mask=in_value)
+        key = rows + (NUM_HEADS + heads) * head_stride
+        first, second, rest = _rotated(key, mask, cos, sin, k_weight_ptr, eps, HEAD_DIM, HALF, HALF_PADDED, REST_PADDED)
+        first = to_cache(first, kv_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
+        second = to_cache(second, kv_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
+        tl.store(target + dims, first, mask=mask & in_half)
+        tl.store(target + HALF + dims, second, mask=mask & in_half)
+        if HEAD_DIM > 2 * HALF:
+            rest = to_cache(rest, kv_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
+            tl.store(target + rest_dims, rest, mask=mask & (rest_dims < HEAD_DIM))
+        value_scales_ptr = None if kv_scales_ptr is None else kv_scales_ptr + NUM_KV_HEADS
+        value = to_cache(value, value_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
+        tl.store(target + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + all_dims, value, mask=in_value)
 
 
-@triton.jit
-def _rotate(pointers, cos, sin, mask, HALF: tl.constexpr):
-    first = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(pointers + HALF, mask=mask, other=0.0).to(tl.float32)
-    dtype = pointers.dtype.element_ty
-    tl.store(pointers, (first * cos - second * sin).to(dtype), mask=mask)
-    tl.store(pointers + HALF, (second * cos + first * sin).to(dtype), mask=mask)
-
-
-def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head_dim: int) -> None:
-    """As `reference.rotary_embedding`; query and key may be strided views with a contiguous last dimension."""
-    num_tokens, num_heads, _ = query.shape
-    num_kv_heads, rotary_dim = key.shape[1], cos_sin_cache.shape[1]
-    assert query.stride(2) == key.stride(2) == 1, "the last dimension of query and key must be contiguous"
+def rotary_store_kv(
+    positions: Tensor,
+    qkv: Tensor,
+    cos_sin_cache: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    kv_scales: Tensor | None,
+) -> None:
+    """As `reference.rotary_store_kv`. qkv may have any stride between tokens and heads; pages are contiguous."""
+    num_tokens, all_heads, head_dim = qkv.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    rotary_dim = cos_sin_cache.shape[1]
+    assert positions.dtype == torch.int64, "positions must be int64"
+    assert positions.is_contiguous(), "positions must be contiguous"
+    assert positions.shape == slot_mapping.shape == (num_tokens,), "one position and one slot per token"
+    assert qkv.stride(2) == 1, "the last dimension of qkv must be contiguous"
+    assert all_heads > 2 * num_kv_heads, "qkv must have query, key and value heads"
+    assert head_dim == kv_cache.shape[4], "qkv and kv_cache differ in head_dim"
     assert cos_sin_cache.dtype == torch.float32, "cos_sin_cache must be float32"
     assert cos_sin_cache.is_contiguous(), "cos_sin_cache must be contiguous"
-    assert rotary_dim <= head_dim == query.shape[2] == key.shape[2], "head_dim does not match"
+    assert 0 < rotary_dim <= head_dim, "rotary_dim must be in 1 .. head_dim"
+    assert rotary_dim % 2 == 0, "rotary_dim must be even"
+    assert (q_weight is None) == (k_weight is None), "query and key are both normalised or neither"
+    for weight in (q_weight, k_weight):
+        assert weight is None or (weight.shape == (head_dim,) and weight.is_contiguous()), "a weight is [head_dim]"
+    stored = cache_view(kv_cache, slot_mapping, kv_scales)
     if num_tokens == 0:
         return
-    heads = min(16, triton.next_power_of_2(num_heads + num_kv_heads))
-    rotary_kernel[(num_tokens, triton.cdiv(num_heads + num_kv_heads, heads))](
-        positions,
-        query,
-        key,
-        cos_sin_cache,
-        query.stride(0),
-        query.stride(1),
-        key.stride(0),
-        key.stride(1),
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HALF=rotary_dim // 2,
-        HALF_PADDED=triton.next_power_of_2(rotary_dim // 2),
-        HEADS=heads,
+    num_heads = all_heads - 2 * num_kv_heads
+    native = kv_scales is not None and has_native_encode(qkv.device)
+    many_tokens = num_tokens >= MANY_TOKENS
+    constants, num_warps = _constants(num_heads, num_kv_heads, head_dim, rotary_dim, block_size, many_tokens, native)
+    query_tiles = triton.cdiv(num_heads, constants["HEADS"])
+    grid = (
+        triton.cdiv(num_tokens, constants["TOKENS"]),
+        query_tiles + triton.cdiv(num_kv_heads, constants["KV_HEADS"]),
     )
+    rotary_store_kv_kernel[grid](
+        positions,
+        qkv,
+        cos_sin_cache,
+        stored,
+        slot_mapping,
+        q_weight,
+        k_weight,
+        kv_scales,
+        num_tokens,
+        qkv.stride(0),
+        qkv.stride(1),
+        kv_cache.stride(0),
+        eps,
+        **constants,
+        num_warps=num_warps,
+    )
+
+
+@lru_cache
+def _constants(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    block_size: int,
+    many_tokens: bool,
+    native_fp8: bool,
+) -> tuple[dict[str, Any], int]:
+    heads, half = tile_heads(num_heads), triton.next_power_of_2(rotary_dim // 2)
+    tokens = tile_tokens(heads, 2 * half, many_tokens)
+    constants = {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "HALF": rotary_dim // 2,
+        "BLOCK_SIZE": block_size,
+        "TOKENS": tokens,
+        "HEADS": heads,
+        "KV_HEADS": tile_heads(num_kv_heads),
+        "DIMS": triton.next_power_of_2(head_dim),
+        "HALF_PADDED": half,
+        "REST_PADDED": triton.next_power_of_2(max(1, head_dim - rotary_dim)),
+        "NATIVE_FP8": native_fp8,
+    }
+    # Two 16-byte loads of 2-byte elements per lane, for each half of the heads.
+    return constants, min(8, max(1, tokens * heads * half // 512))
+
+
+def specialization(
+    dtype: str,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    block_size: int = 16,
+    many_tokens: bool = True,
+    norm: bool = False,
+    fp8: bool = False,
+    native_fp8: bool = False,
+) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+    """What `rotary_store_kv` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
+
+    dtype is Triton's name of qkv's type; many_tokens says whether there are MANY_TOKENS or more.
+    """
+    types = {
+        "positions_ptr": "*i64",
+        "qkv_ptr": f"*{dtype}",
+        "cos_sin_ptr": "*fp32",
+        "kv_cache_ptr": "*u8" if fp8 else f"*{dtype}",
+        "slot_mapping_ptr": "*i64",
+        "q_weight_ptr": f"*{dtype}",
+        "k_weight_ptr": f"*{dtype}",
+        "kv_scales_ptr": "*fp32",
+        "num_tokens": "i32",
+        "token_stride": "i32",
+        "head_stride": "i32",
+        "block_stride": "i32",
+        "eps": "fp32",
+    }
+    absent = (() if norm else ("q_weight_ptr", "k_weight_ptr")) + (() if fp8 else ("kv_scales_ptr",))
+    constants, num_warps = _constants(
+        num_heads, num_kv_heads, head_dim, rotary_dim, block_size, many_tokens, native_fp8
+    )
+    present = {name: kind for name, kind in types.items() if name not in absent}
+    return rotary_store_kv_kernel, present, {**constants, **dict.fromkeys(absent)}, num_warps
