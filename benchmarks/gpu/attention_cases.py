@@ -1,0 +1,180 @@
+"""Paged attention: decode, verification of speculated tokens, prefill and extend."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.gpu import peer_attention as peers
+from benchmarks.gpu.attention_inputs import FP8, AttentionInputs, AttentionShape, error, make_inputs
+from benchmarks.gpu.cases import OURS, Built, Case, Contestant, Target
+from benchmarks.gpu.measure import Call
+from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
+
+# requests x tokens of context, and what is asked of ours: microseconds, or a share of the copy bandwidth
+DECODE_TARGETS = {
+    (1, 1024): Target("us", 8.0, 5.0),
+    (1, 8192): Target("fraction", 0.50, 0.65),
+    (8, 1024): Target("fraction", 0.50, 0.65),
+    (1, 32768): Target("fraction", 0.75, 0.85),
+    (16, 4096): Target("fraction", 0.85, 0.92),
+    (64, 1024): Target("fraction", 0.85, 0.92),
+    (64, 4096): Target("fraction", 0.90, 0.96),
+    (256, 1024): Target("fraction", 0.90, 0.96),
+}
+RAGGED_TARGET = Target("fraction", 0.85, 0.93)
+# In no case slower than this; over all cases see `kernels.MEAN_TARGETS`.
+PEER_TARGETS = (Target("ratio", 0.85, 1.05, "fa3"),)
+FP8_TARGET = Target("ratio", 1.6, 1.85, "bf16 KV")
+VERIFY_TARGET = Target("ratio", 1 / 1.10, 1.0, "q_len 1")
+PREFILL_TARGETS = (Target("tflops", 400.0, 500.0), Target("ratio", 0.60, 0.75, "fa3"))
+SHORT_PREFILL_TARGETS = (Target("ratio", 0.95, 1.0, "fa3"),)
+FIXED_SPLIT = 256
+
+LLAMA_HEADS, QWEN_HEADS, SMALL_HEADS = (32, 8, 128), (28, 4, 128), (14, 2, 64)
+
+
+def decode_cases(device: torch.device, small: bool, build: FlashInferBuild | None) -> Iterator[Case]:
+    def decode(shape: AttentionShape, label: str, targets: tuple[Target, ...], *, flex: bool = False) -> Case:
+        contestants = ["sdpa"] * shape.uniform + ["flex"] * flex + ["fa3", "flashinfer", "flashinfer cc"]
+        return _case("decode", label, shape, targets, device, contestants, build)
+
+    if small:
+        shape = AttentionShape(4, 2, 64, 16, [1] * 3, [40] * 3, torch.float32, torch.float32)
+        yield decode(shape, "3 x 40", ())
+        yield _verify(AttentionShape(4, 2, 64, 16, [1] * 3, [40] * 3, torch.float32, torch.float32), 4, device)
+        yield _fp8(AttentionShape(4, 2, 64, 16, [1] * 3, [40] * 3, torch.float32, FP8), device)
+        yield _fixed_split(AttentionShape(4, 2, 64, 16, [1] * 3, [40, 9, 70], torch.float32, torch.float32), device)
+        return
+    for heads in (LLAMA_HEADS, QWEN_HEADS, SMALL_HEADS):
+        for block_size in (16, 64):
+            for (num_reqs, seq_len), target in DECODE_TARGETS.items():
+                shape = AttentionShape(*heads, block_size, [1] * num_reqs, [seq_len] * num_reqs)
+                flex = (num_reqs, seq_len, heads, block_size) == (64, 1024, LLAMA_HEADS, 16)
+                targets = (target, *PEER_TARGETS) if heads != SMALL_HEADS else PEER_TARGETS
+                yield decode(shape, f"{num_reqs} x {seq_len}", targets, flex=flex)
+            lens = random.Random(0).choices(range(128, 4097), k=256)
+            yield decode(
+                AttentionShape(*heads, block_size, [1] * 256, lens), "256 x 128-4096", (RAGGED_TARGET, *PEER_TARGETS)
+            )
+    for num_reqs, seq_len in ((64, 1024), (64, 4096), (256, 1024)):
+        yield _fp8(AttentionShape(*LLAMA_HEADS, 16, [1] * num_reqs, [seq_len] * num_reqs, kv_dtype=FP8), device)
+    for query_len in (4, 8):
+        yield _verify(AttentionShape(*LLAMA_HEADS, 16, [1] * 64, [1024] * 64), query_len, device)
+    yield _fixed_split(AttentionShape(*LLAMA_HEADS, 16, [1] * 64, [1024 - 5 * n for n in range(64)]), device)
+
+
+def prefill_cases(device: torch.device, small: bool, build: FlashInferBuild | None) -> Iterator[Case]:
+    def prefill(
+        query_lens: list[int], seq_lens: list[int], label: str, targets: tuple[Target, ...], *peers: str
+    ) -> Case:
+        dtype = torch.float32 if small else torch.bfloat16
+        heads = (4, 2, 64) if small else LLAMA_HEADS
+        shape = AttentionShape(*heads, 16, query_lens, seq_lens, dtype, dtype)
+        return _case("prefill", label, shape, targets, device, list(peers), build)
+
+    if small:
+        yield prefill([70], [70], "70", (), "sdpa")
+        yield prefill([20, 33], [50, 33], "20 behind 30, 33", ())
+        return
+    yield prefill([1024], [1024], "1024", SHORT_PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
+    yield prefill([4096], [4096], "4096", PREFILL_TARGETS, "sdpa", "flex", "fa3", "flashinfer")
+    yield prefill([16384], [16384], "16384", PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
+    yield prefill([512], [8704], "512 behind 8192", PREFILL_TARGETS, "fa3", "flashinfer")
+    mixed = [2048, 1024, 1536, 512, 1800, 700, 300, 272]
+    yield prefill(mixed, mixed, "8 x 272-2048", (), "fa3", "flashinfer")
+
+
+def _name(shape: AttentionShape, label: str) -> str:
+    return f"{shape.num_heads}/{shape.num_kv_heads}/{shape.head_dim} p{shape.block_size} {label}"
+
+
+def _case(
+    group: str,
+    label: str,
+    shape: AttentionShape,
+    targets: tuple[Target, ...],
+    device: torch.device,
+    peer_names: list[str],
+    flashinfer_build: FlashInferBuild | None,
+) -> Case:
+    def built() -> Built:
+        inputs = make_inputs(shape, device)
+        result = Built({OURS: _ours(inputs)})
+        for name in peer_names if device.type == "cuda" else [name for name in peer_names if name == "sdpa"]:
+            try:
+                if name.startswith("flashinfer") and flashinfer_build is not None:
+                    flashinfer_build.wait(group)
+                result.contestants[name] = peers.contestant(_peer(name, group)(inputs), inputs, error)
+            except (PeerMissingError, RuntimeError, ValueError) as reason:
+                # A peer that refuses a shape is no fault of ours; that it is missing is printed.
+                result.notes.append(f"{name}: {str(reason).splitlines()[0]}")
+        return result
+
+    num_flops = shape.num_flops if group == "prefill" else 0
+    return Case(group, _name(shape, label), shape.num_bytes, built, num_flops, targets)
+
+
+def _peer(name: str, group: str) -> Callable[[AttentionInputs], list[Call]]:
+    if name.startswith("flashinfer"):
+        if group == "prefill":
+            return peers.flashinfer_prefill
+        return partial(peers.flashinfer_decode, tensor_cores=name == "flashinfer")
+    return {"sdpa": peers.sdpa, "flex": peers.flex, "fa3": peers.fa3}[name]
+
+
+def _ours(inputs: AttentionInputs, split_size: int = 0) -> Contestant:
+    calls: list[Call] = [partial(inputs.call, index, split_size) for index in range(len(inputs.queries))]
+
+    def checked() -> float:
+        # What is freed here is what the output will be allocated from: an element that nobody writes shows as NaN.
+        torch.full_like(inputs.queries[0], torch.nan)
+        return error(inputs.call(0, split_size), inputs)
+
+    return Contestant(calls, checked)
+
+
+def _fp8(shape: AttentionShape, device: torch.device) -> Case:
+    """Against our own kernel over a cache of the query's dtype."""
+
+    def built() -> Built:
+        wide = AttentionShape(**{**shape.__dict__, "kv_dtype": shape.dtype})
+        return Built({OURS: _ours(make_inputs(shape, device)), "bf16 KV": _ours(make_inputs(wide, device))})
+
+    label = f"{len(shape.seq_lens)} x {shape.seq_lens[0]} fp8 KV"
+    return Case("decode", _name(shape, label), shape.num_bytes, built, 0, (FP8_TARGET,))
+
+
+def _verify(single: AttentionShape, query_len: int, device: torch.device) -> Case:
+    """Several query tokens per request, against one over the same pages."""
+    shape = AttentionShape(**{**single.__dict__, "query_lens": [query_len] * len(single.seq_lens)})
+
+    def built() -> Built:
+        return Built({OURS: _ours(make_inputs(shape, device)), "q_len 1": _ours(make_inputs(single, device))})
+
+    label = f"{len(shape.seq_lens)} x {shape.seq_lens[0]} q_len {query_len}"
+    return Case("decode", _name(shape, label), shape.num_bytes, built, 0, (VERIFY_TARGET,))
+
+
+def _fixed_split(shape: AttentionShape, device: torch.device) -> Case:
+    """Fixed split size against free choice; a request alone must give the same bits as in the batch."""
+
+    def built() -> Built:
+        inputs = make_inputs(shape, device)
+        fixed, free = _ours(inputs, FIXED_SPLIT), _ours(inputs)
+
+        def checked() -> float:
+            batch = inputs.call(0, FIXED_SPLIT)
+            alone = torch.ops.pagewire.paged_attention(
+                inputs.queries[0][1:2], inputs.kv_caches[0], inputs.block_table[1:2], inputs.query_start_loc[:2],
+                inputs.seq_lens[1:2], 1, inputs.scale, 0, 0.0, None, None, FIXED_SPLIT,
+            )  # fmt: skip
+            return error(batch, inputs) if torch.equal(batch[1:2], alone) else float("nan")
+
+        return Built({OURS: Contestant(fixed.calls, checked), "free split": free})
+
+    label = f"{len(shape.seq_lens)} x {min(shape.seq_lens)}-{max(shape.seq_lens)} split {FIXED_SPLIT}"
+    return Case("decode", _name(shape, label), shape.num_bytes, built)

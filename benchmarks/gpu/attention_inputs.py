@@ -1,0 +1,142 @@
+"""Random paged batches for attention kernels, several sets of them, and what the specification says to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.measure import num_sets, relative_error
+from kernels import reference
+
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Of one batch; lengths in tokens, seq_len = context and query together."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
+    dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of every token, each read once."""
+        return sum(self.seq_lens) * 2 * self.num_kv_heads * self.head_dim * self.kv_dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """KV, query and output."""
+        return self.kv_bytes + 2 * sum(self.query_lens) * self.num_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def num_flops(self) -> int:
+        """Of both products, over the pairs that the causal mask leaves: 4 * head_dim per pair and head."""
+        pairs = sum(q * (s - q) + q * (q + 1) // 2 for q, s in zip(self.query_lens, self.seq_lens, strict=True))
+        return 4 * self.num_heads * self.head_dim * pairs
+
+    @property
+    def uniform(self) -> bool:
+        return len({*zip(self.query_lens, self.seq_lens, strict=True)}) == 1
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """One batch's tables and several sets of its tensors; as `kernels.reference.paged_attention` describes them."""
+
+    shape: AttentionShape
+    queries: list[Tensor]  # each [num_tokens, num_heads, head_dim]
+    kv_caches: list[Tensor]  # each [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    block_table: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    kv_scales: Tensor | None
+
+    @property
+    def max_query_len(self) -> int:
+        return max(self.shape.query_lens)
+
+    @property
+    def scale(self) -> float:
+        return self.shape.head_dim**-0.5
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor, int, float]:
+        return self.block_table, self.query_start_loc, self.seq_lens, self.max_query_len, self.scale
+
+    def call(self, index: int, split_size: int = 0) -> Tensor:
+        """Our kernel on one set."""
+        output: Tensor = torch.ops.pagewire.paged_attention(
+            self.queries[index], self.kv_caches[index], *self.tables(), 0, 0.0, None, self.kv_scales, split_size
+        )
+        return output
+
+
+def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
+    """Pages in random order. What no request owns is NaN, and all table entries past a request's end point there."""
+    num_pages = [-(-seq_len // shape.block_size) for seq_len in shape.seq_lens]
+    poisoned = sum(num_pages)
+    table = torch.full((len(num_pages), max(num_pages)), poisoned, dtype=torch.int32)
+    for row, ids in enumerate(torch.randperm(poisoned).int().split(num_pages)):
+        table[row, : len(ids)] = ids
+    page_shape = (poisoned + 1, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    kv_caches = []
+    sets = num_sets(shape.num_bytes, device)
+    for _ in range(sets):
+        cache = torch.randn(page_shape, dtype=shape.dtype, device=device)
+        cache[poisoned] = torch.nan
+        kv_caches.append(cache.to(shape.kv_dtype))
+    starts = [0]
+    for query_len in shape.query_lens:
+        starts.append(starts[-1] + query_len)
+    scales = torch.rand(2, shape.num_kv_heads, device=device) + 0.5 if shape.kv_dtype == FP8 else None
+    return AttentionInputs(
+        shape,
+        [
+            torch.randn(starts[-1], shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
+            for _ in range(sets)
+        ],
+        kv_caches,
+        table.to(device),
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
+        scales,
+    )
+
+
+def error(output: Tensor, inputs: AttentionInputs, index: int = 0) -> float:
+    """Of a result [num_tokens, num_heads, head_dim] against the specification.
+
+    Of a long query only the first and the last CHECKED tokens are compared: each is a request of its own that owns the
+    first pages. The specification keeps whole score matrices.
+    """
+    starts = inputs.query_start_loc.tolist()
+    worst = 0.0
+    for request, query_len in enumerate(inputs.shape.query_lens):
+        context_len = inputs.shape.seq_lens[request] - query_len
+        spans = [(0, query_len)] if query_len <= 2 * CHECKED else [(0, CHECKED), (query_len - CHECKED, query_len)]
+        for first, end in spans:
+            tokens = slice(starts[request] + first, starts[request] + end)
+            expected = reference.paged_attention(
+                inputs.queries[index][tokens],
+                inputs.kv_caches[index],
+                inputs.block_table[request : request + 1],
+                torch.tensor([0, end - first], dtype=torch.int32),
+                torch.tensor([context_len + end], dtype=torch.int32),
+                end - first,
+                inputs.scale,
+                kv_scales=inputs.kv_scales,
+            )
+            found = relative_error(output[tokens], expected)
+            worst = found if not found <= worst else worst  # NaN stays
+    return worst
+
+
+CHECKED = 128
