@@ -158,9 +158,11 @@ class ModelRunner:
     ) -> None:
         """Captures decode steps of these numbers of requests, the largest first: the others fit into its memory."""
         record = record or cuda_recorder()
-        for index, size in enumerate(sorted(sizes, reverse=True)):
+        falling = sorted(sizes, reverse=True)
+        for size in falling:  # before there is a larger graph that it would be padded to: compiles what is recorded
+            self.dummy_run(size, size)
+        for index, size in enumerate(falling):
             progress(index / len(sizes), f"CUDA graph of {size} requests")
-            self.dummy_run(size, size)  # compiles what is recorded next
             self._graphs.capture(size, record, partial(self.dummy_run, size, size))
 
     def dummy_run(
