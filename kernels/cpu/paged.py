@@ -178,6 +178,8 @@ def rotary_store_kv(
             f"rotary_store_kv: cos_sin_cache must be contiguous float32 with at most {head_dim} columns, "
             f"not {cos_sin_cache.dtype} with {rotary_dim}"
         )
+    if (q_weight is None) is not (k_weight is None):
+        raise ValueError("rotary_store_kv: query and key are normalised both or neither")
     _rotary_store_kv(
         dtype_code(qkv),
         positions.data_ptr(),

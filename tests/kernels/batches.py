@@ -1,8 +1,10 @@
-"""Random ragged batches for attention, shared by the kernel tests (and run in the Triton subprocesses)."""
+"""Random arguments of the larger ops, shared by the kernel tests (and run in the Triton subprocesses)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ class Batch:
     seq_lens: Tensor
     max_query_len: int
     scale: float
+    kv_scales: Tensor | None = None
 
     def args(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, float]:
         return (
@@ -36,11 +39,10 @@ class Batch:
 
     def exact(self) -> Batch:
         """The same values in fp32, NaN replaced: what the reference computes the truth from."""
-        return Batch(
-            self.query.float().contiguous(),
-            self.kv_cache.float().nan_to_num(),
-            *self.args()[2:],
-        )
+        kv_cache = self.kv_cache.float().nan_to_num()
+        if self.kv_scales is not None:
+            kv_cache *= self.kv_scales[:, :, None, None]
+        return Batch(self.query.float().contiguous(), kv_cache, *self.args()[2:])
 
 
 def make_batch(
@@ -53,8 +55,12 @@ def make_batch(
     block_size: int,
     dtype: torch.dtype,
     seed: int = 0,
+    fp8: bool = False,
 ) -> Batch:
-    """Requests on shuffled pages; the query is a strided view, as it is of a fused qkv projection."""
+    """Requests on shuffled pages; the query is a strided view, as it is of a fused qkv projection.
+
+    With fp8 the cache is float8_e4m3fn, with scales that differ per head.
+    """
     generator = torch.Generator().manual_seed(seed)
     seq_lens = [q + c for q, c in zip(query_lens, context_lens, strict=True)]
     num_pages = [-(-s // block_size) for s in seq_lens]
@@ -62,13 +68,19 @@ def make_batch(
     free = torch.randperm(num_blocks, generator=generator).tolist()
     block_table = torch.full((len(seq_lens), max(num_pages) + 2), GARBAGE_BLOCK_ID, dtype=torch.int32)
     kv_cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
+    kv_scales = None
+    if fp8:
+        kv_cache = kv_cache.to(torch.float8_e4m3fn)
+        kv_scales = torch.rand(2, num_kv_heads, generator=generator) * 0.1 + 0.005
     for b, seq_len in enumerate(seq_lens):
         for page in range(num_pages[b]):
             block = free.pop()
             block_table[b, page] = block
             used = min(block_size, seq_len - page * block_size)
             values = torch.randn(2, num_kv_heads, used, head_dim, generator=generator)
-            kv_cache[block, :, :, :used] = values.to(dtype)
+            if kv_scales is not None:
+                values = (values / kv_scales[:, :, None, None]).clamp(-448, 448)
+            kv_cache[block, :, :, :used] = values.to(kv_cache.dtype)
     width = (num_heads + 2 * num_kv_heads) * head_dim
     qkv = torch.randn(sum(query_lens), width, generator=generator).to(dtype)
     return Batch(
@@ -79,4 +91,105 @@ def make_batch(
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
         max_query_len=max(query_lens),
         scale=head_dim**-0.5,
+        kv_scales=kv_scales,
     )
+
+
+@dataclass
+class Heads:
+    """The arguments of rotary_store_kv: query, key and value heads side by side, on their way into the cache."""
+
+    positions: Tensor
+    qkv: Tensor
+    cos_sin_cache: Tensor
+    kv_cache: Tensor
+    slot_mapping: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    eps: float
+    kv_scales: Tensor | None
+
+    def args(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def copy(self) -> Heads:
+        return replace(self, qkv=self.qkv.clone(), kv_cache=self.kv_cache.clone())
+
+
+def make_heads(
+    dtype: torch.dtype,
+    num_tokens: int,
+    num_heads: int = 9,
+    num_kv_heads: int = 3,
+    head_dim: int = 64,
+    rotary_dim: int = 64,
+    norm: bool = False,
+    fp8: bool = False,
+) -> Heads:
+    """Random heads, strided as in a wider projection; every third token is padding."""
+    all_heads, block_size = num_heads + 2 * num_kv_heads, 16
+    num_blocks = num_tokens // block_size + 3
+    slot_mapping = torch.randperm(num_blocks * block_size)[:num_tokens]
+    slot_mapping[2::3] = -1
+    angles = torch.arange(200)[:, None] * 10000 ** (-torch.arange(rotary_dim // 2) / (rotary_dim // 2))
+    cache_dtype = torch.float8_e4m3fn if fp8 else dtype
+    weights = torch.randn(2, head_dim).to(dtype)
+    wider = torch.randn(num_tokens, all_heads + 1, head_dim).to(dtype)
+    return Heads(
+        positions=torch.randint(0, 200, (num_tokens,)),
+        qkv=wider[:, :all_heads],
+        cos_sin_cache=torch.cat([angles.cos(), angles.sin()], dim=1).float(),
+        kv_cache=torch.zeros(num_blocks, 2, num_kv_heads, block_size, head_dim).to(cache_dtype),
+        slot_mapping=slot_mapping,
+        q_weight=weights[0] if norm else None,
+        k_weight=weights[1] if norm else None,
+        eps=1e-5,
+        kv_scales=torch.rand(2, num_kv_heads) * 0.05 + 0.001 if fp8 else None,
+    )
+
+
+class StepRows:
+    """The rows that step_inputs works on, and the host's exact counts beside them."""
+
+    BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 6, 90
+
+    def __init__(self) -> None:
+        self.token_ids = torch.randint(0, 1000, (self.MAX_NUM_SEQS, self.MAX_MODEL_LEN), dtype=torch.int32)
+        self.num_computed_tokens = torch.zeros(self.MAX_NUM_SEQS, dtype=torch.int64)
+        max_blocks = -(-self.MAX_MODEL_LEN // self.BLOCK_SIZE)
+        self.block_table = torch.full((self.MAX_NUM_SEQS, max_blocks), -7, dtype=torch.int32)
+        self.lengths = [0] * self.MAX_NUM_SEQS
+        self.num_blocks = [0] * self.MAX_NUM_SEQS
+
+    def clone(self) -> StepRows:
+        return copy.deepcopy(self)
+
+
+def make_step(state: StepRows, batch: list[tuple[int, int]]) -> dict[str, Tensor]:
+    """The tensors of one step; batch is (row, query_len), row -1 = padding. Outputs hold garbage (-5)."""
+    num_blocks, new_ids, new_start = [], [], [0]
+    for row, query_len in batch:
+        num_blocks.append(state.num_blocks[row] if row >= 0 else 0)
+        if row >= 0:
+            state.lengths[row] += query_len
+            needed = -(-state.lengths[row] // state.BLOCK_SIZE)
+            new_ids += [100 * row + i for i in range(state.num_blocks[row], needed)]
+            state.num_blocks[row] = needed
+        new_start.append(len(new_ids))
+    starts = torch.tensor([0, *(query_len for _, query_len in batch)]).cumsum(0)
+    num_tokens, num_reqs = int(starts[-1]), len(batch)
+    return {
+        "rows": torch.tensor([row for row, _ in batch], dtype=torch.int32),
+        "query_start_loc": starts.int(),
+        "num_blocks": torch.tensor(num_blocks, dtype=torch.int32),
+        "new_block_start_loc": torch.tensor(new_start, dtype=torch.int32),
+        "new_block_ids": torch.tensor(new_ids, dtype=torch.int32),
+        "token_ids": state.token_ids,
+        "num_computed_tokens": state.num_computed_tokens,
+        "row_block_table": state.block_table,
+        "input_ids": torch.full((num_tokens,), -5),
+        "positions": torch.full((num_tokens,), -5),
+        "slot_mapping": torch.full((num_tokens,), -5),
+        "seq_lens": torch.full((num_reqs,), -5, dtype=torch.int32),
+        "block_table": torch.full((num_reqs, state.block_table.shape[1] + 2), -5, dtype=torch.int32),
+    }

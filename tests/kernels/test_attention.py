@@ -22,9 +22,15 @@ implementations = pytest.mark.parametrize(
 )
 
 
-def assert_matches_reference(cpu: ModuleType, batch: Batch, sliding_window: int = 0, soft_cap: float = 0.0) -> None:
-    actual = cpu.paged_attention(*batch.args(), sliding_window, soft_cap)
-    expected = reference.paged_attention(*batch.exact().args(), sliding_window, soft_cap)
+def assert_matches_reference(
+    cpu: ModuleType,
+    batch: Batch,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+) -> None:
+    actual = cpu.paged_attention(*batch.args(), sliding_window, soft_cap, alibi_slopes, batch.kv_scales)
+    expected = reference.paged_attention(*batch.exact().args(), sliding_window, soft_cap, alibi_slopes)
     tolerance = TOLERANCES[batch.query.dtype]
     assert actual.dtype == batch.query.dtype
     torch.testing.assert_close(actual.float(), expected, atol=tolerance, rtol=tolerance)
@@ -83,6 +89,66 @@ def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window
     assert_matches_reference(cpu, batch, sliding_window, soft_cap)
 
 
+@implementations
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mix", [2, 3])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (2, 1, 72, 5), (4, 4, 128, 32)]
+)
+def test_fp8_pages_with_scales_per_head(
+    cpu: ModuleType, dtype: torch.dtype, mix: int, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    batch = make_batch(
+        *MIXES[mix],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        fp8=True,
+    )
+    assert_matches_reference(cpu, batch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    kv_cache = torch.zeros(256, 2, 1, 16, 8, dtype=torch.uint8)
+    kv_cache[:, 1, :, 0] = codes[:, None, None]
+    kv_cache = kv_cache.view(torch.float8_e4m3fn)
+    # A request per code: with one key its output is that key's value.
+    output = native.paged_attention(
+        torch.ones(256, 1, 8, dtype=dtype),
+        kv_cache,
+        torch.arange(256, dtype=torch.int32)[:, None],
+        torch.arange(257, dtype=torch.int32),
+        torch.ones(256, dtype=torch.int32),
+        1,
+        1.0,
+        kv_scales=torch.ones(2, 1),
+    )
+    expected = codes.view(torch.float8_e4m3fn).float()[:, None, None].expand(256, 1, 8)
+    assert torch.equal(output.float().nan_to_num(1000), expected.nan_to_num(1000))
+
+
+@implementations
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("sliding_window", "soft_cap", "fp8"), [(0, 0.0, False), (50, 0.0, True), (0, 5.0, False)])
+def test_alibi(cpu: ModuleType, dtype: torch.dtype, sliding_window: int, soft_cap: float, fp8: bool) -> None:
+    batch = make_batch(
+        [1, 40, 3, 0],
+        [600, 0, 130, 2],
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=64,
+        block_size=16,
+        dtype=dtype,
+        fp8=fp8,
+    )
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0, -0.01])
+    assert_matches_reference(cpu, batch, sliding_window, soft_cap, slopes)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 400)), min_size=1, max_size=5),
@@ -92,6 +158,7 @@ def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window
     block_size=st.sampled_from([1, 8, 16, 24, 64]),
     sliding_window=st.sampled_from([0, 0, 7, 100]),
     dtype=st.sampled_from(DTYPES),
+    fp8=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_any_shape(
@@ -102,6 +169,7 @@ def test_any_shape(
     block_size: int,
     sliding_window: int,
     dtype: torch.dtype,
+    fp8: bool,
     seed: int,
 ) -> None:
     batch = make_batch(
@@ -113,6 +181,7 @@ def test_any_shape(
         block_size=block_size,
         dtype=dtype,
         seed=seed,
+        fp8=fp8,
     )
     assert_matches_reference(native, batch, sliding_window)
 
@@ -219,4 +288,14 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="page of kv_cache must be contiguous"):
         native.paged_attention(*replace(batch, kv_cache=batch.kv_cache.transpose(2, 3)).args())
     with pytest.raises(TypeError, match="float64"):
-        native.paged_attention(*replace(batch, query=batch.query.double()).args())
+        double = replace(batch, query=batch.query.double(), kv_cache=batch.kv_cache.double())
+        native.paged_attention(*double.args())
+    with pytest.raises(TypeError, match="without kv_scales"):
+        native.paged_attention(*replace(batch, kv_cache=batch.kv_cache.to(torch.float8_e4m3fn)).args())
+    with pytest.raises(TypeError, match="with kv_scales"):
+        native.paged_attention(*batch.args(), kv_scales=torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"\[2, 2\]"):
+        fp8 = replace(batch, kv_cache=batch.kv_cache.to(torch.float8_e4m3fn))
+        native.paged_attention(*fp8.args(), kv_scales=torch.ones(2))
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        native.paged_attention(*batch.args(), alibi_slopes=torch.ones(2))

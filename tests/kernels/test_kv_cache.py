@@ -1,0 +1,144 @@
+"""rotary_store_kv and store_kv on the CPU, C++ and plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernels import reference
+from kernels.cpu import fallback, native
+from tests.kernels.batches import make_heads
+
+# One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+implementations = pytest.mark.parametrize(
+    "cpu", [native, fallback], ids=lambda module: module.__name__.rpartition(".")[2]
+)
+dtypes = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@dtypes
+@pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+@pytest.mark.parametrize("num_tokens", [0, 1, 50])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
+    [(9, 3, 64, 64), (4, 4, 80, 80), (8, 1, 64, 24), (2, 2, 128, 64), (1, 1, 24, 6)],
+)
+def test_rotary_store_kv(
+    dtype: torch.dtype,
+    norm: bool,
+    fp8: bool,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+) -> None:
+    actual = make_heads(dtype, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, norm, fp8)
+    expected = actual.copy()
+    native.rotary_store_kv(*actual.args())
+    reference.rotary_store_kv(*expected.args())
+    assert_close(actual.qkv[:, :num_heads], expected.qkv[:, :num_heads])
+    if fp8:  # the neighbouring value, where the key differed in its last bit
+        torch.testing.assert_close(actual.kv_cache.float(), expected.kv_cache.float(), rtol=0.13, atol=2**-9)
+        different = (actual.kv_cache.float() != expected.kv_cache.float()).sum()
+        assert different <= 2 + actual.kv_cache.numel() // 500
+    else:
+        assert_close(actual.kv_cache, expected.kv_cache)
+    assert torch.equal(actual.kv_cache[:, 1].float(), expected.kv_cache[:, 1].float())  # values are not computed with
+
+
+def test_rotation_is_that_of_transformers() -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    qkv = torch.randn(5, 15, 64)
+    query, key, _ = qkv.clone().split([9, 3, 3], dim=1)
+    positions = torch.tensor([0, 1, 2, 77, 1000])
+    angles = positions[:, None] * 10000.0 ** (-torch.arange(0, 64, 2) / 64)
+    twice = torch.cat([angles, angles], dim=1)[None]
+    expected_query, expected_key = llama.apply_rotary_pos_emb(
+        query.transpose(0, 1)[None], key.transpose(0, 1)[None], twice.cos(), twice.sin()
+    )
+    cos_sin = torch.zeros(1001, 64)
+    cos_sin[positions] = torch.cat([angles.cos(), angles.sin()], dim=1)
+    cache = torch.zeros(1, 2, 3, 16, 64)
+    native.rotary_store_kv(positions, qkv, cos_sin, cache, torch.arange(5), None, None, 1e-5, None)
+    torch.testing.assert_close(qkv[:, :9], expected_query[0].transpose(0, 1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache[0, 0, :, :5], expected_key[0], atol=1e-5, rtol=1e-5)
+
+
+def test_rotary_store_kv_names_wrong_arguments() -> None:
+    heads, ones = make_heads(torch.bfloat16, 4), torch.ones(64)
+    for wrong, error, message in (
+        (replace(heads, qkv=heads.qkv[:, :6]), ValueError, r"num_heads \+ 6, 64"),
+        (replace(heads, qkv=heads.qkv.float()), TypeError, "without kv_scales kv_cache must be torch.float32"),
+        (replace(heads, positions=heads.positions.int()), TypeError, "positions must be contiguous int64"),
+        (replace(heads, slot_mapping=heads.slot_mapping[:3]), TypeError, "slot_mapping must be contiguous int64"),
+        (replace(heads, cos_sin_cache=torch.zeros(9, 128)), ValueError, "at most 64 columns"),
+        (
+            replace(heads, q_weight=torch.ones(64), k_weight=torch.ones(64)),
+            ValueError,
+            "must be contiguous torch.bfloat16",
+        ),
+        (replace(heads, q_weight=ones.bfloat16()), ValueError, "both"),
+        (replace(heads, kv_scales=torch.ones(2, 3)), TypeError, "with kv_scales kv_cache must be float8_e4m3fn"),
+    ):
+        with pytest.raises(error, match=message):
+            native.rotary_store_kv(*wrong.args())
+
+
+@implementations
+@dtypes
+def test_store_kv_writes_its_slots_and_nothing_else(cpu: ModuleType, dtype: torch.dtype) -> None:
+    qkv = torch.randn(5, 15, 64).to(dtype)
+    key, value = qkv[:, 9:12], qkv[:, 12:]
+    cache = torch.zeros(7, 2, 3, 16, 64, dtype=dtype)
+    slots = torch.tensor([3, 16, -1, 111, 47])
+    cpu.store_kv(key, value, cache, slots)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            assert torch.equal(cache[slot // 16, 0, :, slot % 16], key[token])
+            assert torch.equal(cache[slot // 16, 1, :, slot % 16], value[token])
+            cache[slot // 16, :, :, slot % 16] = 0
+    assert not cache.any()
+
+
+@implementations
+def test_fp8_is_torch_s_rounding_with_saturation(cpu: ModuleType) -> None:
+    """Each value, the midpoints between neighbours and what is next to them, and arbitrary floats."""
+    exact = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    finite = exact[exact.isfinite()].sort().values
+    middles = (finite[1:] + finite[:-1]) / 2
+    beside = [torch.nextafter(middles, torch.tensor(direction)) for direction in (-1e9, 1e9)]
+    beyond = torch.tensor([449.0, 464.0, 480.0, 1e30, float("inf")])
+    arbitrary = torch.randint(-(2**31), 2**31, (50_000,)).int().view(torch.float32)
+    values = torch.cat([exact, middles, *beside, beyond, -beyond, arbitrary])
+    values = F.pad(values, (0, -len(values) % 32)).view(-1, 2, 1, 16)
+    num_tokens = values.shape[0]
+    cache = torch.zeros(num_tokens // 16 + 1, 2, 1, 16, 16).to(torch.float8_e4m3fn)
+    scales = torch.tensor([[1.0], [0.37]])
+    cpu.store_kv(values[:, 0], values[:, 1], cache, torch.arange(num_tokens), scales)
+    for index in range(2):
+        stored = cache[:, index, 0].reshape(-1, 16)[:num_tokens]
+        expected = (values[:, index, 0] / scales[index]).clamp(-448, 448).to(torch.float8_e4m3fn)
+        assert torch.equal(stored.float().isnan(), expected.float().isnan())
+        numbers = ~expected.float().isnan()
+        assert torch.equal(stored.view(torch.uint8)[numbers], expected.view(torch.uint8)[numbers])
+
+
+def test_store_kv_checks_shapes() -> None:
+    cache = torch.zeros(4, 2, 3, 16, 64)
+    with pytest.raises(ValueError, match="num_tokens, 3, 64"):
+        native.store_kv(torch.zeros(2, 2, 64), torch.zeros(2, 2, 64), cache, torch.tensor([0, 1]))
+    with pytest.raises(TypeError, match="int64"):
+        native.store_kv(torch.zeros(2, 3, 64), torch.zeros(2, 3, 64), cache, torch.tensor([0, 1], dtype=torch.int32))
