@@ -111,6 +111,19 @@ def load_stored(
 
 
 @triton.jit
+def load_query(
+    pointers, in_rows, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, FP8_CACHE: tl.constexpr
+):  # fmt: skip
+    """`load_rows` of the query, in the dtype that the tile is computed in.
+
+    That is the query's own, but fp16 for bf16 with an fp8 cache: every e4m3 number is one in fp16, where a conversion
+    to bf16 would cost three instructions more for each pair; and fp16 keeps more of the query and of the weights.
+    """
+    query = load_rows(pointers, in_rows, FIRST, SIZE, HEAD_DIM, True, "")
+    return query.to(tl.float16) if FP8_CACHE and query.dtype == tl.bfloat16 else query
+
+
+@triton.jit
 def store_rows(pointers, in_rows, values, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
     """The reverse of `load_rows`, MASKED."""
     dims = FIRST + tl.arange(0, SIZE)
@@ -119,30 +132,29 @@ def store_rows(pointers, in_rows, values, FIRST: tl.constexpr, SIZE: tl.constexp
 
 
 @triton.jit
-def token_offsets(
-    table_ptr,  # the request's row of the block table
-    start,
-    end,
-    block_stride,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """int64 [BLOCK_N]: where the keys start .. start + BLOCK_N of a head lie in the cache; MASKED, of those < end."""
+def load_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """int32 [pages of a tile]: the block ids of the keys start .. start + BLOCK_N, 0 for pages from `end` on.
+
+    Loops load them one tile ahead and carry them: a load of block ids inside the tile that needs them would take half
+    of the compiler's pipeline stages from the loads of keys and values, which depend on it.
+    """
     PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)  # of one page in the tile
-    PAGES: tl.constexpr = BLOCK_N // PAGE_TOKENS
-    page = tl.arange(0, PAGES)
-    if MASKED:
-        block = tl.load(table_ptr + start // BLOCK_SIZE + page, mask=start + page * PAGE_TOKENS < end, other=0)
-    else:
-        block = tl.load(table_ptr + start // BLOCK_SIZE + page)
-    base = block.to(tl.int64) * block_stride  # a pool may have more than 2^31 elements
+    page = tl.arange(0, BLOCK_N // PAGE_TOKENS)
+    return tl.load(table_ptr + start // BLOCK_SIZE + page, mask=start + page * PAGE_TOKENS < end, other=0)
+
+
+@triton.jit
+def token_offsets(
+    blocks, start, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """int64 [BLOCK_N]: where the keys start .. start + BLOCK_N of a head lie in the cache."""
+    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
+    base = blocks.to(tl.int64) * block_stride  # a pool may have more than 2^31 elements
     if BLOCK_SIZE > BLOCK_N:
         base += start % BLOCK_SIZE * HEAD_DIM
     offsets = base[:, None] + (tl.arange(0, PAGE_TOKENS) * HEAD_DIM)[None, :]
     # The reshape would hide that rows are aligned, and without that loads are not 16 bytes wide.
-    return tl.multiple_of(tl.reshape(offsets, [BLOCK_N]), 8)
+    return tl.multiple_of(tl.reshape(offsets, [BLOCK_N]), 16 if HEAD_DIM % 16 == 0 else 8)
 
 
 @triton.jit
@@ -154,7 +166,7 @@ def attend(
     maximum,  # fp32 [BLOCK_M], of the scores so far
     denominator,  # fp32 [BLOCK_M]
     keys_ptr,  # the KV head's keys in block 0
-    table_ptr,
+    blocks,  # int32 [pages of a tile], from `load_blocks`
     start,
     end,  # MASKED: no key from here on is read
     position,  # int32 [BLOCK_M], of each row's token
@@ -177,7 +189,7 @@ def attend(
     """One step of the online softmax: the keys start .. start + BLOCK_N. Returns the new acc .. denominator."""
     keys = start + tl.arange(0, BLOCK_N)
     in_keys = keys < end
-    pointers = keys_ptr + token_offsets(table_ptr, start, end, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N, MASKED)
+    pointers = keys_ptr + token_offsets(blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
     key = load_stored(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
     # Here, not where it is used: where the loop is not pipelined both are on their way together.
     pointers += value_offset

@@ -35,7 +35,8 @@ from kernels.attention_tile import (
     argument_types,
     attend,
     head_parts,
-    load_rows,
+    load_blocks,
+    load_query,
     requests_padded,
     store_rows,
 )
@@ -139,12 +140,13 @@ def decode_attention_kernel(
     head = kv_head * GROUP + rows % GROUP
     row_token = (query_start + token).to(tl.int64)
     query_rows = query_ptr + tl.multiple_of(row_token * query_token_stride + head * HEAD_DIM, 8)
-    query = load_rows(query_rows, in_rows, 0, DIMS, HEAD_DIM, True, "")
+    FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
+    query = load_query(query_rows, in_rows, 0, DIMS, HEAD_DIM, FP8_CACHE)
     query_rest = query
     acc = tl.zeros([BLOCK_M, DIMS], dtype=tl.float32)
     acc_rest = tl.zeros([BLOCK_M], dtype=tl.float32)
     if REST > 0:
-        query_rest = load_rows(query_rows, in_rows, DIMS, REST, HEAD_DIM, True, "")
+        query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
         acc_rest = tl.zeros([BLOCK_M, REST], dtype=tl.float32)
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -154,7 +156,7 @@ def decode_attention_kernel(
     if ALIBI:
         slope = tl.load(alibi_slopes_ptr + head, mask=in_rows, other=0.0)
     value_scale = 1.0
-    if kv_scales_ptr is not None:
+    if FP8_CACHE:
         scale *= tl.load(kv_scales_ptr + kv_head)
         value_scale = tl.load(kv_scales_ptr + num_kv_heads + kv_head)
 
@@ -166,19 +168,26 @@ def decode_attention_kernel(
     table_ptr = block_table_ptr + request.to(tl.int64) * table_stride
     keys_ptr = kv_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
+    blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, BLOCK_N)
+    masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
     # A window masks every tile: reading is what costs here.
     for tile_start in tl.range(start, masked, BLOCK_N):
+        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, table_ptr, tile_start, end, position,
+            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
             slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
             ALIBI, "evict_first", NATIVE_FP8, WINDOW > 0,
         )  # fmt: skip
+        blocks = following
+    blocks = masked_blocks
     for tile_start in tl.range(masked, end, BLOCK_N, num_stages=1):
+        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, table_ptr, tile_start, end, position,
+            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
             slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
             ALIBI, "evict_first", NATIVE_FP8, True,
         )  # fmt: skip
+        blocks = following
 
     if num_splits > 1:
         WIDTH: tl.constexpr = HEAD_DIM + STATISTICS

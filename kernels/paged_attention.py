@@ -84,7 +84,8 @@ def _check(
     assert block_size & (block_size - 1) == 0, "block_size must be a power of two"
     assert num_heads % num_kv_heads == 0, "num_heads must be a multiple of num_kv_heads"
     assert query.stride(2) == 1 and query.stride(1) == head_dim, "the heads of a token must be contiguous"
-    assert query.stride(0) % 8 == 0 and kv_cache.stride(0) % 8 == 0, "tokens and blocks must lie 8 elements apart"
+    assert query.stride(0) % 8 == 0, "tokens of query must begin at multiples of 8 elements"
+    assert kv_cache.stride(0) % 16 == 0, "blocks must begin at multiples of 16 elements"
     page = block_size * head_dim
     assert kv_cache.stride()[1:] == (num_kv_heads * page, page, head_dim, 1), "blocks must be contiguous"
     assert block_table.dtype == query_start_loc.dtype == seq_lens.dtype == torch.int32, "tables must be int32"
