@@ -8,19 +8,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.errors import StartupError
 from services.executor.loader import Model
 from services.executor.memory import OutOfMemoryError, mib
+
+FP8 = torch.float8_e4m3fn
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "fp8": FP8, "fp8_e4m3": FP8}
 
 # On a CPU the cache shares memory with everything else on the machine, so by default it stays modest.
 CPU_SHARE_OF_AVAILABLE = 0.25
 CPU_MAX_BYTES = 4 * 1024**3
 
 
-def block_bytes(model: Model, block_size: int) -> int:
+def resolve_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
+    """What `--kv-cache-dtype` means for a model. Raises StartupError for what the kernels cannot read."""
+    dtype = _DTYPES.get(name, model_dtype)
+    if dtype not in (FP8, model_dtype):
+        model_name = str(model_dtype).removeprefix("torch.")
+        raise StartupError(
+            f"--kv-cache-dtype {name}: keys and values are stored as the model computes ({model_name}) or as fp8; "
+            f"use --kv-cache-dtype auto or fp8, or --dtype {name}"
+        )
+    return dtype
+
+
+def block_bytes(model: Model, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
     config = model.config
-    per_token = 2 * config.num_kv_heads * config.head_dim * config.dtype.itemsize
-    return model.num_attention_layers * block_size * per_token
+    return len(model.attention_layers) * block_size * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 def allocate(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -31,25 +46,30 @@ def allocate(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype,
     """
     config = model.config
     shape = (num_blocks, 2, config.num_kv_heads, block_size, config.head_dim)
-    if device.type != "cpu":
-        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_attention_layers)]
-    # numpy asks for zero pages where torch.zeros would write them.
     num_bytes = math.prod(shape) * dtype.itemsize
-    return [
-        torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
-        for _ in range(model.num_attention_layers)
-    ]
+    return [_zeros(num_bytes, device).view(dtype).view(shape) for _ in model.attention_layers]
 
 
-def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int) -> int:
-    """Blocks that num_bytes hold. Raises OutOfMemoryError if one request of max_model_len would not fit."""
+def _zeros(num_bytes: int, device: torch.device) -> Tensor:
+    """uint8 [num_bytes], of which all our dtypes are views: not every torch build can fill fp8."""
+    if device.type == "cpu":
+        # numpy asks for zero pages where torch.zeros would write them.
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
+def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int, flag: str) -> int:
+    """Blocks that num_bytes hold. Raises OutOfMemoryError if one request of max_model_len would not fit.
+
+    flag: what to raise for more.
+    """
     num_blocks = max(0, num_bytes) // bytes_per_block
     needed = -(-max_model_len // block_size)
     if num_blocks < needed:
         raise OutOfMemoryError(
             f"the KV cache would be {mib(max(0, num_bytes))}, {num_blocks * block_size} tokens, but one request of "
             f"{max_model_len} tokens needs {mib(needed * bytes_per_block)}: lower --max-model-len to "
-            f"{num_blocks * block_size} or less, or raise --kv-cache-memory-bytes"
+            f"{num_blocks * block_size} or less, or raise {flag}"
         )
     return num_blocks
 
@@ -58,14 +78,3 @@ def default_cpu_bytes(available_bytes: int, bytes_per_block: int, block_size: in
     """A bounded share of the available memory, and no more than max_tokens (all rows at full length) can use."""
     usable = -(-max_tokens // block_size) * bytes_per_block
     return min(int(available_bytes * CPU_SHARE_OF_AVAILABLE), CPU_MAX_BYTES, usable)
-
-
-def available_cuda_bytes(device: torch.device, utilization: float, peak_bytes: int) -> int:
-    """What is left for the cache up to `utilization` of the device.
-
-    peak_bytes: what torch had allocated at the peak of a maximal step, weights included. Memory outside of torch
-    (context, other processes) is measured now.
-    """
-    free, total = torch.cuda.mem_get_info(device)
-    outside_torch = total - free - torch.cuda.memory_reserved(device)
-    return int(total * utilization) - outside_torch - peak_bytes

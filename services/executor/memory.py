@@ -1,7 +1,8 @@
-"""How much memory the device has, and the error for what does not fit into it."""
+"""How much memory the device has, what is left of it for the KV cache, and the error for what does not fit."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +13,47 @@ from pagewire.errors import StartupError
 
 class OutOfMemoryError(StartupError):
     """The model or its KV cache does not fit; the message has both numbers and the remedy."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A CUDA device's memory at one moment, bytes."""
+
+    total: int
+    free: int
+    reserved: int  # by this process' torch, used or not
+
+    @property
+    def outside_torch(self) -> int:
+        """Other processes', and what CUDA itself takes for this one."""
+        return self.total - self.free - self.reserved
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """What serving takes beside the KV cache, bytes; measured once (`memory_profile`)."""
+
+    peak_bytes: int  # torch's at the peak of the largest steps: weights, rows, activations
+    library_bytes: int  # by which memory outside of torch grew in these steps: code of kernels, handles, workspaces
+    graph_bytes: int  # all CUDA graphs
+
+
+def kv_cache_bytes(memory: DeviceMemory, utilization: float, profile: MemoryProfile) -> int:
+    """utilization * total - outside torch - libraries - peak - graphs; negative if that does not fit.
+
+    memory: as it was before the profile was measured, or would have been.
+    """
+    taken = memory.outside_torch + profile.library_bytes + profile.peak_bytes + profile.graph_bytes
+    return int(memory.total * utilization) - taken
+
+
+def graphs_bytes(largest: int, second: int, num_graphs: int) -> int:
+    """Memory of all graphs, from that of the two largest: largest + (num_graphs - 1) * second.
+
+    Graphs share one pool. The largest, captured first, makes it; each further one fits into it and adds little beside
+    its own kernel nodes. The second is larger than the rest, so this is an upper estimate.
+    """
+    return max(0, largest) + max(0, num_graphs - 1) * max(0, second) if num_graphs else 0
 
 
 def mib(num_bytes: int) -> str:
@@ -26,8 +68,13 @@ def available_cpu_bytes() -> int:
     return available if limited is None else min(available, limited)
 
 
+def cuda_memory(device: torch.device) -> DeviceMemory:
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, free, torch.cuda.memory_reserved(device))
+
+
 def available_bytes(device: torch.device) -> int:
-    return available_cpu_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    return available_cpu_bytes() if device.type == "cpu" else cuda_memory(device).free
 
 
 def check_weights_fit(weight_bytes: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""From a configuration to a model runner that is warm: load, size the KV cache, run once. On the device thread."""
+"""From a configuration to a model runner that is warm: load, size the KV cache, run, capture. On the device thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,17 +17,16 @@ import kernels
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.process import usable_cores
-from services.executor import kv_cache, memory, stats
+from services.executor import kv_cache, memory, memory_profile, stats
+from services.executor.capture_sizes import capture_sizes
 from services.executor.loader import Model, load_model
+from services.executor.memory import MemoryProfile, mib
 from services.executor.model_runner import Limits, ModelRunner
-from services.executor.step import MAX_LOGPROBS, RowSampling
 
 logger = logging.getLogger(__name__)
 
-# Everything that a sampled token may cost memory for.
-_COSTLY_SAMPLING = RowSampling(
-    top_k=50, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((0, 1.0),), logprobs=MAX_LOGPROBS
-)
+# What the attention kernels are compiled and tuned for; the CPU's take any.
+_CUDA_BLOCK_SIZES = (16, 32, 64, 128)
 
 Progress = Callable[[float, str], None]
 
@@ -58,16 +59,58 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """A loaded model, and all that its runner is made of but the number of blocks."""
+
+    config: ExecutorConfig
+    model: Model
+    limits: Limits
+    kv_cache_dtype: torch.dtype
+    graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
+    device: torch.device
+
+    def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
+        return ModelRunner(
+            self.model,
+            limits,
+            num_blocks,
+            self.device,
+            kv_cache_dtype=self.kv_cache_dtype,
+            attention_split_size=self.config.attention_split_size,
+        )
+
+
+class Phases:
+    """Seconds that each phase of starting took."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    @contextmanager
+    def __call__(self, name: str, notes: list[str] | None = None) -> Iterator[None]:
+        """notes: what the phase has to tell of itself, when it ends."""
+        started = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started
+        stats.LOAD_SECONDS.labels(name).set(seconds)
+        self._texts.append(f"{name.replace('_', ' ')} {seconds:.2f} s{''.join(f' ({note})' for note in notes or ())}")
+
+    def __str__(self) -> str:
+        return ", ".join(self._texts)
+
+
 def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[ModelRunner, ExecutorInfo]:
     """Loads the model and makes it ready. Call it on the thread that will execute steps.
 
     model_path is where the files of `config.model` are. Raises StartupError (also for what does not fit into memory) or
     ModelLoadError.
     """
-    device = resolve_device(config.device)
+    device, phases = resolve_device(config.device), Phases()
+    _check_block_size(config.block_size, device)
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or usable_cores())
-    with _phase("weights"):
+    with phases("weights"):
         model = load_model(
             model_path,
             dtype=config.dtype,
@@ -75,23 +118,36 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             load_format=config.load_format,
             model_impl=config.model_impl,
             max_model_len=config.max_model_len,
+            kv_scales=config.kv_cache_dtype.startswith("fp8"),
             seed=config.seed,
             progress=progress,
         )
     if device.type == "cpu":
         stats.CPU_BACKEND.labels(kernels.cpu_backend()).set(1)
     limits = _limits(config, model, device)
+    kv_cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, model.config.dtype)
+    setup = _Setup(config, model, limits, kv_cache_dtype, _graph_sizes(config, model, limits, device), device)
+    num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
-    with _phase("kv_cache"):
-        num_blocks = _num_blocks(config, model, limits, device)
-        runner = ModelRunner(model, _within(limits, num_blocks), num_blocks, device)
+    with phases("kv_cache"):
+        runner = setup.runner(num_blocks, _within(limits, num_blocks))
     progress(1.0, "warm-up")
-    with _phase("warm_up"):
+    with phases("warm_up"):
         _warm_up(runner, device)
-    info = _describe(config, model, runner, device)
+    if setup.graph_sizes:
+        with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
+            runner.capture_graphs(setup.graph_sizes, progress)
+    logger.info("ready: %s", phases)
+    info = _describe(setup, runner)
     stats.WEIGHT_BYTES.set(info.weight_bytes)
     stats.KV_CACHE_BYTES.set(info.kv_cache_bytes)
     return runner, info
+
+
+def _check_block_size(block_size: int, device: torch.device) -> None:
+    if device.type == "cuda" and block_size not in _CUDA_BLOCK_SIZES:
+        sizes = ", ".join(map(str, _CUDA_BLOCK_SIZES))
+        raise StartupError(f"--block-size {block_size}: the CUDA kernels take {sizes}; use one of them")
 
 
 def _limits(config: ExecutorConfig, model: Model, device: torch.device) -> Limits:
@@ -109,60 +165,107 @@ def _within(limits: Limits, num_blocks: int) -> Limits:
     return replace(limits, max_model_len=min(limits.max_model_len, num_blocks * limits.block_size))
 
 
-def _num_blocks(config: ExecutorConfig, model: Model, limits: Limits, device: torch.device) -> int:
-    bytes_per_block = kv_cache.block_bytes(model, limits.block_size)
+def _graph_sizes(config: ExecutorConfig, model: Model, limits: Limits, device: torch.device) -> tuple[int, ...]:
+    """Wrong flags are refused on every device; where there are no graphs, whoever asked for some is told why."""
+    asked, max_size = config.cudagraph_capture_sizes, config.max_cudagraph_capture_size
+    sizes = capture_sizes(asked, max_size, min(limits.max_num_seqs, limits.max_num_batched_tokens))
+    if config.enforce_eager:
+        reason = "--enforce-eager turns them off"
+    elif device.type != "cuda":
+        reason = f"steps run on {device}"
+    elif not model.capturable:
+        reason = f"{model.config.architecture} runs in transformers' code, which cannot be captured"
+    else:
+        return sizes
+    if asked or max_size or device.type == "cuda":
+        logger.info("no CUDA graphs: %s", reason)
+    return ()
+
+
+def _num_blocks(setup: _Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
+    config, limits, device = setup.config, setup.limits, setup.device
+    bytes_per_block = kv_cache.block_bytes(setup.model, limits.block_size, setup.kv_cache_dtype)
     if config.num_gpu_blocks_override is not None:
         num_bytes = config.num_gpu_blocks_override * bytes_per_block
         memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
         return config.num_gpu_blocks_override
+    flag = "--kv-cache-memory-bytes"
     if config.kv_cache_memory_bytes is not None:
         num_bytes = config.kv_cache_memory_bytes
-        memory.check_kv_cache_fits(num_bytes, device, "--kv-cache-memory-bytes")
+        memory.check_kv_cache_fits(num_bytes, device, flag)
     elif device.type == "cpu":
         max_tokens = limits.max_num_seqs * limits.max_model_len
         num_bytes = kv_cache.default_cpu_bytes(
             memory.available_cpu_bytes(), bytes_per_block, limits.block_size, max_tokens
         )
     else:
-        num_bytes = kv_cache.available_cuda_bytes(
-            device, config.gpu_memory_utilization, _profile_peak_bytes(model, limits, device)
+        flag = "--gpu-memory-utilization"
+        memory_profile.release()
+        now = memory.cuda_memory(device)
+        progress(1.0, "memory profile")
+        profile = _profile(setup, model_path, phases)
+        num_bytes = memory.kv_cache_bytes(now, config.gpu_memory_utilization, profile)
+        logger.info(
+            "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs",
+            *map(mib, (num_bytes, now.total)),
+            config.gpu_memory_utilization,
+            *map(mib, (now.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes)),
         )
-    return kv_cache.blocks_within(num_bytes, bytes_per_block, limits.block_size, limits.max_model_len)
+    return kv_cache.blocks_within(num_bytes, bytes_per_block, limits.block_size, limits.max_model_len, flag)
 
 
-def _profile_peak_bytes(model: Model, limits: Limits, device: torch.device) -> int:
-    """Device memory at the peak of the largest step there can be, weights included, KV cache (almost) not."""
-    torch.cuda.reset_peak_memory_stats(device)
-    profile_run(ModelRunner(model, limits, 1, device))
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.empty_cache()
-    return peak
+def _profile(setup: _Setup, model_path: Path, phases: Phases) -> MemoryProfile:
+    def measure() -> MemoryProfile:
+        meter = memory_profile.CudaMeter(setup.device)
+        profile = memory_profile.measure(setup.runner(1, setup.limits), setup.graph_sizes, meter)
+        memory_profile.release()
+        return profile
+
+    notes: list[str] = []
+    with phases("memory_profile", notes):
+        key = profile_key(setup, model_path) | memory_profile.device_key(setup.device)
+        profile, was_cached = memory_profile.cached_or_measured(key, measure)
+        notes += ["cached"] * was_cached
+    return profile
 
 
-def profile_run(runner: ModelRunner) -> None:
-    """The largest step there can be: all rows and tokens, every feature of the sampler, a request of full length."""
-    limits = runner.limits
-    runner.dummy_run(
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-        context_len=limits.max_model_len,
-        sampling=_COSTLY_SAMPLING,
-    )
+def profile_key(setup: _Setup, model_path: Path) -> dict[str, Any]:
+    """What a memory profile depends on, but device and software."""
+    config = setup.config
+    return {
+        "model": memory_profile.model_key(model_path),
+        "load_format": config.load_format,
+        "model_impl": config.model_impl,
+        "dtype": setup.model.config.dtype,
+        "kv_cache_dtype": setup.kv_cache_dtype,
+        "attention_split_size": config.attention_split_size,
+        "limits": asdict(setup.limits),
+        "graph_sizes": setup.graph_sizes,
+    }
 
 
 def _warm_up(runner: ModelRunner, device: torch.device) -> None:
-    """Compiles and faults in what the first request would otherwise wait for: a prefill and a decode step."""
-    num_reqs, num_tokens = (2, 32) if device.type == "cpu" else (8, runner.limits.max_num_batched_tokens)
-    runner.dummy_run(num_reqs, num_tokens)
-    runner.dummy_run(num_reqs, num_reqs)
-
-
-def _describe(config: ExecutorConfig, model: Model, runner: ModelRunner, device: torch.device) -> ExecutorInfo:
+    """Compiles and faults in what the first requests would otherwise wait for: prefill, mixed and decode steps."""
+    if device.type == "cpu":
+        runner.dummy_run(2, 32)
+        runner.dummy_run(2, 2)
+        return
+    # Attention is compiled by how many requests a step has and how long its longest query is.
     limits = runner.limits
+    for num_reqs in (1, 8, 64, limits.max_num_seqs):
+        longest = limits.max_num_batched_tokens // num_reqs
+        for query_len in sorted({1, 2, 16, 64, 512, longest}):
+            if 0 < query_len <= longest:
+                runner.dummy_run(num_reqs, num_reqs * query_len)
+    runner.dummy_run(8, 8, sampling=memory_profile.COSTLY_SAMPLING)
+
+
+def _describe(setup: _Setup, runner: ModelRunner) -> ExecutorInfo:
+    limits, model, device = runner.limits, setup.model, setup.device
     name = str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
     return ExecutorInfo(
         incarnation=secrets.randbits(64),
-        model=config.model,
+        model=setup.config.model,
         max_model_len=limits.max_model_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
@@ -173,14 +276,5 @@ def _describe(config: ExecutorConfig, model: Model, runner: ModelRunner, device:
         device=name,
         dtype=str(model.config.dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes,
-        kv_cache_bytes=runner.num_blocks * kv_cache.block_bytes(model, limits.block_size),
+        kv_cache_bytes=runner.num_blocks * kv_cache.block_bytes(model, limits.block_size, setup.kv_cache_dtype),
     )
-
-
-@contextmanager
-def _phase(name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - started
-    stats.LOAD_SECONDS.labels(name).set(seconds)
-    logger.info("%s ready in %.2f s", name.replace("_", " "), seconds)

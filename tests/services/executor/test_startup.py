@@ -1,6 +1,7 @@
 """From configuration to a runner that is ready: sizes, limits, and errors that say what to change."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from pagewire import cgroup
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from services.executor import kv_cache, memory, model_runner
+from services.executor import kv_cache, memory, stats
+from services.executor.capture_sizes import capture_sizes
 from services.executor.memory import OutOfMemoryError
 from services.executor.model_runner import ModelRunner
-from services.executor.sampler import SampledTokens, SamplingBatch, sample
-from services.executor.startup import ExecutorInfo, profile_run, resolve_device, start_runner
+from services.executor.startup import ExecutorInfo, resolve_device, start_runner
 from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
 
 # 2 layers x 2 (key, value) x 2 heads x 16 tokens x 8 elements x 4 bytes
@@ -49,24 +50,6 @@ def test_a_started_runner_works(directory: Path):
     driver = Driver(runner, info.num_blocks)
     driver.add(0, prompt(12))
     assert len(driver.generate(0, 3, first=12)) == 3
-
-
-def test_the_profile_is_of_the_most_costly_step(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    runner, _ = start(directory, max_num_batched_tokens=32)
-    batches: list[SamplingBatch] = []
-
-    def record(logits: torch.Tensor, batch: SamplingBatch, token_ids: torch.Tensor) -> SampledTokens:
-        batches.append(batch)
-        return sample(logits, batch, token_ids)
-
-    monkeypatch.setattr(model_runner, "sample", record)
-    profile_run(runner)
-    (batch,) = batches
-    assert batch.penalties is not None and len(batch.penalties.rows) == 4
-    assert batch.penalties.max_num_tokens == 95, "all but the token to sample"
-    assert batch.bias is not None and batch.random is not None
-    assert batch.logprobs is not None and batch.logprobs.num_top == 20
-    assert runner.num_requests == 0
 
 
 def test_a_request_needs_room_for_a_prompt_and_an_answer(directory: Path):
@@ -144,14 +127,75 @@ def test_cuda_without_cuda_is_an_error():
         resolve_device("cuda")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cache_is_zero_and_of_the_models_type(tmp_path: Path, dtype: torch.dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_the_cache_is_zero_and_of_the_dtype_asked_for(tmp_path: Path, dtype: torch.dtype):
     model = tiny_llama(tmp_path)
-    object.__setattr__(model, "config", dataclasses.replace(model.config, dtype=dtype))
-    layers = kv_cache.allocate(model, 5, 16, CPU)
+    layers = kv_cache.allocate(model, 5, 16, dtype, CPU)
     assert [(layer.shape, layer.dtype) for layer in layers] == [((5, 2, 2, 16, 8), dtype)] * 2
-    assert not any(layer.any() for layer in layers)
-    assert sum(layer.nbytes for layer in layers) == 5 * kv_cache.block_bytes(model, 16)
+    assert not any(layer.view(torch.uint8).any() for layer in layers)
+    assert sum(layer.nbytes for layer in layers) == 5 * kv_cache.block_bytes(model, 16, dtype)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_an_fp8_cache_has_four_times_the_blocks_and_works(directory: Path, name: str):
+    runner, info = start(directory, kv_cache_dtype=name, kv_cache_memory_bytes=10 * BLOCK_BYTES)
+    assert (info.num_blocks, info.kv_cache_bytes, info.dtype) == (40, 10 * BLOCK_BYTES, "float32")
+    driver = Driver(runner, info.num_blocks)
+    driver.add(0, prompt(12))
+    assert len(driver.generate(0, 3, first=12)) == 3
+
+
+def test_a_cache_of_another_16_bit_type_is_refused(directory: Path):
+    with pytest.raises(StartupError, match=r"--kv-cache-dtype float16: .* \(float32\) or as fp8"):
+        start(directory, kv_cache_dtype="float16")
+    assert start(directory, dtype="bfloat16", kv_cache_dtype="bfloat16")[1].dtype == "bfloat16"
+
+
+def test_default_capture_sizes():
+    assert capture_sizes(None, None, 10) == (1, 2, 4, 8, 10)
+    assert capture_sizes(None, None, 1) == (1,)
+    sizes = capture_sizes(None, None, 300)
+    assert sizes[:6] == (1, 2, 4, 8, 16, 24) and sizes[-6:] == (240, 248, 256, 272, 288, 300)
+    assert capture_sizes(None, None, 4096)[-1] == 512
+    assert capture_sizes(None, 1000, 4096)[-2:] == (992, 1000)
+    assert capture_sizes(None, 24, 300) == (1, 2, 4, 8, 16, 24)
+
+
+def test_capture_sizes_as_asked():
+    assert capture_sizes((8, 1, 8, 3), None, 8) == capture_sizes((8, 1, 8, 3), 8, 8) == (1, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cudagraph_capture_sizes": (1, 5)}, r"--cudagraph-capture-sizes 5: a step has at most 4 requests"),
+        ({"max_cudagraph_capture_size": 5}, r"--max-cudagraph-capture-size 5: a step has at most 4 requests"),
+        ({"max_cudagraph_capture_size": 3, "max_num_batched_tokens": 2}, r"at most 2 requests"),
+        (
+            {"cudagraph_capture_sizes": (1, 2), "max_cudagraph_capture_size": 4},
+            r"--max-cudagraph-capture-size 4 contradicts --cudagraph-capture-sizes, whose largest is 2",
+        ),
+    ],
+)
+def test_wrong_capture_sizes(directory: Path, settings: dict[str, Any], message: str):
+    with pytest.raises(StartupError, match=message):
+        start(directory, **settings)
+
+
+def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", logger="services.executor.startup"):
+        start(directory)
+        assert not any("CUDA graphs" in message for message in caplog.messages)
+        start(directory, cudagraph_capture_sizes=(1, 2))
+    assert [message for message in caplog.messages if "CUDA" in message] == ["no CUDA graphs: steps run on cpu"]
+
+
+def test_seconds_per_phase_are_told(directory: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", logger="services.executor.startup"):
+        start(directory)
+    (line,) = caplog.messages
+    assert re.fullmatch(r"ready: weights [\d.]+ s, kv cache [\d.]+ s, warm up [\d.]+ s", line)
+    assert stats.LOAD_SECONDS.labels("warm_up")._value.get() > 0
 
 
 def test_progress_is_reported(directory: Path):

@@ -1,0 +1,36 @@
+"""Which decode steps are captured as CUDA graphs: their numbers of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagewire.errors import StartupError
+
+# Larger steps keep the device busy for so long that launching kernels one by one costs nothing.
+DEFAULT_MAX_SIZE = 512
+
+
+def capture_sizes(sizes: Sequence[int] | None, max_size: int | None, max_num_reqs: int) -> tuple[int, ...]:
+    """Rising sizes, from what the flags say.
+
+    sizes: --cudagraph-capture-sizes, in any order. max_size: --max-cudagraph-capture-size. max_num_reqs: of the largest
+    decode step there can be. Without sizes: 1, 2, 4, multiples of 8 up to 256, multiples of 16 beyond, and the maximum
+    itself. Raises StartupError for sizes that no step reaches and for flags that contradict each other.
+    """
+    largest = max(sizes) if sizes else max_size
+    flag = "--cudagraph-capture-sizes" if sizes else "--max-cudagraph-capture-size"
+    if largest is not None and largest > max_num_reqs:
+        raise StartupError(
+            f"{flag} {largest}: a step has at most {max_num_reqs} requests (--max-num-seqs, --max-num-batched-tokens); "
+            "lower it"
+        )
+    if sizes:
+        if max_size is not None and max_size != largest:
+            raise StartupError(
+                f"--max-cudagraph-capture-size {max_size} contradicts --cudagraph-capture-sizes, whose largest is "
+                f"{largest}: give one of them"
+            )
+        return tuple(sorted(set(sizes)))
+    maximum = largest or min(max_num_reqs, DEFAULT_MAX_SIZE)
+    steps = [1, 2, 4, *range(8, 256, 8), *range(256, maximum + 1, 16)]
+    return (*(size for size in steps if size < maximum), maximum)

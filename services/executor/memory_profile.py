@@ -1,0 +1,172 @@
+"""What serving takes of a CUDA device's memory beside the KV cache: measured by running the largest steps, then kept.
+
+A measurement costs seconds (compilation, a step of all tokens, two graph captures) and depends on the model's files,
+the flags, the device and the software alone. It is kept under a key of all these in `profiles/` of the user's cache
+directory; the next start with the same key reads it. Delete the folder to have everything measured anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import kernels
+import pagewire
+from pagewire.models import cache_directory
+from services.executor.cuda_graphs import Function, Graph, cuda_recorder
+from services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
+from services.executor.model_runner import ModelRunner
+from services.executor.step import MAX_LOGPROBS, RowSampling
+
+logger = logging.getLogger(__name__)
+
+# Everything that a sampled token may cost memory for.
+COSTLY_SAMPLING = RowSampling(
+    top_k=50, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((0, 1.0),), logprobs=MAX_LOGPROBS
+)
+# Code and workspaces of libraries take less; more is another process that took memory meanwhile.
+_MAX_LIBRARY_BYTES = 2 * 1024**3
+_MODEL_FILES = (".json", ".safetensors", ".gguf")
+
+
+class Meter(Protocol):
+    """Reads a device's memory."""
+
+    def now(self) -> DeviceMemory: ...
+
+    def reset_peak(self) -> None: ...
+
+    def peak(self) -> int:
+        """Bytes that torch had allocated at most since `reset_peak()`."""
+
+
+class CudaMeter:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def now(self) -> DeviceMemory:
+        torch.cuda.synchronize(self._device)
+        return cuda_memory(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+def profile_run(runner: ModelRunner) -> None:
+    """The largest steps there can be: all rows and tokens, every feature of the sampler, a request of full length."""
+    limits = runner.limits
+    for num_tokens in (limits.max_num_batched_tokens, limits.max_num_seqs):
+        runner.dummy_run(limits.max_num_seqs, num_tokens, context_len=limits.max_model_len, sampling=COSTLY_SAMPLING)
+
+
+def measure(
+    runner: ModelRunner,
+    sizes: Sequence[int],
+    meter: Meter,
+    recorder: Callable[[], Callable[[Function], Graph]] = cuda_recorder,
+) -> MemoryProfile:
+    """runner: has one block of KV cache. sizes: of the graphs that will be captured; the two largest are, here."""
+    before = meter.now()
+    meter.reset_peak()
+    profile_run(runner)
+    peak = meter.peak()
+    library_bytes = max(0, meter.now().outside_torch - before.outside_torch)
+    record, taken = recorder() if sizes else None, []
+    measured = sorted(sizes, reverse=True)[:2]
+    for size in measured:
+        runner.dummy_run(size, size)  # what this reserves is not the graphs'
+    for size in measured:
+        free = meter.now().free
+        runner.capture_graphs([size], lambda fraction, text: None, record)
+        taken.append(free - meter.now().free)
+    largest, second = (*taken, 0, 0)[:2]
+    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, len(sizes)))
+
+
+def cached_or_measured(
+    key: Mapping[str, Any], measure: Callable[[], MemoryProfile], directory: Path | None = None
+) -> tuple[MemoryProfile, bool]:
+    """The profile of `key`, and whether it was there already. What cannot be read or written is logged once."""
+    canonical = json.dumps(key, sort_keys=True, default=str)
+    name = f"{hashlib.sha256(canonical.encode()).hexdigest()[:32]}.json"
+    path = (directory or cache_directory() / "profiles") / name
+    if (known := _read(path, json.loads(canonical))) is not None:
+        return known, True
+    profile = measure()
+    if profile.library_bytes > _MAX_LIBRARY_BYTES:
+        logger.warning(
+            "another process seems to have taken memory of the device while it was measured (%s): the KV cache is "
+            "smaller for it, and the next start measures again",
+            mib(profile.library_bytes),
+        )
+    else:
+        _write(path, {"key": json.loads(canonical), "profile": dataclasses.asdict(profile)})
+    return profile, False
+
+
+def _read(path: Path, key: dict[str, Any]) -> MemoryProfile | None:
+    try:
+        content = json.loads(path.read_text())
+        if content["key"] != key:
+            raise ValueError("it is the profile of something else")
+        profile = MemoryProfile(**content["profile"])
+        if not all(type(value) is int and value >= 0 for value in dataclasses.astuple(profile)):
+            raise ValueError("it has values that are no sizes")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.info("memory profile %s is not used: %s", path, error)
+        return None
+    return profile
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(content, indent=1))
+        part.replace(path)
+    except OSError as error:
+        logger.info("memory profile is not kept, so the next start measures again: %s", error)
+
+
+def device_key(device: torch.device) -> dict[str, Any]:
+    """Device and software as far as memory depends on them."""
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "total_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    } | software_key()
+
+
+def software_key() -> dict[str, Any]:
+    """Our version, and when our code changed last: a checkout changes without its version."""
+    folders = (Path(__file__).parent, Path(kernels.__file__).parent)
+    changed = max(path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*.py"))
+    return {"pagewire": pagewire.__version__, "changed_ns": changed}
+
+
+def model_key(path: Path) -> dict[str, Any]:
+    """Which files, of which sizes and times: not their contents, which take longer to read than to measure."""
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _MODEL_FILES)
+    stats = {file.name: (stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]}
+    return {"path": str(path.resolve()), "files": stats}
+
+
+def release() -> None:
+    """Gives memory that nobody uses any more back to the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
