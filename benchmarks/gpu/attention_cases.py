@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from benchmarks.gpu import peer_attention as peers
-from benchmarks.gpu.attention_inputs import FP8, AttentionInputs, AttentionShape, error, make_inputs
+from benchmarks.gpu.attention_inputs import FP8, TOLERANCE, AttentionInputs, AttentionShape, error, make_inputs
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.measure import Call
 from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
@@ -108,7 +109,7 @@ def _case(
             try:
                 if name.startswith("flashinfer") and flashinfer_build is not None:
                     flashinfer_build.wait(group)
-                result.contestants[name] = peers.contestant(_peer(name, group)(inputs), inputs, error)
+                result.contestants[name] = peers.contestant(_peer(name, group)(inputs), inputs)
             except (PeerMissingError, RuntimeError, ValueError) as reason:
                 # A peer that refuses a shape is no fault of ours; that it is missing is printed.
                 result.notes.append(f"{name}: {str(reason).splitlines()[0]}")
@@ -134,14 +135,14 @@ def _ours(inputs: AttentionInputs, split_size: int = 0) -> Contestant:
         torch.full_like(inputs.queries[0], torch.nan)
         return error(inputs.call(0, split_size), inputs)
 
-    return Contestant(calls, checked)
+    return Contestant(calls, checked, TOLERANCE)
 
 
 def _fp8(shape: AttentionShape, device: torch.device) -> Case:
     """Against our own kernel over a cache of the query's dtype."""
 
     def built() -> Built:
-        wide = AttentionShape(**{**shape.__dict__, "kv_dtype": shape.dtype})
+        wide = replace(shape, kv_dtype=shape.dtype)
         return Built({OURS: _ours(make_inputs(shape, device)), "bf16 KV": _ours(make_inputs(wide, device))})
 
     label = f"{len(shape.seq_lens)} x {shape.seq_lens[0]} fp8 KV"
@@ -150,7 +151,7 @@ def _fp8(shape: AttentionShape, device: torch.device) -> Case:
 
 def _verify(single: AttentionShape, query_len: int, device: torch.device) -> Case:
     """Several query tokens per request, against one over the same pages."""
-    shape = AttentionShape(**{**single.__dict__, "query_lens": [query_len] * len(single.seq_lens)})
+    shape = replace(single, query_lens=[query_len] * len(single.seq_lens))
 
     def built() -> Built:
         return Built({OURS: _ours(make_inputs(shape, device)), "q_len 1": _ours(make_inputs(single, device))})
@@ -174,7 +175,7 @@ def _fixed_split(shape: AttentionShape, device: torch.device) -> Case:
             )  # fmt: skip
             return error(batch, inputs) if torch.equal(batch[1:2], alone) else float("nan")
 
-        return Built({OURS: Contestant(fixed.calls, checked), "free split": free})
+        return Built({OURS: Contestant(fixed.calls, checked, TOLERANCE), "free split": free})
 
     label = f"{len(shape.seq_lens)} x {min(shape.seq_lens)}-{max(shape.seq_lens)} split {FIXED_SPLIT}"
     return Case("decode", _name(shape, label), shape.num_bytes, built)

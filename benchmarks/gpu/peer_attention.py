@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,22 +19,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.gpu import peer_files
-from benchmarks.gpu.attention_inputs import AttentionInputs, AttentionShape, make_inputs
+from benchmarks.gpu.attention_inputs import TOLERANCE, AttentionInputs, AttentionShape, error, make_inputs
 from benchmarks.gpu.cases import Contestant
 from benchmarks.gpu.measure import Call
 
 FLASHINFER_WORKSPACE_BYTES = 384 << 20
 
 
-def contestant(
-    calls: list[Call], inputs: AttentionInputs, error: Callable[[Tensor, AttentionInputs], float]
-) -> Contestant:
-    """Checked like ours: calls return [num_tokens, num_heads, head_dim], or what can be viewed so."""
-    return Contestant(calls, lambda: error(_flat(calls[0](), inputs), inputs))
+def contestant(calls: list[Call], inputs: AttentionInputs) -> Contestant:
+    """Checked like ours; what the calls return is `_flat`'s to read."""
+    return Contestant(calls, lambda: error(_flat(calls[0](), inputs), inputs), TOLERANCE)
 
 
 def _flat(output: Any, inputs: AttentionInputs) -> Tensor:
-    """Also from [num_reqs, num_heads, query_len, head_dim], and from groups folded into the query."""
+    """[num_tokens, num_heads, head_dim], also from heads before tokens, and from groups folded into the query."""
     shape = inputs.shape
     if output.dim() == 4:
         query_len, num_reqs = inputs.max_query_len, len(shape.seq_lens)

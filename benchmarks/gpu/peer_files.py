@@ -21,7 +21,7 @@ import torch
 PEERS = Path(__file__).parent / "peers"
 FA3_FILE = "_vllm_fa3_C.abi3.so"
 
-_BUILD_TIMEOUT_S = 240.0
+_BUILD_TIMEOUT_S = 180.0
 
 
 class PeerMissingError(Exception):
