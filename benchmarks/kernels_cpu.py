@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels import reference
 from kernels.cpu import native
 
 COLD_BYTES = 100_000_000  # more than the caches hold
@@ -34,10 +35,19 @@ def best_times(contenders: dict[str, Callable[[], None]], calls: int) -> dict[st
     return best
 
 
-def print_row(label: str, times: dict[str, float], ours: str, work: str) -> None:
+def repeated(call: Callable[[], object], calls: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(calls):
+            call()
+
+    return run
+
+
+def print_row(label: str, times: dict[str, float], work: str) -> None:
+    """The factor is that of "ours" over the fastest of the others; "ours, ..." is ours as well."""
     columns = "  ".join(f"{name} {seconds * 1e6:9.1f}" for name, seconds in times.items())
-    fastest_other = min(seconds for name, seconds in times.items() if name != ours)
-    print(f"{label:24} {columns}  x{fastest_other / times[ours]:.2f}  {work}", flush=True)
+    fastest_other = min(seconds for name, seconds in times.items() if not name.startswith("ours"))
+    print(f"{label:24} {columns}  x{fastest_other / times['ours']:.2f}  {work}", flush=True)
 
 
 def bench_linear() -> None:
@@ -51,7 +61,7 @@ def bench_linear() -> None:
             rate = weight_bytes / times["ours"] / 1e9
             flops = 2 * num_tokens * in_features * out_features / times["ours"] / 1e9
             work = f"{rate:.0f} GB/s {flops:.0f} GFLOP/s"
-            print_row(f"{in_features}->{out_features} T={num_tokens}", times, "ours", work)
+            print_row(f"{in_features}->{out_features} T={num_tokens}", times, work)
 
 
 def linear_contenders(weights: list[Tensor], num_tokens: int) -> dict[str, Callable[[], None]]:
@@ -74,12 +84,12 @@ def linear_contenders(weights: list[Tensor], num_tokens: int) -> dict[str, Calla
 
 
 def bench_decode() -> None:
-    print("\ndecode attention, µs (sdpa: contiguous keys, heads of a group folded into the query)")
+    print("\ndecode attention, µs (fp8: pages of half the size; sdpa: contiguous keys, heads of a group as query rows)")
     for num_reqs in (1, 8, 32):
         for seq_len in (512, 2048):
             kv_bytes = num_reqs * seq_len * NUM_KV_HEADS * HEAD_DIM * 4
             times = best_times(*decode_contenders(num_reqs, seq_len, max(2, COLD_BYTES // kv_bytes)))
-            print_row(f"B={num_reqs} S={seq_len}", times, "ours", f"{kv_bytes / times['ours'] / 1e9:.0f} GB/s")
+            print_row(f"B={num_reqs} S={seq_len}", times, f"{kv_bytes / times['ours'] / 1e9:.0f} GB/s")
 
 
 def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[str, Callable[[], None]], int]:
@@ -87,6 +97,8 @@ def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[st
     num_pages = seq_len // BLOCK_SIZE
     page_shape = (num_reqs * num_pages, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     caches = [torch.randn(page_shape).bfloat16() for _ in range(copies)]
+    fp8_caches = [cache.to(torch.float8_e4m3fn) for cache in caches]
+    kv_scales = torch.ones(2, NUM_KV_HEADS)
     contiguous = [torch.randn(2, num_reqs, NUM_KV_HEADS, seq_len, HEAD_DIM).bfloat16() for _ in range(copies)]
     block_table = torch.randperm(num_reqs * num_pages).reshape(num_reqs, num_pages).int()
     query = torch.randn(num_reqs, NUM_HEADS, HEAD_DIM).bfloat16()
@@ -98,11 +110,15 @@ def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[st
         for kv_cache in caches:
             native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE)
 
+    def fp8() -> None:
+        for kv_cache in fp8_caches:
+            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE, kv_scales=kv_scales)
+
     def sdpa() -> None:
         for key, value in contiguous:
             F.scaled_dot_product_attention(folded, key, value, scale=SCALE)
 
-    return {"ours": ours, "sdpa": sdpa}, copies
+    return {"ours": ours, "ours, fp8": fp8, "sdpa": sdpa}, copies
 
 
 def bench_prefill() -> None:
@@ -112,7 +128,7 @@ def bench_prefill() -> None:
             times = best_times(prefill_contenders(seq_len, dtype), 1)
             flops = 2 * NUM_HEADS * HEAD_DIM * seq_len * (seq_len + 1)
             label = f"S={seq_len} {str(dtype).removeprefix('torch.')}"
-            print_row(label, times, "ours", f"{flops / times['ours'] / 1e9:.0f} GFLOP/s")
+            print_row(label, times, f"{flops / times['ours'] / 1e9:.0f} GFLOP/s")
 
 
 def prefill_contenders(seq_len: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
@@ -134,6 +150,66 @@ def prefill_contenders(seq_len: int, dtype: torch.dtype) -> dict[str, Callable[[
     return {"ours": ours, "sdpa": sdpa}
 
 
+def bench_rotary_store_kv() -> None:
+    print("\nrotary_store_kv, µs without torch's dispatch (fp8: into fp8 pages; torch: the reference)")
+    for num_tokens, calls in ((1, 200), (32, 100), (2048, 5)):
+        for norm in (False, True):
+            times = best_times(rotary_contenders(num_tokens, norm, calls), calls)
+            kv_bytes = 2 * 2 * num_tokens * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM  # read and written
+            work = f"{kv_bytes / times['ours'] / 1e9:.1f} GB/s"
+            print_row(f"T={num_tokens}{' q/k norm' if norm else ''}", times, work)
+
+
+def rotary_contenders(num_tokens: int, norm: bool, calls: int) -> dict[str, Callable[[], None]]:
+    qkv = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM).bfloat16()
+    positions = torch.arange(num_tokens)
+    cos_sin = torch.randn(num_tokens, HEAD_DIM)
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    slots = torch.randperm(num_blocks * BLOCK_SIZE)[:num_tokens]
+    cache = torch.zeros(num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM).bfloat16()
+    fp8_cache, kv_scales = cache.to(torch.float8_e4m3fn), torch.full((2, NUM_KV_HEADS), 0.05)
+    weight = torch.ones(HEAD_DIM).bfloat16() if norm else None
+    inputs, norms = (positions, qkv, cos_sin), (weight, weight, 1e-5)
+    return {
+        "ours": repeated(lambda: native.rotary_store_kv(*inputs, cache, slots, *norms, None), calls),
+        "ours, fp8": repeated(lambda: native.rotary_store_kv(*inputs, fp8_cache, slots, *norms, kv_scales), calls),
+        "torch": repeated(lambda: reference.rotary_store_kv(*inputs, cache, slots, *norms, None), calls),
+    }
+
+
+def bench_step_inputs() -> None:
+    print("\nstep_inputs of decoding requests with 1024 tokens, µs without torch's dispatch (torch: the reference)")
+    for num_reqs in (1, 32, 256):
+        calls = max(2, 64 // num_reqs)
+        print_row(f"B={num_reqs}", best_times(step_contenders(num_reqs, calls), calls), "")
+
+
+def step_contenders(num_reqs: int, calls: int) -> dict[str, Callable[[], None]]:
+    seq_len, max_model_len = 1024, 2048
+    starts = torch.arange(num_reqs + 1, dtype=torch.int32)
+    rows = torch.randperm(num_reqs).int()
+    num_blocks = torch.full((num_reqs,), max_model_len // BLOCK_SIZE, dtype=torch.int32)
+    no_blocks = torch.zeros(num_reqs + 1, dtype=torch.int32)
+    token_ids = torch.zeros(num_reqs, max_model_len, dtype=torch.int32)
+    num_computed = torch.full((num_reqs,), seq_len)
+    tables = torch.zeros(2, num_reqs, max_model_len // BLOCK_SIZE, dtype=torch.int32)
+    per_token = torch.zeros(3, num_reqs, dtype=torch.int64)
+    seq_lens = torch.zeros(num_reqs, dtype=torch.int32)
+    read = (rows, starts, num_blocks, no_blocks, no_blocks[:0], token_ids, num_computed, tables[0])
+
+    def contender(step_inputs: Callable[..., None]) -> Callable[[], None]:
+        def step() -> None:
+            step_inputs(*read, *per_token, seq_lens, tables[1], BLOCK_SIZE)
+
+        def run() -> None:
+            num_computed.fill_(seq_len)  # the rows move on
+            repeated(step, calls)()
+
+        return run
+
+    return {"ours": contender(native.step_inputs), "torch": contender(reference.step_inputs)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU kernels against their torch equivalents")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -143,6 +219,8 @@ def main() -> None:
     bench_linear()
     bench_decode()
     bench_prefill()
+    bench_rotary_store_kv()
+    bench_step_inputs()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def threads_for(elements: int) -> int:
 
 def norm_weight(weight: Tensor, dtype: torch.dtype, size: int) -> int:
     """The address of a norm's weight [size]."""
-    if weight.dtype is not dtype or weight.shape != (size,) or weight.stride(0) != 1:
+    if weight.dtype is not dtype or weight.shape != (size,) or not weight.is_contiguous():
         raise ValueError(
             f"a norm's weight must be contiguous {dtype} [{size}], not {weight.dtype} {tuple(weight.shape)}"
         )

@@ -125,7 +125,7 @@ def step_inputs(
         ((num_computed_tokens, input_ids, positions, slot_mapping), torch.int64),
     ):
         for x in tensors:
-            if x.dtype is not dtype or x.stride(-1) != 1:
+            if x.dtype is not dtype or x.stride()[-1] != 1:  # quicker than stride(-1)
                 raise TypeError(f"step_inputs: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
     _step_inputs(
         rows.data_ptr(),

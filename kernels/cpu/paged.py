@@ -73,7 +73,8 @@ def paged_attention(
         raise ValueError(f"paged_attention: {num_heads} heads cannot share {num_kv_heads} KV heads evenly")
     if not (block_table.dtype is query_start_loc.dtype is seq_lens.dtype is torch.int32):
         raise TypeError("paged_attention: block_table, query_start_loc and seq_lens must be int32")
-    if not (block_table.stride(1) == query_start_loc.stride(0) == seq_lens.stride(0) == 1):
+    table_stride, table_element_stride = block_table.stride()
+    if not (table_element_stride == 1 and query_start_loc.is_contiguous() and seq_lens.is_contiguous()):
         raise ValueError("paged_attention: block_table rows, query_start_loc and seq_lens must be contiguous")
     slopes = None
     if alibi_slopes is not None:
@@ -95,7 +96,7 @@ def paged_attention(
         token_stride,
         head_stride,
         block_stride,
-        block_table.stride(0),
+        table_stride,
         seq_lens.shape[0],
         num_heads,
         num_kv_heads,
@@ -144,7 +145,7 @@ def store_kv(
 
 
 def _check_slots(op: str, slot_mapping: Tensor, num_tokens: int) -> None:
-    if slot_mapping.dtype is not torch.int64 or slot_mapping.shape != (num_tokens,) or slot_mapping.stride(0) != 1:
+    if slot_mapping.dtype is not torch.int64 or slot_mapping.shape != (num_tokens,) or not slot_mapping.is_contiguous():
         raise TypeError(f"{op}: slot_mapping must be contiguous int64 [{num_tokens}]")
 
 
@@ -170,7 +171,7 @@ def rotary_store_kv(
             f"rotary_store_kv: qkv {tuple(qkv.shape)} must be [num_tokens, num_heads + {2 * num_kv_heads}, "
             f"{cache_head_dim}], its last dimension contiguous"
         )
-    if positions.dtype is not torch.int64 or positions.shape != (num_tokens,) or positions.stride(0) != 1:
+    if positions.dtype is not torch.int64 or positions.shape != (num_tokens,) or not positions.is_contiguous():
         raise TypeError(f"rotary_store_kv: positions must be contiguous int64 [{num_tokens}]")
     rotary_dim = cos_sin_cache.shape[1]
     if cos_sin_cache.dtype is not torch.float32 or rotary_dim > head_dim or not cos_sin_cache.is_contiguous():

@@ -31,16 +31,22 @@ static inline f32x16 rounded(f32x16 x) {
 template <class T>
 static inline void norm_row(const T* x, T* residual, const T* weight, T* out, int size, float eps) {
     const T* source = residual ? residual : x;
-    f32x16 squares[2] = {};
-    for (int i = 0, parity = 0; i < size; i += LANES, parity ^= 1) {
-        f32x16 v = load(x + i, size - i);
-        if (residual) {
-            v = rounded<T>(v + load(residual + i, size - i));
-            store(residual + i, v, size - i);
-        }
-        squares[parity] += v * v;
+    const auto take = [&](int i) {
+        const f32x16 v = load(x + i, size - i);
+        if (!residual) return v;
+        const f32x16 total = rounded<T>(v + load(residual + i, size - i));
+        store(residual + i, total, size - i);
+        return total;
+    };
+    f32x16 even = {}, odd = {};  // two sums at a time: an addition takes several cycles
+    for (int i = 0; i < size; i += 2 * LANES) {
+        const f32x16 v = take(i);
+        even += v * v;
+        if (i + LANES >= size) break;
+        const f32x16 w = take(i + LANES);
+        odd += w * w;
     }
-    const float scale = 1.0f / std::sqrt(sum(squares[0] + squares[1]) / size + eps);
+    const float scale = 1.0f / std::sqrt(sum(even + odd) / size + eps);
     for (int i = 0; i < size; i += LANES) {
         const f32x16 normed = rounded<T>(load(source + i, size - i) * scale);
         store(out + i, normed * load(weight + i, size - i), size - i);
