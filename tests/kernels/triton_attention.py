@@ -1,0 +1,239 @@
+"""Paged attention's Triton kernels against the reference, in Triton's interpreter on the CPU. Run by test_triton.py as
+
+    TRITON_INTERPRET=1 python -m tests.kernels.triton_attention [--sweep]
+
+in a process of its own, because Triton reads the variable when a kernel is defined. fp32 and fp16 only: the
+interpreter multiplies bf16 bit patterns. In every batch what no request owns is NaN, and block ids past a request's
+length are garbage. Prints one line per case; the exit status tells whether all passed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import decode_attention, paged_attention, reference
+from tests.kernels.batches import Batch, make_batch
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+def slopes(num_heads: int) -> Tensor:
+    return 2.0 ** -torch.arange(1, num_heads + 1, dtype=torch.float32)
+
+
+def check(actual: Tensor, batch: Batch, features: tuple[Any, ...] = (0, 0.0, None)) -> None:
+    """The result against the truth in fp32, for the tokens of requests with a length; and all counters are zero."""
+    expected = reference.paged_attention(*batch.exact().args(), *features)
+    query_lens = batch.query_start_loc.diff()
+    alive = (batch.seq_lens > 0).repeat_interleave(query_lens)
+    tolerance = TOLERANCES[batch.query.dtype]
+    torch.testing.assert_close(actual.float()[alive], expected[alive], atol=tolerance, rtol=tolerance)
+    for buffers in decode_attention._counters.values():
+        assert not any(buffer.any() for buffer in buffers), "arrival counters are not back at zero"
+
+
+def case(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 16,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    alibi: bool = False,
+    fp8: bool = False,
+    split_size: int = 0,
+) -> None:
+    batch = make_batch(
+        list(query_lens),
+        list(context_lens),
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        fp8=fp8,
+    )
+    features = (window, soft_cap, slopes(heads[0]) if alibi else None)
+    check(paged_attention.paged_attention(*batch.args(), *features, batch.kv_scales, split_size), batch, features)
+
+
+def split_on_the_device(min_split: int, num_programs: int) -> None:
+    """Split counts that follow from all lengths, below and above the number of programs asked for."""
+    batch = make_batch(
+        [1, 3, 0, 1, 2], [300, 77, 0, 0, 150], num_heads=6, num_kv_heads=1, head_dim=16, block_size=16,
+        dtype=torch.float32,
+    )  # fmt: skip
+    out = torch.full_like(batch.query, float("nan"))
+    config = {"block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_sm": num_programs, "min_split": min_split}
+    decode_attention.decode_attention(
+        batch.query, batch.kv_cache, out, *batch.args()[2:], 0, 0.0, None, None, 0, config
+    )  # fmt: skip
+    check(out, batch)
+
+
+def far_blocks() -> None:
+    """Blocks beyond 2^31 elements: a few small pages far apart in memory that is never touched between them."""
+    batch = make_batch(
+        [1, 20], [40, 30], num_heads=2, num_kv_heads=1, head_dim=16, block_size=16, dtype=torch.float16, fp8=True
+    )
+    # The first request's first block becomes the last one of the pool.
+    last, used = len(batch.kv_cache) - 1, int(batch.block_table[0, 0])
+    order = torch.arange(last + 1)
+    order[[last, used]] = order[[used, last]]
+    named = batch.block_table <= last
+    table = torch.where(named, order[batch.block_table.where(named, 0)].int(), batch.block_table)
+    pages = batch.kv_cache.view(torch.uint8)[order]
+    stride = -(-(2**31) // last // 16) * 16
+    spread = torch.empty(stride * (last + 1), dtype=torch.uint8).as_strided(pages.shape, (stride, *pages.stride()[1:]))
+    spread.copy_(pages)
+    assert last * stride >= 2**31
+    batch = replace(batch, kv_cache=spread.view(torch.float8_e4m3fn), block_table=table)
+    check(paged_attention.paged_attention(*batch.args(), kv_scales=batch.kv_scales), batch)
+
+
+def padding() -> None:
+    """Requests of length 0 that have tokens, as in a replayed graph; their block tables are garbage."""
+    batch = make_batch(
+        [1, 1, 20, 1, 1], [30, 0, 0, 60, 5], num_heads=4, num_kv_heads=2, head_dim=16, block_size=16,
+        dtype=torch.float32,
+    )  # fmt: skip
+    dead = torch.tensor([False, True, True, False, True])
+    table = batch.block_table.clone()
+    table[dead] = 2**30
+    batch = replace(batch, seq_lens=batch.seq_lens.masked_fill(dead, 0), block_table=table)
+    check(paged_attention.paged_attention(*batch.args()), batch)
+
+
+def select(batch: Batch, requests: list[int]) -> tuple[Batch, list[Tensor]]:
+    """The batch of these requests in this order, and the token indices of each in the batch they come from."""
+    starts = batch.query_start_loc.tolist()
+    tokens = [torch.arange(starts[b], starts[b + 1]) for b in requests]
+    query_lens = [len(t) for t in tokens]
+    return (
+        replace(
+            batch,
+            query=batch.query[torch.cat(tokens)],
+            block_table=batch.block_table[requests].contiguous(),
+            query_start_loc=torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32),
+            seq_lens=batch.seq_lens[requests].contiguous(),
+            max_query_len=max(query_lens),
+        ),
+        tokens,
+    )
+
+
+def independent_of_the_batch() -> None:
+    """With a fixed split every request's bits are the same alone, among others, and beside a prompt."""
+    batch = make_batch(
+        [1, 5, 40, 1, 16], [200, 90, 50, 20, 130], num_heads=6, num_kv_heads=2, head_dim=16, block_size=16,
+        dtype=torch.float16,
+    )  # fmt: skip
+    fixed = (0, 0.0, None, None, 64)
+    together = paged_attention.paged_attention(*batch.args(), *fixed)
+    check(together, batch)
+    for requests in ([0], [1], [2], [4, 3], [3, 1, 0]):
+        part, tokens = select(batch, requests)
+        actual = paged_attention.paged_attention(*part.args(), *fixed)
+        assert torch.equal(actual, together[torch.cat(tokens)]), f"requests {requests} differ from those in the batch"
+
+
+MIXED = ([1, 0, 18, 3, 1], [70, 9, 20, 33, 0])
+
+CASES: dict[str, Callable[[], None]] = {
+    "decode": partial(case, [1, 1, 1], [0, 15, 70], (9, 3), 64),
+    "decode fp16, pages of 32": partial(case, [1, 1], [33, 16], (8, 2), 64, 32, torch.float16),
+    "prompts": partial(case, [17, 65], [0, 0], (3, 1)),
+    "prompts longer than a tile, on a context": partial(case, [150, 17], [37, 64], (2, 1), 16, dtype=torch.float16),
+    "mixed, empty requests": partial(case, *MIXED, (4, 4)),
+    "padding": padding,
+    **{
+        f"group of {group}": partial(case, [1, 17, 3], [40, 30, 31], (group, 1))
+        for group in (1, 2, 3, 5, 6, 7, 8, 12, 16, 20)
+    },
+    **{
+        f"head_dim {head_dim}": partial(case, [1, 19], [40, 30], (2, 1), head_dim, 16, torch.float16)
+        for head_dim in (8, 24, 64, 80, 96, 112, 128, 192, 256)
+    },
+    **{
+        f"pages of {block_size}": partial(case, [1, 20, 2], [5, 280, 290], (2, 1), 16, block_size)
+        for block_size in (8, 16, 32, 64, 128, 256)
+    },
+    "verification of 2 to 16 tokens": partial(case, [2, 3, 8, 16, 9], [50, 0, 16, 70, 31], (4, 2)),
+    "verification in several tiles": partial(case, [16, 7], [40, 9], (8, 1)),
+    "verification, window": partial(case, [16, 5], [90, 40], (6, 2), window=13),
+    "window": partial(case, [1, 30, 1], [200, 60, 3], (3, 1), window=11),
+    "window of one token": partial(case, [1, 20, 4], [50, 0, 20], (2, 1), window=1),
+    "window, split": partial(case, [1, 4], [300, 250], (3, 1), window=150, split_size=32),
+    "window, pages of 128": partial(case, [1, 20], [290, 250], (2, 1), block_size=128, window=150),
+    "soft cap": partial(case, *MIXED, soft_cap=2.0),
+    "alibi": partial(case, *MIXED, alibi=True),
+    "alibi, soft cap, window, split": partial(
+        case, [1, 20, 4], [90, 70, 60], (6, 2), window=50, soft_cap=3.0, alibi=True, split_size=32
+    ),
+    "fp8": partial(case, *MIXED, (4, 2), 64, dtype=torch.float16, fp8=True),
+    "fp8, split, odd head_dim, soft cap": partial(case, *MIXED, head_dim=80, soft_cap=4.0, fp8=True, split_size=32),
+    "fixed split": partial(case, [1, 2, 16], [300, 65, 130], (4, 1), split_size=32),
+    "fixed split, odd head_dim": partial(case, [1, 2], [100, 65], (4, 2), 96, split_size=32),
+    "many splits of one request": partial(case, [1], [2500], (2, 1)),
+    "splits, as many as programs": partial(split_on_the_device, 32, 8),
+    "splits, more work than programs": partial(split_on_the_device, 32, 1),
+    "splits, no shorter than the least": partial(split_on_the_device, 128, 64),
+    "more requests than threads": partial(case, [*[0] * 64, 20, *[0] * 64, 1], [3] * 130, (1, 1)),
+    "blocks beyond 2^31 elements": far_blocks,
+    "fixed split is independent of the batch": independent_of_the_batch,
+}
+
+
+def sweep_case(seed: int) -> None:
+    """Any combination of everything."""
+    choose = random.Random(seed)
+    num_reqs = choose.randint(1, 6)
+    query_lens = [choose.choice([0, 1, 1, 1, choose.randint(2, 16), choose.randint(17, 150)]) for _ in range(num_reqs)]
+    query_lens[0] += not any(query_lens)
+    context_lens = [choose.choice([0, choose.randint(1, 40), choose.randint(1, 600)]) for _ in query_lens]
+    num_kv_heads = choose.choice([1, 2, 3])
+    case(
+        query_lens,
+        context_lens,
+        (num_kv_heads * choose.randint(1, 16), num_kv_heads),
+        choose.choice([16, 64, 80, 96, 128, 192, 256]),
+        choose.choice([8, 16, 32, 64, 128, 256]),
+        choose.choice([torch.float16, torch.float32]),
+        choose.choice([0, 0, choose.randint(1, 300)]),
+        choose.choice([0.0, 0.0, 5.0]),
+        choose.choice([False, False, True]),
+        choose.choice([False, False, True]),
+        choose.choice([0, 0, 16, 64, 256]),
+    )
+
+
+SWEEP = {f"sweep {seed}": partial(sweep_case, seed) for seed in range(150)}
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    cases = SWEEP if "--sweep" in sys.argv[1:] else CASES
+    failed = 0
+    for name, run in cases.items():
+        try:
+            run()
+            print(f"ok {name}", flush=True)
+        except AssertionError as error:
+            failed += 1
+            print(f"FAILED {name}: {error}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
