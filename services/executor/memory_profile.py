@@ -48,6 +48,12 @@ class Meter(Protocol):
     def peak(self) -> int:
         """Bytes that torch had allocated at most since `reset_peak()`."""
 
+    def release(self) -> None:
+        """Gives memory that nobody uses any more back to the device."""
+
+    def key(self) -> dict[str, Any]:
+        """Device and software as far as memory depends on them."""
+
 
 class CudaMeter:
     def __init__(self, device: torch.device) -> None:
@@ -62,6 +68,18 @@ class CudaMeter:
 
     def peak(self) -> int:
         return torch.cuda.max_memory_allocated(self._device)
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def key(self) -> dict[str, Any]:
+        return software_key() | {
+            "device": torch.cuda.get_device_name(self._device),
+            "total_bytes": torch.cuda.get_device_properties(self._device).total_memory,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        }
 
 
 def profile_run(runner: ModelRunner) -> None:
@@ -142,16 +160,6 @@ def _write(path: Path, content: dict[str, Any]) -> None:
         logger.info("memory profile is not kept, so the next start measures again: %s", error)
 
 
-def device_key(device: torch.device) -> dict[str, Any]:
-    """Device and software as far as memory depends on them."""
-    return {
-        "device": torch.cuda.get_device_name(device),
-        "total_bytes": torch.cuda.get_device_properties(device).total_memory,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-    } | software_key()
-
-
 def software_key() -> dict[str, Any]:
     """Our version, and when our code changed last: a checkout changes without its version."""
     folders = (Path(__file__).parent, Path(kernels.__file__).parent)
@@ -164,9 +172,3 @@ def model_key(path: Path) -> dict[str, Any]:
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _MODEL_FILES)
     stats = {file.name: (stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]}
     return {"path": str(path.resolve()), "files": stats}
-
-
-def release() -> None:
-    """Gives memory that nobody uses any more back to the device."""
-    gc.collect()
-    torch.cuda.empty_cache()

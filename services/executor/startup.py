@@ -21,6 +21,7 @@ from services.executor import kv_cache, memory, memory_profile, stats
 from services.executor.capture_sizes import capture_sizes
 from services.executor.loader import Model, load_model
 from services.executor.memory import MemoryProfile, mib
+from services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
 from services.executor.model_runner import Limits, ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True)
-class _Setup:
+class Setup:
     """A loaded model, and all that its runner is made of but the number of blocks."""
 
     config: ExecutorConfig
@@ -126,7 +127,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         stats.CPU_BACKEND.labels(kernels.cpu_backend()).set(1)
     limits = _limits(config, model, device)
     kv_cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, model.config.dtype)
-    setup = _Setup(config, model, limits, kv_cache_dtype, _graph_sizes(config, model, limits, device), device)
+    setup = Setup(config, model, limits, kv_cache_dtype, _graph_sizes(config, model, limits, device), device)
     num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
     with phases("kv_cache"):
@@ -182,7 +183,7 @@ def _graph_sizes(config: ExecutorConfig, model: Model, limits: Limits, device: t
     return ()
 
 
-def _num_blocks(setup: _Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
+def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
     config, limits, device = setup.config, setup.limits, setup.device
     bytes_per_block = kv_cache.block_bytes(setup.model, limits.block_size, setup.kv_cache_dtype)
     if config.num_gpu_blocks_override is not None:
@@ -200,37 +201,37 @@ def _num_blocks(setup: _Setup, model_path: Path, phases: Phases, progress: Progr
         )
     else:
         flag = "--gpu-memory-utilization"
-        memory_profile.release()
-        now = memory.cuda_memory(device)
-        progress(1.0, "memory profile")
-        profile = _profile(setup, model_path, phases)
-        num_bytes = memory.kv_cache_bytes(now, config.gpu_memory_utilization, profile)
-        logger.info(
-            "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs",
-            *map(mib, (num_bytes, now.total)),
-            config.gpu_memory_utilization,
-            *map(mib, (now.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes)),
-        )
+        num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)
     return kv_cache.blocks_within(num_bytes, bytes_per_block, limits.block_size, limits.max_model_len, flag)
 
 
-def _profile(setup: _Setup, model_path: Path, phases: Phases) -> MemoryProfile:
+def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:
+    """Memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once and kept."""
+    meter.release()
+    before, utilization = meter.now(), setup.config.gpu_memory_utilization
+
     def measure() -> MemoryProfile:
-        meter = memory_profile.CudaMeter(setup.device)
         profile = memory_profile.measure(setup.runner(1, setup.limits), setup.graph_sizes, meter)
-        memory_profile.release()
+        meter.release()
         return profile
 
+    progress(1.0, "memory profile")
     notes: list[str] = []
     with phases("memory_profile", notes):
-        key = profile_key(setup, model_path) | memory_profile.device_key(setup.device)
-        profile, was_cached = memory_profile.cached_or_measured(key, measure)
-        notes += ["cached"] * was_cached
-    return profile
+        profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
+        notes += ["cached"] * was_known
+    num_bytes = memory.kv_cache_bytes(before, utilization, profile)
+    logger.info(
+        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs",
+        *map(mib, (num_bytes, before.total)),
+        utilization,
+        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes)),
+    )
+    return num_bytes
 
 
-def profile_key(setup: _Setup, model_path: Path) -> dict[str, Any]:
-    """What a memory profile depends on, but device and software."""
+def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
+    """What a memory profile depends on, beside device and software."""
     config = setup.config
     return {
         "model": memory_profile.model_key(model_path),
@@ -250,17 +251,17 @@ def _warm_up(runner: ModelRunner, device: torch.device) -> None:
         runner.dummy_run(2, 32)
         runner.dummy_run(2, 2)
         return
-    # Attention is compiled by how many requests a step has and how long its longest query is.
+    # Attention is compiled by how many requests a step has and how long its longest query is; a mixed step launches
+    # what decodes and prefills of its size do.
     limits = runner.limits
     for num_reqs in (1, 8, 64, limits.max_num_seqs):
-        longest = limits.max_num_batched_tokens // num_reqs
-        for query_len in sorted({1, 2, 16, 64, 512, longest}):
-            if 0 < query_len <= longest:
+        for query_len in (1, 2, 4, 8, 16, 64, 1024):
+            if num_reqs * query_len <= limits.max_num_batched_tokens:
                 runner.dummy_run(num_reqs, num_reqs * query_len)
     runner.dummy_run(8, 8, sampling=memory_profile.COSTLY_SAMPLING)
 
 
-def _describe(setup: _Setup, runner: ModelRunner) -> ExecutorInfo:
+def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
     limits, model, device = runner.limits, setup.model, setup.device
     name = str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
     return ExecutorInfo(

@@ -13,6 +13,7 @@ from services.executor.memory import DeviceMemory, MemoryProfile, graphs_bytes, 
 from services.executor.memory_profile import cached_or_measured, measure, profile_run
 from services.executor.model_runner import Limits, ModelRunner
 from services.executor.step import Step, StepOutput
+from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, tiny_llama
 from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
@@ -29,21 +30,6 @@ class RecordingRunner(ModelRunner):
     def execute(self, step: Step) -> StepOutput:
         self.steps.append(step)
         return super().execute(step)
-
-
-class FakeMeter:
-    """A device whose memory shrinks as a test says, by the captures and steps that happened."""
-
-    def __init__(self, taken: Callable[[], int]) -> None:
-        self._taken = taken
-
-    def now(self) -> DeviceMemory:
-        return DeviceMemory(total=10_000, free=9_000 - self._taken(), reserved=400)
-
-    def reset_peak(self) -> None: ...
-
-    def peak(self) -> int:
-        return 500
 
 
 def test_the_cache_gets_what_is_left():

@@ -13,9 +13,11 @@ from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from services.executor import kv_cache, memory, stats
 from services.executor.capture_sizes import capture_sizes
+from services.executor.loader import load_model
 from services.executor.memory import OutOfMemoryError
-from services.executor.model_runner import ModelRunner
-from services.executor.startup import ExecutorInfo, resolve_device, start_runner
+from services.executor.model_runner import Limits, ModelRunner
+from services.executor.startup import ExecutorInfo, Phases, Setup, cuda_cache_bytes, resolve_device, start_runner
+from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
 
 # 2 layers x 2 (key, value) x 2 heads x 16 tokens x 8 elements x 4 bytes
@@ -196,6 +198,25 @@ def test_seconds_per_phase_are_told(directory: Path, caplog: pytest.LogCaptureFi
     (line,) = caplog.messages
     assert re.fullmatch(r"ready: weights [\d.]+ s, kv cache [\d.]+ s, warm up [\d.]+ s", line)
     assert stats.LOAD_SECONDS.labels("warm_up")._value.get() > 0
+
+
+def test_a_second_start_on_a_device_is_not_measured(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path))
+    config = ExecutorConfig(gpu_memory_utilization=0.8, max_num_seqs=4)
+    model = load_model(directory, dtype="float32", device=CPU, load_format="dummy")
+
+    def phases_of(limits: Limits) -> str:
+        setup = Setup(config, model, limits, torch.float32, (), CPU)
+        phases = Phases()
+        meter = FakeMeter(lambda: 0)
+        # 10000 bytes, 600 of them outside of torch and 500 at the peak
+        assert cuda_cache_bytes(setup, directory, meter, phases, lambda fraction, text: None) == 8000 - 600 - 500
+        return str(phases)
+
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=96, block_size=16)
+    assert "cached" not in phases_of(limits)
+    assert re.fullmatch(r"memory profile [\d.]+ s \(cached\)", phases_of(limits))
+    assert "cached" not in phases_of(dataclasses.replace(limits, max_num_seqs=3))
 
 
 def test_progress_is_reported(directory: Path):
