@@ -45,9 +45,6 @@ class Model(Protocol):
         """Those that need a KV cache, in layer order."""
 
     @property
-    def num_attention_layers(self) -> int: ...
-
-    @property
     def weight_bytes(self) -> int: ...
 
     def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:

@@ -27,7 +27,10 @@ _REPORT_EVERY_S = 0.5
 
 
 class LoadProgress:
-    """What loading is at: a bar on a terminal, else a log line `loading FRACTION TEXT` twice a second."""
+    """What starting is at, phase by phase: a bar on a terminal, else a log line `loading FRACTION TEXT` twice a second.
+
+    The fraction starts again with a phase that takes long: reading weights, capturing CUDA graphs.
+    """
 
     def __init__(self) -> None:
         self._last_report = 0.0
@@ -36,6 +39,7 @@ class LoadProgress:
     def __call__(self, fraction: float, text: str) -> None:
         """Called on the device thread."""
         if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(round(100 * fraction) - self._bar.n)
         elif time.monotonic() - self._last_report >= _REPORT_EVERY_S:
             self._last_report = time.monotonic()

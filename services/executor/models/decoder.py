@@ -66,10 +66,6 @@ class DecoderModel:
         return [layer.attention.attention for layer in self.layers]
 
     @property
-    def num_attention_layers(self) -> int:
-        return self.config.num_layers
-
-    @property
     def weight_bytes(self) -> int:
         return sum(target.nbytes for target in self.load_targets().values())
 

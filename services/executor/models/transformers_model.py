@@ -181,10 +181,6 @@ class TransformersModel:
     def attention_layers(self) -> list[PagedAttention]:
         return list(self._state.layers.values())
 
-    @property
-    def num_attention_layers(self) -> int:
-        return len(self._state.layers)
-
     def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:
         for layer, kv_cache in zip(self._state.layers.values(), kv_caches, strict=True):
             layer.kv_cache = kv_cache

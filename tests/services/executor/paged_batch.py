@@ -20,7 +20,7 @@ class PagedBatch:
         num_blocks = num_requests * max_blocks + 1
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         # Not a number wherever nothing was stored: reading past a request's tokens shows.
-        self.kv_caches = [torch.full(shape, torch.nan, dtype=config.dtype) for _ in range(model.num_attention_layers)]
+        self.kv_caches = [torch.full(shape, torch.nan, dtype=config.dtype) for _ in model.attention_layers]
         model.bind_kv_cache(self.kv_caches)
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
         self.block_table = order.view(num_requests, max_blocks).int()

@@ -190,7 +190,7 @@ def test_architectures_through_transformers(tmp_path: Path, case: str) -> None:
     model = load(tmp_path, model_impl="transformers")
     assert_same_logits(model, expected)
     assert model.weight_bytes == 4 * expected.num_parameters()
-    assert model.num_attention_layers == 3
+    assert len(model.attention_layers) == 3
 
 
 def test_transformers_model_reports_its_windows(tmp_path: Path) -> None:
