@@ -25,12 +25,15 @@ def slot_pointers(kv_cache_ptr, slots, heads, block_stride, BLOCK_SIZE: tl.const
 
 
 @triton.jit
-def to_cache(x, scale_ptr, heads, in_heads, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """x as the cache stores it: divided by its head's scale and rounded to e4m3 if there are scales."""
-    if scale_ptr is None:
-        return x.to(dtype)
-    scale = tl.load(scale_ptr + heads, mask=in_heads, other=1.0)
-    return e4m3_from_fp32(tl.div_rn(x.to(tl.float32), scale), NATIVE_FP8)
+def head_scales(scales_ptr, heads, in_heads):
+    """The scales of a tile's heads (both [HEADS]) as [1, HEADS, 1]; None for a cache without scales."""
+    return None if scales_ptr is None else tl.load(scales_ptr + heads, mask=in_heads, other=1.0)[None, :, None]
+
+
+@triton.jit
+def to_cache(x, scales, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
+    """x [TOKENS, HEADS, dims] as the cache stores it: if there are scales, divided by them and rounded to e4m3."""
+    return x.to(dtype) if scales is None else e4m3_from_fp32(tl.div_rn(x.to(tl.float32), scales), NATIVE_FP8)
 
 
 @triton.jit
@@ -51,24 +54,31 @@ def store_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
-    DIMS: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
     NATIVE_FP8: tl.constexpr,
 ):
-    """Program (i, j): tokens i * TOKENS .., heads j * HEADS .. ; tiles are [TOKENS, HEADS, DIMS]."""
-    tokens = (tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
-    heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[None, :, None]
-    dims = tl.arange(0, DIMS)[None, None, :]
-    slots = tl.load(slot_mapping_ptr + tokens, mask=tokens < num_tokens, other=-1)
+    """Program (i, j): tokens i * TOKENS .., heads j * HEADS .. ; tiles are [TOKENS, HEADS, HEAD_DIM].
+
+    What there is once per token or head is loaded as such and spread afterwards: a load of spread pointers would be
+    repeated for every element.
+    """
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slots = tl.load(slot_mapping_ptr + tokens, mask=tokens < num_tokens, other=-1)[:, None, None]
+    tokens = tokens[:, None, None]
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     in_heads = heads < NUM_KV_HEADS
+    value_scales_ptr = None if kv_scales_ptr is None else kv_scales_ptr + NUM_KV_HEADS
+    key_scales = head_scales(kv_scales_ptr, heads, in_heads)
+    value_scales = head_scales(value_scales_ptr, heads, in_heads)
+    heads, in_heads = heads[None, :, None], in_heads[None, :, None]
+    dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, None, :]
     mask = (slots >= 0) & in_heads & (dims < HEAD_DIM)
     key = tl.load(key_ptr + tokens * key_token_stride + heads * key_head_stride + dims, mask=mask)
     value = tl.load(value_ptr + tokens * value_token_stride + heads * value_head_stride + dims, mask=mask)
     target = slot_pointers(kv_cache_ptr, slots, heads, block_stride, BLOCK_SIZE, HEAD_DIM) + dims
     value_target = target + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
-    value_scales_ptr = None if kv_scales_ptr is None else kv_scales_ptr + NUM_KV_HEADS
     dtype = kv_cache_ptr.dtype.element_ty
-    tl.store(target, to_cache(key, kv_scales_ptr, heads, in_heads, dtype, NATIVE_FP8), mask=mask)
-    tl.store(value_target, to_cache(value, value_scales_ptr, heads, in_heads, dtype, NATIVE_FP8), mask=mask)
+    tl.store(target, to_cache(key, key_scales, dtype, NATIVE_FP8), mask=mask)
+    tl.store(value_target, to_cache(value, value_scales, dtype, NATIVE_FP8), mask=mask)
 
 
 def store_kv(
@@ -142,7 +152,6 @@ def _constants(
         "BLOCK_SIZE": block_size,
         "TOKENS": tokens,
         "HEADS": heads,
-        "DIMS": dims,
         "NATIVE_FP8": native_fp8,
     }
     # Two 16-byte loads of 2-byte elements per lane, for each of key and value.

@@ -24,11 +24,10 @@ def add_rms_norm_kernel(
     x_token_stride,
     eps,
     SIZE: tl.constexpr,
-    SIZE_PADDED: tl.constexpr,
 ):
     """One program per token."""
     token = tl.program_id(0).to(tl.int64)
-    offsets = tl.arange(0, SIZE_PADDED)
+    offsets = tl.arange(0, triton.next_power_of_2(SIZE))
     mask = offsets < SIZE
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     residual = residual_ptr + token * SIZE + offsets
@@ -66,10 +65,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 @lru_cache
 def _constants(size: int, many_rows: bool) -> tuple[dict[str, Any], int]:
-    size_padded = triton.next_power_of_2(size)
     # Elements per thread: 8 of 2 bytes are one 16-byte load.
-    warps = size_padded // (32 * (32 if many_rows else 8))
-    return {"SIZE": size, "SIZE_PADDED": size_padded}, min(32, max(1, warps))
+    warps = triton.next_power_of_2(size) // (32 * (32 if many_rows else 8))
+    return {"SIZE": size}, min(32, max(1, warps))
 
 
 def specialization(dtype: str, size: int, many_rows: bool = True) -> tuple[Any, dict[str, str], dict[str, Any], int]:

@@ -14,34 +14,32 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.fp8 import has_native_encode
-from kernels.kv_cache import MANY_TOKENS, cache_view, slot_pointers, tile_heads, tile_tokens, to_cache
+from kernels.kv_cache import MANY_TOKENS, cache_view, head_scales, slot_pointers, tile_heads, tile_tokens, to_cache
 
 
 @triton.jit
 def _rotated(
     pointers,  # [TOKENS, HEADS, 1], where each head begins
     mask,  # [TOKENS, HEADS, 1]
-    cos,  # fp32 [TOKENS, 1, HALF_PADDED]
+    cos,  # fp32 [TOKENS, 1, HALF]
     sin,
     weight_ptr,  # [HEAD_DIM] or None
     eps,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
-    HALF_PADDED: tl.constexpr,
-    REST_PADDED: tl.constexpr,
 ):
     """Heads normalised and rotated, in their own dtype: elements [0, HALF), [HALF, 2 * HALF), [2 * HALF, HEAD_DIM).
 
     Without a rest (HEAD_DIM = 2 * HALF) the third is a copy of the first that nobody uses.
     """
     dtype: tl.constexpr = pointers.dtype.element_ty
-    dims = tl.arange(0, HALF_PADDED)[None, None, :]
+    dims = tl.arange(0, triton.next_power_of_2(HALF))[None, None, :]
     in_half = dims < HALF
     first = tl.load(pointers + dims, mask=mask & in_half, other=0.0).to(tl.float32)
     second = tl.load(pointers + HALF + dims, mask=mask & in_half, other=0.0).to(tl.float32)
     rest = first
     if HEAD_DIM > 2 * HALF:
-        rest_dims = 2 * HALF + tl.arange(0, REST_PADDED)[None, None, :]
+        rest_dims = 2 * HALF + tl.arange(0, triton.next_power_of_2(HEAD_DIM - 2 * HALF))[None, None, :]
         in_rest = rest_dims < HEAD_DIM
         rest = tl.load(pointers + rest_dims, mask=mask & in_rest, other=0.0).to(tl.float32)
     if weight_ptr is not None:
@@ -61,6 +59,81 @@ def _weighted(normed, weight_pointers, mask, dtype: tl.constexpr):
     """normed * weight in fp32, rounded before and after the product as in reference.rms_norm."""
     weight = tl.load(weight_pointers, mask=mask, other=0.0).to(tl.float32)
     return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _rotate_queries(
+    rows,  # [TOKENS, 1, 1], where each token's query heads begin
+    in_tokens,
+    cos,
+    sin,
+    tile,
+    head_stride,
+    weight_ptr,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """One tile of query heads, in place."""
+    heads = (tile * HEADS + tl.arange(0, HEADS))[None, :, None]
+    mask = in_tokens & (heads < NUM_HEADS)
+    query = rows + heads * head_stride
+    first, second, rest = _rotated(query, mask, cos, sin, weight_ptr, eps, HEAD_DIM, HALF)
+    dims = tl.arange(0, triton.next_power_of_2(HALF))[None, None, :]
+    tl.store(query + dims, first, mask=mask & (dims < HALF))
+    tl.store(query + HALF + dims, second, mask=mask & (dims < HALF))
+    if weight_ptr is not None and HEAD_DIM > 2 * HALF:
+        rest_dims = 2 * HALF + tl.arange(0, triton.next_power_of_2(HEAD_DIM - 2 * HALF))[None, None, :]
+        tl.store(query + rest_dims, rest, mask=mask & (rest_dims < HEAD_DIM))
+
+
+@triton.jit
+def _store_keys_values(
+    rows,  # [TOKENS, 1, 1], where each token's key heads begin
+    slots,  # [TOKENS, 1, 1], -1 = padding
+    cos,
+    sin,
+    tile,
+    kv_cache_ptr,
+    head_stride,
+    block_stride,
+    weight_ptr,
+    kv_scales_ptr,
+    eps,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """One tile of key heads, rotated, and the value heads of the same index, to the cache."""
+    heads = tile * HEADS + tl.arange(0, HEADS)
+    in_heads = heads < NUM_KV_HEADS
+    value_scales_ptr = None if kv_scales_ptr is None else kv_scales_ptr + NUM_KV_HEADS
+    key_scales = head_scales(kv_scales_ptr, heads, in_heads)
+    value_scales = head_scales(value_scales_ptr, heads, in_heads)
+    heads = heads[None, :, None]
+    mask = (slots >= 0) & in_heads[None, :, None]
+    key = rows + heads * head_stride
+    target = slot_pointers(kv_cache_ptr, slots, heads, block_stride, BLOCK_SIZE, HEAD_DIM)
+    dtype: tl.constexpr = kv_cache_ptr.dtype.element_ty
+
+    all_dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, None, :]
+    in_value = mask & (all_dims < HEAD_DIM)
+    value = tl.load(key + NUM_KV_HEADS * head_stride + all_dims, mask=in_value)
+    first, second, rest = _rotated(key, mask, cos, sin, weight_ptr, eps, HEAD_DIM, HALF)
+
+    dims = tl.arange(0, triton.next_power_of_2(HALF))[None, None, :]
+    tl.store(target + dims, to_cache(first, key_scales, dtype, NATIVE_FP8), mask=mask & (dims < HALF))
+    tl.store(target + HALF + dims, to_cache(second, key_scales, dtype, NATIVE_FP8), mask=mask & (dims < HALF))
+    if HEAD_DIM > 2 * HALF:
+        rest_dims = 2 * HALF + tl.arange(0, triton.next_power_of_2(HEAD_DIM - 2 * HALF))[None, None, :]
+        tl.store(target + rest_dims, to_cache(rest, key_scales, dtype, NATIVE_FP8), mask=mask & (rest_dims < HEAD_DIM))
+    value_target = target + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + all_dims
+    tl.store(value_target, to_cache(value, value_scales, dtype, NATIVE_FP8), mask=in_value)
 
 
 @triton.jit
@@ -86,62 +159,50 @@ def rotary_store_kv_kernel(
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,  # query heads per program
     KV_HEADS: tl.constexpr,  # key heads per program, and as many value heads
-    DIMS: tl.constexpr,  # HEAD_DIM, HALF and HEAD_DIM - 2 * HALF, each rounded up to a power of two
-    HALF_PADDED: tl.constexpr,
-    REST_PADDED: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
 ):
     """Program (i, j): tokens i * TOKENS .. of one tile of heads; the tiles of query heads come first.
 
     Tiles are [TOKENS, heads, dims]. cos and sin are loaded once for all heads of a tile.
     """
-    tokens = (tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_tokens = tokens < num_tokens
-    positions = tl.load(positions_ptr + tokens, mask=in_tokens, other=0)
-    dims = tl.arange(0, HALF_PADDED)[None, None, :]
-    in_half = dims < HALF
+    # Loaded as [TOKENS] and spread afterwards: a load of spread pointers would be repeated for every element.
+    positions = tl.load(positions_ptr + tokens, mask=in_tokens, other=0)[:, None, None]
+    slots = tl.load(slot_mapping_ptr + tokens, mask=in_tokens, other=-1)[:, None, None]
+    tokens, in_tokens = tokens[:, None, None], in_tokens[:, None, None]
+    dims = tl.arange(0, triton.next_power_of_2(HALF))[None, None, :]
     cos_sin = cos_sin_ptr + positions * (2 * HALF) + dims
-    cos = tl.load(cos_sin, mask=in_tokens & in_half, other=0.0)
-    sin = tl.load(cos_sin + HALF, mask=in_tokens & in_half, other=0.0)
-    rest_dims = 2 * HALF + tl.arange(0, REST_PADDED)[None, None, :]
-    rows = qkv_ptr + tokens * token_stride
+    cos = tl.load(cos_sin, mask=in_tokens & (dims < HALF), other=0.0)
+    sin = tl.load(cos_sin + HALF, mask=in_tokens & (dims < HALF), other=0.0)
 
+    rows = qkv_ptr + tokens * token_stride
     tile = tl.program_id(1)
     query_tiles: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     if tile < query_tiles:
-        heads = (tile * HEADS + tl.arange(0, HEADS))[None, :, None]
-        mask = in_tokens & (heads < NUM_HEADS)
-        query = rows + heads * head_stride
-        first, second, rest = _rotated(
-            query, mask, cos, sin, q_weight_ptr, eps, HEAD_DIM, HALF, HALF_PADDED, REST_PADDED
+        _rotate_queries(
+            rows, in_tokens, cos, sin, tile, head_stride, q_weight_ptr, eps, NUM_HEADS, HEAD_DIM, HALF, HEADS
         )
-        tl.store(query + dims, first, mask=mask & in_half)
-        tl.store(query + HALF + dims, second, mask=mask & in_half)
-        if q_weight_ptr is not None and HEAD_DIM > 2 * HALF:
-            tl.store(query + rest_dims, rest, mask=mask & (rest_dims < HEAD_DIM))
     else:
-        heads = ((tile - query_tiles) * KV_HEADS + tl.arange(0, KV_HEADS))[None, :, None]
-        in_heads = heads < NUM_KV_HEADS
-        slots = tl.load(slot_mapping_ptr + tokens, mask=in_tokens, other=-1)
-        mask = (slots >= 0) & in_heads
-        dtype: tl.constexpr = kv_cache_ptr.dtype.element_ty
-        target = slot_pointers(kv_cache_ptr, slots, heads, block_stride, BLOCK_SIZE, HEAD_DIM)
-
-        all_dims = tl.arange(0, DIMS)[None, None, :]
-        in_value = mask & (all_dims < HEAD_DIM)
-        value = tl.load(rows + (NUM_HEADS + NUM_KV_HEADS + heads) * head_stride + all_dims, mask=in_value)
-        key = rows + (NUM_HEADS + heads) * head_stride
-        first, second, rest = _rotated(key, mask, cos, sin, k_weight_ptr, eps, HEAD_DIM, HALF, HALF_PADDED, REST_PADDED)
-        first = to_cache(first, kv_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
-        second = to_cache(second, kv_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
-        tl.store(target + dims, first, mask=mask & in_half)
-        tl.store(target + HALF + dims, second, mask=mask & in_half)
-        if HEAD_DIM > 2 * HALF:
-            rest = to_cache(rest, kv_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
-            tl.store(target + rest_dims, rest, mask=mask & (rest_dims < HEAD_DIM))
-        value_scales_ptr = None if kv_scales_ptr is None else kv_scales_ptr + NUM_KV_HEADS
-        value = to_cache(value, value_scales_ptr, heads, in_heads, dtype, NATIVE_FP8)
-        tl.store(target + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + all_dims, value, mask=in_value)
+        _store_keys_values(
+            rows + NUM_HEADS * head_stride,
+            slots,
+            cos,
+            sin,
+            tile - query_tiles,
+            kv_cache_ptr,
+            head_stride,
+            block_stride,
+            k_weight_ptr,
+            kv_scales_ptr,
+            eps,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            HALF,
+            BLOCK_SIZE,
+            KV_HEADS,
+            NATIVE_FP8,
+        )
 
 
 def rotary_store_kv(
@@ -213,8 +274,8 @@ def _constants(
     many_tokens: bool,
     native_fp8: bool,
 ) -> tuple[dict[str, Any], int]:
-    heads, half = tile_heads(num_heads), triton.next_power_of_2(rotary_dim // 2)
-    tokens = tile_tokens(heads, 2 * half, many_tokens)
+    heads, dims = tile_heads(num_heads), triton.next_power_of_2(head_dim)
+    tokens = tile_tokens(heads, dims, many_tokens)
     constants = {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -224,13 +285,10 @@ def _constants(
         "TOKENS": tokens,
         "HEADS": heads,
         "KV_HEADS": tile_heads(num_kv_heads),
-        "DIMS": triton.next_power_of_2(head_dim),
-        "HALF_PADDED": half,
-        "REST_PADDED": triton.next_power_of_2(max(1, head_dim - rotary_dim)),
         "NATIVE_FP8": native_fp8,
     }
-    # Two 16-byte loads of 2-byte elements per lane, for each half of the heads.
-    return constants, min(8, max(1, tokens * heads * half // 512))
+    # Four 16-byte loads of 2-byte elements per lane, two of each half of the heads.
+    return constants, min(8, max(1, tokens * heads * dims // 1024))
 
 
 def specialization(
