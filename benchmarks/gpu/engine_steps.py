@@ -1,0 +1,184 @@
+"""Drives a model runner as the scheduler would, without services: prompts, then decode steps at a given depth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.bench.report import percentile
+from services.executor.cuda_graphs import Graph
+from services.executor.loader import Model
+from services.executor.model_runner import Limits, ModelRunner
+from services.executor.step import NewRequest, RowSampling, Step, StepOutput
+
+BLOCK_SIZE = 16
+GREEDY = RowSampling(temperature=0.0, ignore_eos=True)
+WARM_UP_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Decode steps of one batch; seconds are the host's, from result to result."""
+
+    num_reqs: int
+    context_len: float  # tokens of context of each request, in the middle of the measurement
+    step_seconds: float
+    gaps: list[float]
+    token_ids: np.ndarray  # [num_steps, num_reqs]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_reqs / self.step_seconds
+
+    def gap(self, q: float) -> float:
+        """Percentile of the inter-token latency, seconds."""
+        return percentile(self.gaps, q) or math.nan
+
+
+class Driver:
+    """One runner, and prompts whose KV is in its cache once `prefill` was called."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        device: torch.device,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._device = device
+        self._prompts = [np.array(prompt, dtype=np.int32) for prompt in prompts]
+        self._max_len = max(len(prompt) for prompt in prompts) + max_new_tokens
+        num_blocks = -(-self._max_len // BLOCK_SIZE)
+        # Block 0 stays free: dummy runs write to it. Pages in random order, as after some time of service.
+        order = 1 + np.random.default_rng(0).permutation(len(prompts) * num_blocks).astype(np.int32)
+        self._blocks = order.reshape(len(prompts), num_blocks)
+        limits = Limits(len(prompts), max(8192, len(prompts)), self._max_len, BLOCK_SIZE)
+        self.runner = ModelRunner(model, limits, order.size + 1, device, kv_cache_dtype=kv_cache_dtype)
+        self._step_id = 0
+
+    def capture_graphs(self, sizes: Sequence[int]) -> None:
+        record = None if self._device.type == "cuda" else _Rerun
+        self.runner.capture_graphs(sizes, lambda fraction, text: None, record)
+
+    def prefill(self) -> float:
+        """Fills the cache with the prompts' keys and values; prompt tokens per second."""
+        self.runner.reset()
+        per_step = max(1, self.runner.limits.max_num_batched_tokens // max(map(len, self._prompts)))
+        started, previous = time.perf_counter(), range(0)
+        for first in range(0, len(self._prompts), per_step):
+            requests = range(first, min(first + per_step, len(self._prompts)))
+            new = [self._request(index, len(self._prompts[index]), computed=0) for index in requests]
+            output = self._run(requests, [len(request.token_ids) for request in new], new, finished=previous)
+            previous = requests
+        output.wait()
+        return sum(map(len, self._prompts)) / (time.perf_counter() - started)
+
+    def decode(self, num_reqs: int, num_steps: int, depth: int, *, context_len: int | None = None) -> Decoded:
+        """num_steps steps of the first requests, all at the same context, `depth` of them in flight.
+
+        context_len: of the first step; by default all of the prompt. A longer one attends to pages never written.
+        """
+        self.runner.reset()
+        context_len = context_len or len(self._prompts[0])
+        new = [self._request(index, context_len, computed=context_len - 1) for index in range(num_reqs)]
+        running: deque[StepOutput] = deque()
+        token_ids, times = [], []
+        for index in range(WARM_UP_STEPS + num_steps):
+            running.append(self._run(range(num_reqs), [1] * num_reqs, new if index == 0 else []))
+            if len(running) == depth:
+                token_ids.append(running.popleft().wait().token_ids)
+                times.append(time.perf_counter())
+        while running:
+            token_ids.append(running.popleft().wait().token_ids)
+            times.append(time.perf_counter())
+        # The last results of a pipeline that runs dry come faster than the others: steps - depth gaps count.
+        end = len(times) - depth + 1
+        measured = times[WARM_UP_STEPS - 1 : end]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(measured)]
+        middle = context_len + WARM_UP_STEPS + num_steps / 2
+        return Decoded(num_reqs, middle, (measured[-1] - measured[0]) / len(gaps), gaps, np.stack(token_ids))
+
+    def idle_seconds(self, num_reqs: int, depth: int, num_steps: int = 24) -> tuple[float, float]:
+        """Per step, from a profile: (device idle in all, the longest gap), in seconds.
+
+        A step's longest gap is the one between it and the next, unless the device waits even longer inside a step.
+        """
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.decode(num_reqs, num_steps, depth)
+        spans = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in profile.events() or ()
+            # Results on their way to the host are beside the step.
+            if event.device_type == torch.autograd.DeviceType.CUDA and "DtoH" not in event.name
+        )
+        # The first steps warm up.
+        spans = spans[len(spans) * WARM_UP_STEPS // (WARM_UP_STEPS + num_steps) :]
+        gaps, busy_until = [], spans[0][1]
+        for start, end in spans[1:]:
+            gaps.append(max(0.0, start - busy_until))
+            busy_until = max(busy_until, end)
+        longest = sorted(gaps, reverse=True)[: num_steps - 1]
+        return sum(gaps) / num_steps * 1e-6, statistics.mean(longest) * 1e-6
+
+    def generate(self, num_reqs: int, num_tokens: int) -> np.ndarray:
+        """Greedy tokens [num_tokens, num_reqs] of the first prompts, which are computed in the first step."""
+        self.runner.reset()
+        requests = range(num_reqs)
+        new = [self._request(index, len(self._prompts[index]), computed=0) for index in requests]
+        outputs = [self._run(requests, [len(request.token_ids) for request in new], new)]
+        # Launched without reading results in between.
+        outputs += [self._run(requests, [1] * num_reqs, []) for _ in range(num_tokens - 1)]
+        return np.stack([output.wait().token_ids for output in outputs])
+
+    def _request(self, index: int, num_tokens: int, computed: int) -> NewRequest:
+        return NewRequest(
+            request_id=index,
+            token_ids=np.resize(self._prompts[index], num_tokens),
+            num_prompt_tokens=num_tokens,
+            num_computed_tokens=computed,
+            block_ids=self._blocks[index],
+            sampling=GREEDY,
+        )
+
+    def _run(
+        self, requests: range, num_tokens: list[int], new: list[NewRequest], finished: Sequence[int] = ()
+    ) -> StepOutput:
+        self._step_id += 1
+        return self.runner.execute(
+            Step(
+                step_id=self._step_id,
+                request_ids=list(requests),
+                num_scheduled_tokens=np.array(num_tokens, dtype=np.int64),
+                num_new_blocks=np.zeros(len(requests), dtype=np.int64),
+                new_block_ids=np.empty(0, dtype=np.int32),
+                new_requests=new,
+                finished_request_ids=list(finished),
+            )
+        )
+
+
+class _Rerun(Graph):
+    """Where there are no CUDA graphs, to prove the script: a replay runs the function again, into the same memory."""
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self._function = function
+        self._output: Tensor | None = None
+
+    @property
+    def output(self) -> Tensor:
+        assert self._output is not None, "read before the first replay"
+        return self._output
+
+    def replay(self) -> None:
+        result = self._function()
+        self._output = result if self._output is None else self._output.copy_(result)

@@ -1,0 +1,221 @@
+"""`pagewire serve` on a model with random weights, and clients that count its tokens.
+
+What is measured is steady decoding: from when every stream has its first token to when the first stream ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import multiprocessing
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagewire.bench.config import BenchConfig
+from pagewire.bench.http import Connection
+from pagewire.bench.report import percentile
+from pagewire.bench.request import body
+
+START_TIMEOUT_S = 150.0
+RUN_TIMEOUT_S = 120.0
+SERVED_NAME = "bench"
+# Streams of one process: one alone would be the bottleneck, not the server.
+STREAMS_PER_CLIENT = 64
+# Client processes import before they all begin at once.
+CLIENT_START_S = 3.0
+
+Stream = list[tuple[float, int]]  # (time.perf_counter(), tokens that came then)
+
+
+class LineError(Exception):
+    """The stack does not start, or a stream fails."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When which stream got how many tokens."""
+
+    streams: list[Stream]
+
+    @property
+    def _window(self) -> tuple[float, float]:
+        start, end = max(stream[0][0] for stream in self.streams), min(stream[-1][0] for stream in self.streams)
+        if end <= start:
+            raise LineError("a stream ended before all had begun; they have too few tokens to generate")
+        return start, end
+
+    @property
+    def window_seconds(self) -> float:
+        start, end = self._window
+        return end - start
+
+    @property
+    def tokens_per_second(self) -> float:
+        start, end = self._window
+        return sum(n for stream in self.streams for at, n in stream if start < at <= end) / (end - start)
+
+    @property
+    def mean_tokens(self) -> float:
+        """What a stream had in the middle of the window."""
+        start, end = self._window
+        before = sum(n * ((at <= start) + (at <= end)) / 2 for stream in self.streams for at, n in stream)
+        return before / len(self.streams)
+
+    def gap(self, q: float) -> float:
+        """Percentile of the inter-token latency, seconds; tokens that come together have one gap."""
+        start, end = self._window
+        gaps = [
+            later - at
+            for stream in self.streams
+            for (at, _), (later, _) in itertools.pairwise(stream)
+            if start <= at and later <= end
+        ]
+        return percentile(gaps, q) or math.nan
+
+
+@dataclass(frozen=True)
+class Line:
+    """A running stack."""
+
+    base_url: str
+    scheduler_address: str
+
+
+@contextmanager
+def serving(model: Path, flags: Mapping[str, object]) -> Iterator[Line]:
+    """`pagewire serve` until the block ends. Raises LineError with the end of its log."""
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as directory:
+        port, grpc_port = _free_port(), _free_port()
+        log = Path(directory) / "serve.log"
+        command = [sys.executable, "-m", "pagewire.cli", "serve", "--model", str(model), "--load-format", "dummy",
+                   "--served-model-name", SERVED_NAME, "--uds-dir", directory, "--port", str(port),
+                   "--grpc-port", str(grpc_port), "--no-enable-prefix-caching"]  # fmt: skip
+        for name, value in flags.items():
+            command += [f"--{name}", str(value)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        line = Line(f"http://127.0.0.1:{port}", f"unix:{directory}/scheduler.sock")
+        try:
+            _wait_ready(line, process, log)
+            yield line
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_ready(line: Line, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{line.base_url}/readyz", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            pass
+        if process.poll() is not None or time.monotonic() > deadline:
+            text = log.read_text(errors="replace").strip()[-800:]
+            raise LineError(f"`pagewire serve` is not ready: {text}")
+        time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -> Arrivals:
+    """Token ids from the scheduler, over one stream for all requests, as tokenizer services do."""
+    return Arrivals(asyncio.run(asyncio.wait_for(_token_level(line, prompts, max_tokens), RUN_TIMEOUT_S)))
+
+
+async def _token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Stream]:
+    # Imported here: the executor alone can be measured where there is no gRPC.
+    from pagewire import rpc
+    from protos.pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+    sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    requests = [
+        scheduler_pb2.TokenRequest(request_id=index, prompt_token_ids=prompt, sampling_params=sampling)
+        for index, prompt in enumerate(prompts)
+    ]
+    streams: list[Stream] = [[] for _ in prompts]
+    open_streams = set(range(len(prompts)))
+    async with rpc.channel(line.scheduler_address) as channel:
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Connect()
+        await call.write(scheduler_pb2.SchedulerServiceConnectRequest(requests=requests))
+        while open_streams:
+            news = await call.read()
+            now = time.perf_counter()
+            for index, count, reason in zip(news.request_ids, news.num_tokens, news.finish_reasons, strict=True):
+                if count:
+                    streams[index].append((now, count))
+                if reason:
+                    open_streams.discard(index)
+            if news.errors:
+                raise LineError(f"a request failed: {next(iter(news.errors.values())).message}")
+        call.cancel()
+    return _complete(streams, max_tokens)
+
+
+def rest(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -> Arrivals:
+    """Text from the gateway, as server-sent events, to a few client processes."""
+    texts = [" ".join(f"w{token}" for token in prompt) for prompt in prompts]
+    shares = [texts[first : first + STREAMS_PER_CLIENT] for first in range(0, len(texts), STREAMS_PER_CLIENT)]
+    start = time.perf_counter() + CLIENT_START_S
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(shares), mp_context=context) as pool:
+        futures = [pool.submit(_rest_client, line.base_url, share, max_tokens, start) for share in shares]
+        streams = [stream for future in futures for stream in future.result(RUN_TIMEOUT_S)]
+    return Arrivals(_complete(streams, max_tokens))
+
+
+def _rest_client(base_url: str, prompts: list[str], max_tokens: int, start: float) -> list[Stream]:
+    async def stream(prompt: str) -> Stream:
+        arrivals = []
+        connection = Connection(base_url, {})
+        async for event in connection.events("/v1/completions", body(config, SERVED_NAME, prompt, max_tokens)):
+            now = time.perf_counter()
+            if event.get("error"):
+                raise LineError(str(event["error"])[:300])
+            # One word is one token.
+            if count := sum(len(choice["text"].split()) for choice in event.get("choices") or ()):
+                arrivals.append((now, count))
+        connection.close()
+        return arrivals
+
+    async def all_streams() -> list[Stream]:
+        await asyncio.sleep(max(0.0, start - time.perf_counter()))
+        return list(await asyncio.gather(*map(stream, prompts)))
+
+    config = BenchConfig()
+    return asyncio.run(asyncio.wait_for(all_streams(), RUN_TIMEOUT_S))
+
+
+def _complete(streams: list[Stream], max_tokens: int) -> list[Stream]:
+    """The streams, if all brought what was asked for."""
+    for stream in streams:
+        if (count := sum(n for _, n in stream)) != max_tokens:
+            raise LineError(f"a stream brought {count} of {max_tokens} tokens")
+    return streams
+
+
+CLIENTS: dict[str, Callable[[Line, Sequence[Sequence[int]], int], Arrivals]] = {
+    "token ids": token_level,
+    "REST": rest,
+}
