@@ -36,7 +36,7 @@ def to_cache(x, scales, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
     return x.to(dtype) if scales is None else e4m3_from_fp32(tl.div_rn(x.to(tl.float32), scales), NATIVE_FP8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def store_kv_kernel(
     key_ptr,
     value_ptr,

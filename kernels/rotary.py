@@ -136,7 +136,7 @@ def _store_keys_values(
     tl.store(value_target, to_cache(value, value_scales, dtype, NATIVE_FP8), mask=in_value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def rotary_store_kv_kernel(
     positions_ptr,
     qkv_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]

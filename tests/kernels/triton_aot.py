@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import activation, kv_cache, norm, paged_attention, rotary
+from kernels import activation, kv_cache, norm, paged_attention, rotary, step_inputs
 
 # compute capability -> shared memory that one block may use, in bytes
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
@@ -78,60 +78,17 @@ KERNELS = [
     attention("attention prefill", 4, 128, "bf16", 512),
     attention("attention window, cap", 2, 256, "bf16", 512, window=True, soft_cap=True),
     attention("attention odd head_dim fp16", 1, 80, "fp16", 64),
-    Kernel(
-        "store_kv",
-        kv_cache.store_kv_kernel,
-        {
-            "key_ptr": "*bf16",
-            "value_ptr": "*bf16",
-            "kv_cache_ptr": "*bf16",
-            "slot_mapping_ptr": "*i64",
-            "key_token_stride": "i32",
-            "key_head_stride": "i32",
-            "value_token_stride": "i32",
-            "value_head_stride": "i32",
-            "block_stride": "i32",
-            "head_stride": "i32",
-        },
-        {"NUM_KV_HEADS": 3, "BLOCK_SIZE": 16, "HEAD_DIM": 64, "HEADS": 4, "DIMS": 64},
-    ),
-    Kernel(
-        "add_rms_norm",
-        norm.rms_norm_kernel,
-        {
-            "x_ptr": "*bf16",
-            "residual_ptr": "*bf16",
-            "weight_ptr": "*bf16",
-            "out_ptr": "*bf16",
-            "inner": "i32",
-            "outer_stride": "i32",
-            "inner_stride": "i32",
-            "eps": "fp32",
-        },
-        {"SIZE": 4096, "SIZE_PADDED": 4096, "HAS_RESIDUAL": True},
-        num_warps=16,
-    ),
-    Kernel(
-        "rotary",
-        rotary.rotary_kernel,
-        {
-            "positions_ptr": "*i64",
-            "query_ptr": "*bf16",
-            "key_ptr": "*bf16",
-            "cos_sin_ptr": "*fp32",
-            "query_token_stride": "i32",
-            "query_head_stride": "i32",
-            "key_token_stride": "i32",
-            "key_head_stride": "i32",
-        },
-        {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_PADDED": 64, "HEADS": 16},
-    ),
-    Kernel(
-        "silu_and_mul",
-        activation.gated_kernel,
-        {"x_ptr": "*bf16", "out_ptr": "*bf16"},
-        {"SIZE": 14336, "TILE": 1024, "GELU": False},
-    ),
+    Kernel("store_kv", *kv_cache.specialization("bf16", 8, 128)),
+    Kernel("store_kv fp8, one token", *kv_cache.specialization("fp16", 3, 80, many_tokens=False, fp8=True)),
+    Kernel("rotary_store_kv", *rotary.specialization("bf16", 32, 8, 128, 128)),
+    Kernel("rotary_store_kv one token", *rotary.specialization("bf16", 14, 2, 64, 64, many_tokens=False)),
+    Kernel("rotary_store_kv norm fp8", *rotary.specialization("bf16", 16, 8, 256, 256, norm=True, fp8=True)),
+    Kernel("rotary_store_kv norm, part of a head", *rotary.specialization("fp16", 32, 32, 80, 32, norm=True)),
+    Kernel("add_rms_norm", *norm.specialization("bf16", 4096)),
+    Kernel("add_rms_norm few rows", *norm.specialization("bf16", 16384, many_rows=False)),
+    Kernel("silu_and_mul", *activation.specialization("bf16", 14336)),
+    Kernel("gelu_tanh_and_mul", *activation.specialization("fp16", 4864, gelu=True)),
+    Kernel("step_inputs", *step_inputs.specialization(16)),
 ]
 
 
