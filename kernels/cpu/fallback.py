@@ -1,4 +1,4 @@
-"""CPU ops in plain torch, for machines without a C++ compiler. Only attention differs from the reference."""
+"""CPU ops in plain torch, for machines without a C++ compiler. Only attention and sampling differ from the reference."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import reference
+from kernels.cpu.sampling import apply_penalties, sample_tokens, token_logprobs
 from kernels.reference import (
     add_rms_norm,
-    apply_penalties,
     gelu_tanh_and_mul,
     linear,
     rotary_store_kv,
-    sample_tokens,
     silu_and_mul,
     step_inputs,
     store_kv,
-    token_logprobs,
 )
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.cpu.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
 from kernels.cpu.paged import paged_attention, rotary_store_kv, store_kv
-from kernels.reference import apply_penalties, sample_tokens, token_logprobs
+from kernels.cpu.sampling import apply_penalties, sample_tokens, token_logprobs
 
 __all__ = [
     "add_rms_norm",

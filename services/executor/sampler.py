@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from services.executor.layers import ops
@@ -71,7 +72,7 @@ def sample(
     """
     adjusted = logits
     if extras.bias is not None or extras.penalties is not None:
-        adjusted = logits.float().clone()
+        adjusted = logits.to(torch.float32, copy=True)
     if extras.bias is not None:
         # Ids named twice add up.
         bias = extras.bias
