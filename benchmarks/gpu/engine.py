@@ -323,13 +323,13 @@ class Bench:
 
     def compare_with_cpu(self, path: str) -> None:
         """A real model's greedy tokens in fp32: eager steps and graphs on the device against the CPU's."""
-        prompts = [list(range(100, 400, 3)), list(range(500, 560)), [7] * 33]
+        prompts = [list(range(100, 400, 3)), list(range(500, 560)), [7] * 33, [11] * 5]
         runs = {}
         for device in (torch.device("cpu"), self._device):
             loaded = load_model(path, dtype="float32", device=device)
             driver = Driver(loaded, prompts, 64, device)
             runs[f"{device.type} eager"] = driver.generate(3, 32)
-            driver.capture_graphs([4])  # three requests and a row of padding
+            driver.capture_graphs([4])  # three requests and one of padding
             runs[f"{device.type} graphs"] = driver.generate(3, 32)
         expected = runs["cpu eager"]
         for name, tokens in runs.items():
