@@ -215,7 +215,10 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         valid=Range(minimum=2),
     )
     block_size: int = flag(
-        16, "tokens per KV block", group="memory", valid=Range(minimum=8, maximum=256, power_of_two=True)
+        16,
+        "tokens per KV block; on CUDA 16 to 128",
+        group="memory",
+        valid=Range(minimum=8, maximum=256, power_of_two=True),
     )
     num_gpu_blocks_override: int | None = flag(
         None,

@@ -68,7 +68,7 @@ async def serve(config: ExecutorConfig) -> None:
     try:
         if await _first(worker.loaded, stopping):
             progress.close()
-            _announce(worker.loaded.result(), config.listen)
+            _announce(worker.loaded.result(), config)
             await server.set_serving(True)
             await _first(worker.failed, stopping)
     except DeviceError as error:
@@ -89,9 +89,9 @@ async def _first(work: Future[Any], stopping: asyncio.Task[None]) -> bool:
     return True
 
 
-def _announce(info: ExecutorInfo, listen: str) -> None:
+def _announce(info: ExecutorInfo, config: ExecutorConfig) -> None:
     logger.info(
-        "serving %s on %s: %s, %s, %.0f MiB weights, KV cache %d blocks x %d tokens (%.0f MiB), "
+        "serving %s on %s: %s, %s, %.0f MiB weights, KV cache %d blocks x %d tokens (%.0f MiB, %s), "
         "max_model_len %d, listening on %s",
         info.model,
         info.device,
@@ -101,6 +101,7 @@ def _announce(info: ExecutorInfo, listen: str) -> None:
         info.num_blocks,
         info.block_size,
         info.kv_cache_bytes / 2**20,
+        info.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         info.max_model_len,
-        listen,
+        config.listen,
     )

@@ -161,9 +161,10 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def software_key() -> dict[str, Any]:
-    """Our version, and when our code changed last: a checkout changes without its version."""
+    """Our version, and when our code or tables changed last: a checkout changes without its version."""
     folders = (Path(__file__).parent, Path(kernels.__file__).parent)
-    changed = max(path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*.py"))
+    files = (path for folder in folders for kind in ("*.py", "*.json") for path in folder.rglob(kind))
+    changed = max(path.stat().st_mtime_ns for path in files)
     return {"pagewire": pagewire.__version__, "changed_ns": changed}
 
 
