@@ -1,4 +1,4 @@
-"""CPU ops in plain torch, for machines without a C++ compiler. Only attention and sampling differ from the reference."""
+"""CPU ops in plain torch, for machines without a C++ compiler. Attention and sampling differ from the reference."""
 
 from __future__ import annotations
 
