@@ -31,17 +31,24 @@ static inline void transpose_8x8(const u32x8 in[8], uint32_t* out, int stride) {
     }
 }
 
+#if defined(__AVX512BF16__)
 // The bf16 of the e4m3 in the low byte of each 16-bit lane. It differs in the exponent's bias; subnormal numbers and NaN
 // come from a table, indexed modulo the number of lanes.
 template <class V>
-static inline V e4m3_as_bf16(V bits) {
+static inline V e4m3_as_bf16(Bf16Pair, V bits) {
     alignas(64) static constexpr uint16_t SPECIAL[32] = {
         0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, 0, 0, 0, 0, 0, 0, 0, 0x7fc0,
         0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, 0, 0, 0, 0, 0, 0, 0, 0x7fc0};
     const V magnitude = bits & 0x7f, normal = (magnitude << 4) + 0x3c00;
-    const V special = __builtin_shuffle(load_raw<V>(SPECIAL), magnitude);
+    V special = load_raw<V>(SPECIAL);
+    if constexpr (sizeof(V) == 64) {
+        special = (V)_mm512_permutexvar_epi16((__m512i)magnitude, (__m512i)special);
+    } else {
+        special = (V)_mm256_permutexvar_epi16((__m256i)magnitude, (__m256i)special);
+    }
     return (magnitude - 8 >= 0x77 ? special : normal) | (bits << 8 & 0x8000);
 }
+#endif
 
 // `count` e4m3 zero-extended to 32 bits each.
 static inline u32x16 load_bytes(const e4m3* p, int count) {
@@ -70,7 +77,7 @@ static inline u32x8 load_elements(const T* row, int size) {
     if constexpr (COUNT * sizeof(T) == 32) {
         return load_raw<u32x8>(row);  // already in the form: fp32, or bf16 pairs
     } else if constexpr (M::PER_ELEMENT == 2) {
-        return (u32x8)e4m3_as_bf16(__builtin_convertvector(load_raw<u8x16>(row), u16x16));
+        return (u32x8)e4m3_as_bf16(M{}, __builtin_convertvector(load_raw<u8x16>(row), u16x16));
     } else {
         float wide[LANES];
         store(wide, load(row, COUNT));
@@ -101,7 +108,7 @@ static inline void pack_value_element(const T* first, const T* second, int size,
         store(out, load(first, size));
     } else if constexpr (sizeof(T) == 1) {
         const u32x16 both = load_bytes(first, size) | (second ? load_bytes(second, size) << 16 : u32x16{});
-        const u16x32 pairs = e4m3_as_bf16((u16x32)both);
+        const u16x32 pairs = e4m3_as_bf16(M{}, (u16x32)both);
         __builtin_memcpy(out, &pairs, sizeof pairs);
     } else {
         // A bf16 widened to fp32 has its bits in the upper half: the second row stays there, the first goes down.
