@@ -6,6 +6,10 @@ into the scale), so that weights are exp2.
 
 A head size that is no power of two is cut in two where padding would waste much: 80 = 64 + 16, 96 = 64 + 32,
 192 = 128 + 64. The first part has DIMS elements, the second REST (0 = none); every `*_rest` below is the second part's.
+
+Values of an fp8 cache are read as pairs of neighbours, 16 bits each: no instruction transposes bytes on their way from
+shared memory to the tensor cores. Then `acc` holds the even elements of a head and `acc_rest` the odd ones, until
+`in_order` puts them together. (With an fp8 cache REST is 0.)
 """
 
 from __future__ import annotations
@@ -48,11 +52,11 @@ def argument_types(
     return types | dict.fromkeys(absent, "constexpr"), absent
 
 
-def head_parts(head_dim: int) -> tuple[int, int]:
+def head_parts(head_dim: int, fp8_cache: bool) -> tuple[int, int]:
     """(DIMS, REST): powers of two from 16 up that hold head_dim elements with the least padding, REST 0 if one does."""
-    whole = max(16, triton.next_power_of_2(head_dim))
+    whole = max(32 if fp8_cache else 16, triton.next_power_of_2(head_dim))
     first = whole // 2
-    if head_dim == whole or first < 16:
+    if fp8_cache or head_dim == whole or first < 16:
         return whole, 0
     rest = max(16, triton.next_power_of_2(head_dim - first))
     return (first, rest) if first + rest < whole else (whole, 0)
@@ -85,14 +89,17 @@ def load_rows(
     dims = FIRST + tl.arange(0, SIZE)
     tile = pointers[:, None] + dims[None, :]
     if MASKED:
-        return tl.load(tile, mask=in_rows[:, None] & (dims < HEAD_DIM)[None, :], other=0, eviction_policy=EVICTION)
-    if FIRST + SIZE > HEAD_DIM:
-        return tl.load(tile, mask=(dims < HEAD_DIM)[None, :], other=0, eviction_policy=EVICTION)
-    return tl.load(tile, eviction_policy=EVICTION)
+        mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+        loaded = tl.load(tile, mask=mask, other=0, eviction_policy=EVICTION)
+    elif FIRST + SIZE > HEAD_DIM:
+        loaded = tl.load(tile, mask=(dims < HEAD_DIM)[None, :], other=0, eviction_policy=EVICTION)
+    else:
+        loaded = tl.load(tile, eviction_policy=EVICTION)
+    return loaded
 
 
 @triton.jit
-def load_stored(
+def load_keys(
     pointers,
     in_rows,
     FIRST: tl.constexpr,
@@ -103,11 +110,59 @@ def load_stored(
     DTYPE: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
 ):
-    """`load_rows` of stored keys or values, as DTYPE."""
+    """`load_rows` of stored keys, as DTYPE."""
     stored = load_rows(pointers, in_rows, FIRST, SIZE, HEAD_DIM, MASKED, EVICTION)
     if stored.dtype == tl.uint8:
         stored = fp8.e4m3_to_fp16(stored, NATIVE_FP8)
     return stored.to(DTYPE)
+
+
+@triton.jit
+def load_values(
+    pointers,
+    in_rows,
+    DIMS: tl.constexpr,
+    REST: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+    EVICTION: tl.constexpr,
+    DTYPE: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """Stored values as DTYPE: the two parts of `acc` and `acc_rest`."""
+    if pointers.dtype.element_ty == tl.uint8:
+        pairs = pointers.to(tl.pointer_type(tl.uint16), bitcast=True)
+        stored = load_rows(pairs, in_rows, 0, DIMS // 2, HEAD_DIM // 2, MASKED, EVICTION)
+        even, odd = fp8.e4m3_pairs_to_fp16(stored, NATIVE_FP8)
+        value = even.to(DTYPE)
+        value_rest = odd.to(DTYPE)
+    else:
+        value = load_rows(pointers, in_rows, 0, DIMS, HEAD_DIM, MASKED, EVICTION)
+        value_rest = value
+        if REST > 0:
+            value_rest = load_rows(pointers, in_rows, DIMS, REST, HEAD_DIM, MASKED, EVICTION)
+    return value, value_rest
+
+
+@triton.jit
+def zero_parts(BLOCK_M: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr, FP8_CACHE: tl.constexpr):
+    """acc and acc_rest before the first key."""
+    acc = tl.zeros([BLOCK_M, DIMS // 2 if FP8_CACHE else DIMS], tl.float32)
+    if FP8_CACHE:
+        acc_rest = acc
+    elif REST > 0:
+        acc_rest = tl.zeros([BLOCK_M, REST], tl.float32)
+    else:
+        acc_rest = tl.zeros([BLOCK_M], tl.float32)
+    return acc, acc_rest
+
+
+@triton.jit
+def in_order(acc, acc_rest, FP8_CACHE: tl.constexpr):
+    """acc [BLOCK_M, DIMS] and acc_rest [BLOCK_M, REST] from what `attend` returned."""
+    if FP8_CACHE:
+        acc = tl.interleave(acc, acc_rest)
+    return acc, acc_rest
 
 
 @triton.jit
@@ -162,7 +217,7 @@ def attend(
     query,  # [BLOCK_M, DIMS]
     query_rest,  # [BLOCK_M, REST]
     acc,  # fp32 [BLOCK_M, DIMS], not normalised
-    acc_rest,
+    acc_rest,  # fp32 [BLOCK_M, REST], [BLOCK_M] and unused where REST is 0
     maximum,  # fp32 [BLOCK_M], of the scores so far
     denominator,  # fp32 [BLOCK_M]
     keys_ptr,  # the KV head's keys in block 0
@@ -190,14 +245,14 @@ def attend(
     keys = start + tl.arange(0, BLOCK_N)
     in_keys = keys < end
     pointers = keys_ptr + token_offsets(blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
-    key = load_stored(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
-    # Here, not where it is used: where the loop is not pipelined both are on their way together.
-    pointers += value_offset
-    value = load_stored(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+    key = load_keys(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+    # Here, not where they are used: where the loop is not pipelined all are on their way together.
+    value, value_rest = load_values(
+        pointers + value_offset, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8
+    )
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if REST > 0:
-        pointers -= value_offset
-        key = load_stored(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+        key = load_keys(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
         scores = tl.dot(query_rest, tl.trans(key), scores, input_precision="ieee")
 
     factor = scale * LOG2E
@@ -220,8 +275,6 @@ def attend(
     denominator = denominator * correction + tl.sum(weights, axis=1)
     weights = weights.to(query.dtype)
     acc = tl.dot(weights, value, acc * correction[:, None], input_precision="ieee")
-    if REST > 0:
-        pointers += value_offset
-        value = load_stored(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
-        acc_rest = tl.dot(weights, value, acc_rest * correction[:, None], input_precision="ieee")
+    if len(acc_rest.shape) == 2:
+        acc_rest = tl.dot(weights, value_rest, acc_rest * correction[:, None], input_precision="ieee")
     return acc, acc_rest, new_maximum, denominator

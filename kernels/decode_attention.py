@@ -35,10 +35,12 @@ from kernels.attention_tile import (
     argument_types,
     attend,
     head_parts,
+    in_order,
     load_blocks,
     load_query,
     requests_padded,
     store_rows,
+    zero_parts,
 )
 
 # Columns that a row of a partial has behind its HEAD_DIM sums: maximum, denominator, and padding to 16 bytes.
@@ -143,11 +145,9 @@ def decode_attention_kernel(
     FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
     query = load_query(query_rows, in_rows, 0, DIMS, HEAD_DIM, FP8_CACHE)
     query_rest = query
-    acc = tl.zeros([BLOCK_M, DIMS], dtype=tl.float32)
-    acc_rest = tl.zeros([BLOCK_M], dtype=tl.float32)
     if REST > 0:
         query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
-        acc_rest = tl.zeros([BLOCK_M, REST], dtype=tl.float32)
+    acc, acc_rest = zero_parts(BLOCK_M, DIMS, REST, FP8_CACHE)
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
     position = seq_len - query_len + token
@@ -188,6 +188,7 @@ def decode_attention_kernel(
             ALIBI, "evict_first", NATIVE_FP8, True,
         )  # fmt: skip
         blocks = following
+    acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
 
     if num_splits > 1:
         WIDTH: tl.constexpr = HEAD_DIM + STATISTICS
@@ -235,9 +236,12 @@ def merge(
     maximum = tl.full(in_rows.shape, NO_KEY, dtype=tl.float32)
     denominator = tl.zeros(in_rows.shape, dtype=tl.float32)
     dims = tl.arange(0, DIMS)
-    # Pipelined, because the latency of a load is all that this loop costs. ".cg" loads from the L2 cache, where other
-    # multiprocessors' stores are.
-    for split in tl.range(0, num_splits, num_stages=4):
+    # Pipelined, because the latency of a load is all that this loop costs; large tiles less deeply, for the sake of
+    # shared memory (16 KiB a stage from 4096 elements on). ".cg" loads from the L2 cache, where other multiprocessors'
+    # stores are.
+    TILE: tl.constexpr = in_rows.shape[0] * DIMS
+    STAGES: tl.constexpr = 4 if TILE <= 2048 else (3 if TILE <= 4096 else 2)
+    for split in tl.range(0, num_splits, num_stages=STAGES):
         pointers = rows_ptr + split * split_stride
         mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
         part = tl.load(pointers[:, None] + dims[None, :], mask=mask, other=0.0, cache_modifier=".cg")
@@ -260,10 +264,10 @@ def merge(
 @cache
 def _constants(
     head_dim: int, group: int, block_size: int, query_len: int, reqs: int, block_n: int, window: int, soft_cap: float,
-    native_fp8: bool,
+    fp8_cache: bool, native_fp8: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for. query_len: tokens that a tile should hold if 64 rows suffice."""
-    dims, rest = head_parts(head_dim)
+    dims, rest = head_parts(head_dim, fp8_cache)
     block_m = max(16, triton.next_power_of_2(group), min(64, triton.next_power_of_2(query_len * group)))
     return {
         "GROUP": group,
@@ -309,7 +313,8 @@ def decode_attention(
     one_token = max_query_len > SHORT_QUERY.value or split_size > 0
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, 1 if one_token else max_query_len, requests_padded(num_reqs),
-        config["block_n"], sliding_window, soft_cap, kv_scales is not None and fp8.has_native_decode(query.device),
+        config["block_n"], sliding_window, soft_cap, kv_scales is not None,
+        fp8.has_native_decode(query.device),
     )  # fmt: skip
     block_n, block_q = constants["BLOCK_N"], constants["BLOCK_Q"]
     min_split = split_size or config["min_split"]
@@ -411,6 +416,6 @@ def specialization(
     types, absent = argument_types(_TYPES, dtype, fp8_cache, alibi)
     constants = _constants(
         head_dim, group, block_size, query_len, requests_padded(num_reqs), config["block_n"], sliding_window, soft_cap,
-        fp8_cache and capability >= 89,
+        fp8_cache, capability >= 89,
     )  # fmt: skip
     return Specialization(decode_attention_kernel, types, constants | absent, config["num_warps"], config["num_stages"])

@@ -24,10 +24,12 @@ from kernels.attention_tile import (
     argument_types,
     attend,
     head_parts,
+    in_order,
     load_blocks,
     load_query,
     requests_padded,
     store_rows,
+    zero_parts,
 )
 
 
@@ -92,11 +94,9 @@ def prefill_attention_kernel(
     FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
     query = load_query(query_rows, in_rows, 0, DIMS, HEAD_DIM, FP8_CACHE)
     query_rest = query
-    acc = tl.zeros([BLOCK_M, DIMS], dtype=tl.float32)
-    acc_rest = tl.zeros([BLOCK_M], dtype=tl.float32)
     if REST > 0:
         query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
-        acc_rest = tl.zeros([BLOCK_M, REST], dtype=tl.float32)
+    acc, acc_rest = zero_parts(BLOCK_M, DIMS, REST, FP8_CACHE)
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
     position = seq_len - query_len + token
@@ -151,6 +151,7 @@ def prefill_attention_kernel(
             ALIBI, "", NATIVE_FP8, True,
         )  # fmt: skip
         blocks = following
+    acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
 
     result = value_scale / denominator
     out_rows = out_ptr + row_token * (num_kv_heads * GROUP * HEAD_DIM) + head * HEAD_DIM
@@ -162,10 +163,10 @@ def prefill_attention_kernel(
 @cache
 def _constants(
     head_dim: int, group: int, block_size: int, reqs: int, block_m: int, block_n: int, window: int, soft_cap: float,
-    native_fp8: bool,
+    fp8_cache: bool, native_fp8: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for."""
-    dims, rest = head_parts(head_dim)
+    dims, rest = head_parts(head_dim, fp8_cache)
     block_m = max(block_m, triton.next_power_of_2(group))
     return {
         "GROUP": group,
@@ -206,7 +207,8 @@ def prefill_attention(
     num_kv_heads, block_size = kv_cache.shape[2:4]
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, requests_padded(num_reqs), config["block_m"],
-        config["block_n"], sliding_window, soft_cap, kv_scales is not None and fp8.has_native_decode(query.device),
+        config["block_n"], sliding_window, soft_cap, kv_scales is not None,
+        fp8.has_native_decode(query.device),
     )  # fmt: skip
     tiles = num_tokens // constants["BLOCK_Q"] + min(num_reqs, num_tokens // (SHORT_QUERY.value + 1))
     prefill_attention_kernel[(tiles, num_kv_heads)](
@@ -265,7 +267,7 @@ def specialization(
     types, none = argument_types(_TYPES, dtype, fp8_cache, alibi)
     constants = _constants(
         head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
-        soft_cap, fp8_cache and capability >= 89,
+        soft_cap, fp8_cache, capability >= 89,
     )  # fmt: skip
     constants |= none
     return Specialization(prefill_attention_kernel, types, constants, config["num_warps"], config["num_stages"])
