@@ -63,7 +63,7 @@ def sample_tokens(
     the k-th most probable one. top-p: of what these leave, the smallest set of most probable tokens with mass >= top_p.
     Tokens of equal probability stay or go together.
 
-    A row with NaN, or with nothing but -inf, is a broken model's: it yields some id of the vocabulary.
+    A row with NaN or inf, or with nothing but -inf, is a broken model's: it yields some id of the vocabulary.
     """
     sampled = logits.float().argmax(-1)
     for s, row in enumerate(rows.tolist()):

@@ -76,6 +76,8 @@ def _most_probable(logits: Tensor) -> np.ndarray:
     return group * GROUP_SIZE + members.float().numpy().argmax(-1)
 
 
+# log(0) = -inf is meant; a broken model's logits may be NaN or inf.
+@np.errstate(divide="ignore", invalid="ignore")
 def _draw(
     logits: Tensor,
     temperature: np.ndarray,
@@ -105,7 +107,7 @@ def _draw(
     tokens = np.empty(len(groups), dtype=np.int64)
     for draw in itertools.count():
         noise = _gumbel_noise(keys, draw, num_groups + GROUP_SIZE)
-        group = (_log(sums) + noise[:, :num_groups]).argmax(-1)
+        group = (np.log(sums) + noise[:, :num_groups]).argmax(-1)
         members = groups[left, group]
         noisy = np.where(members >= lowest[:, None], members + noise[:, num_groups:], -_INF)
         member = noisy.argmax(-1)
@@ -145,11 +147,6 @@ def _masses(
     return sums
 
 
-def _log(sums: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(sums)
-
-
 def _gumbel_noise(keys: np.ndarray, draw: int, count: int) -> np.ndarray:
     """fp32 [L, count], as `reference.gumbel_noise` for the keys [L] of (seed, position)."""
     columns = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(draw * count)
@@ -168,7 +165,7 @@ def _lowest_kept(
     groups: np.ndarray, maxima: np.ndarray, highest: np.ndarray, top_k: np.ndarray, min_p: np.ndarray, vocab_size: int
 ) -> np.ndarray:
     """fp32 [R]: the lowest value that min-p and top-k leave; -inf = all."""
-    lowest = np.where(min_p > 0, highest + _log(min_p), -_INF)
+    lowest = np.where(min_p > 0, highest + np.log(min_p), -_INF)
     limited = ((top_k < vocab_size) & ~np.isnan(highest)).nonzero()[0]
     if len(limited):
         kth = _kth_largest(groups, maxima[limited], limited, top_k[limited])

@@ -1,0 +1,99 @@
+"""Arguments of `sample_tokens` for tests: rows of any parameters, and what must not matter around them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+STALE = -12345
+
+
+@dataclass(frozen=True)
+class Row:
+    temperature: float = 1.0
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    position: int = 0  # num_tokens before
+    padding: bool = False
+
+
+@dataclass
+class SamplingBatch:
+    """One `Row` per row of logits [S, vocab_size]. Rows of state are in reverse order, with a gap after each."""
+
+    logits: Tensor
+    lines: list[Row]
+    token_ids: Tensor = field(init=False)  # int32 [max_num_seqs, max_model_len], STALE throughout
+    num_tokens: Tensor = field(init=False)  # int64 [max_num_seqs]
+    rows: Tensor = field(init=False)  # int32 [S]
+
+    def __post_init__(self) -> None:
+        size = len(self.lines)
+        assert len(self.logits) == size
+        rows = [2 * (size - index) - 1 for index in range(size)]
+        longest = max(line.position for line in self.lines) + 2
+        self.token_ids = torch.full((2 * size, longest), STALE, dtype=torch.int32)
+        self.num_tokens = self._column([line.position for line in self.lines], rows, torch.int64)
+        self.rows = torch.tensor(
+            [-1 if line.padding else row for line, row in zip(self.lines, rows, strict=True)], dtype=torch.int32
+        )
+        vocab_size = self.logits.shape[1]
+        self._parameters = (
+            self._column([line.temperature for line in self.lines], rows, torch.float32),
+            self._column([line.top_k or vocab_size for line in self.lines], rows, torch.int64),
+            self._column([line.top_p for line in self.lines], rows, torch.float32),
+            self._column([line.min_p for line in self.lines], rows, torch.float32),
+            self._column([line.seed for line in self.lines], rows, torch.int64),
+        )
+
+    @staticmethod
+    def _column(values: list[float], rows: list[int], dtype: torch.dtype) -> Tensor:
+        column = torch.zeros(2 * len(rows), dtype=dtype)
+        column[rows] = torch.tensor(values, dtype=dtype)
+        return column
+
+    def copy(self) -> SamplingBatch:
+        return SamplingBatch(self.logits.clone(), self.lines)
+
+    def args(self) -> tuple[Tensor, ...]:
+        return (self.logits, self.rows, *self._parameters, self.token_ids, self.num_tokens)
+
+    @property
+    def live(self) -> Tensor:
+        return self.rows >= 0
+
+
+def assert_same(actual: SamplingBatch, sampled: Tensor, expected: SamplingBatch, wanted: Tensor) -> None:
+    """The same tokens, appended alike; padded lines left nothing."""
+    live = expected.live
+    assert sampled.dtype == torch.int64
+    assert sampled[live].tolist() == wanted[live].tolist()
+    assert torch.equal(actual.token_ids, expected.token_ids)
+    assert torch.equal(actual.num_tokens, expected.num_tokens)
+
+
+def random_logits(num_rows: int, vocab_size: int, *, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+# Two lines each.
+BROKEN_LINES = [
+    [Row(temperature=0.0), Row()],
+    [Row(top_k=3), Row(top_p=0.5)],
+    [Row(min_p=0.5), Row(top_k=150, top_p=0.1, min_p=0.01)],
+]
+
+
+def broken_logits(vocab_size: int) -> list[Tensor]:
+    """Logits [2, vocab_size] that no working model yields."""
+    broken = []
+    for fill, num_finite in itertools.product((float("nan"), float("-inf"), float("inf")), (0, vocab_size // 2)):
+        logits = torch.full((2, vocab_size), fill)
+        logits[0, vocab_size - num_finite :] = logits[1, :num_finite] = random_logits(1, num_finite)
+        broken.append(logits)
+    return broken

@@ -1,0 +1,256 @@
+"""The sampling ops on the CPU against their reference, and the reference against what it promises."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import reference
+from kernels.cpu import sampling
+from kernels.reference_sampling import GROUP_SIZE, gumbel_noise
+from tests.kernels.sampling_batches import (
+    BROKEN_LINES,
+    Row,
+    SamplingBatch,
+    assert_same,
+    broken_logits,
+    random_logits,
+)
+
+# 0.999 quantiles of the chi-square distribution, by degrees of freedom
+CHI_SQUARE = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5}
+
+
+def check(logits: Tensor, lines: list[Row]) -> Tensor:
+    """Returns the tokens, which are the reference's."""
+    actual = SamplingBatch(logits, lines)
+    expected = actual.copy()
+    sampled = sampling.sample_tokens(*actual.args())
+    assert_same(actual, sampled, expected, reference.sample_tokens(*expected.args()))
+    return sampled
+
+
+def draws(logits: Tensor, count: int, **parameters: float) -> Tensor:
+    """Tokens of `count` rows with these logits [vocab_size], alike but for their seeds and positions."""
+    lines = [Row(seed=index // 50, position=index % 50, **parameters) for index in range(count)]  # type: ignore[arg-type]
+    return sampling.sample_tokens(*SamplingBatch(logits.expand(count, -1), lines).args())
+
+
+# The CPU implementation against the reference
+
+lines_strategy = st.lists(
+    st.builds(
+        Row,
+        temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+        top_k=st.sampled_from([0, 1, 2, 50, 290, 299]),
+        top_p=st.sampled_from([1.0, 0.9, 0.31, 0.02, 1e-8]),
+        min_p=st.sampled_from([0.0, 0.003, 0.17, 1.0]),
+        seed=st.integers(-(2**63), 2**63 - 1),
+        position=st.integers(0, 30),
+        padding=st.sampled_from([False, False, False, True]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(lines_strategy, st.integers(0, 2**32), st.sampled_from([300, 384]), st.sampled_from([0.1, 1.0, 6.0]))
+@settings(max_examples=100, deadline=None)
+def test_every_mix_gets_the_tokens_of_the_reference(lines: list[Row], seed: int, vocab_size: int, scale: float):
+    check(random_logits(len(lines), vocab_size, seed=seed, scale=scale), lines)
+
+
+@given(lines_strategy, st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_equal_and_impossible_tokens(lines: list[Row], seed: int):
+    logits = torch.randint(-1, 3, (len(lines), 300), generator=torch.Generator().manual_seed(seed)).float()
+    logits[logits < 0] = -torch.inf
+    logits[:, 150:] *= -1.0  # zeros of both signs
+    logits[:, 150:] = logits[:, 150:].nan_to_num(posinf=-torch.inf)
+    check(logits, lines)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits(dtype: torch.dtype):
+    lines = [Row(temperature=0.0), Row(seed=1), Row(top_k=7, seed=2), Row(temperature=0.6, top_p=0.5, seed=3)]
+    check(random_logits(4, 1000, scale=1.0).to(dtype), lines)
+
+
+def test_broken_models_yield_some_id_of_the_vocabulary():
+    vocab_size = 200
+    for implementation in (sampling, reference):
+        for logits in broken_logits(vocab_size):
+            for lines in BROKEN_LINES:
+                sampled = implementation.sample_tokens(*SamplingBatch(logits, lines).args())
+                assert ((sampled >= 0) & (sampled < vocab_size)).all(), (logits, lines)
+
+
+def test_penalties_change_each_seen_token_once():
+    logits = random_logits(4, 300)
+    rows, batch_indices = torch.tensor([2, 0, 4], dtype=torch.int32), torch.tensor([3, 0, 1], dtype=torch.int32)
+    token_ids = torch.randint(0, 40, (5, 600), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    num_tokens, num_prompt_tokens = torch.tensor([1, 5, 550, 7, 60]), torch.tensor([1, 3, 400, 2, 0])
+    columns = [
+        torch.tensor(column) for column in ([1.2, 1, 0.7, 1, 1.5], [0.3, 0, 0, 1, 0.5], [0.1, 0.2, 0.3, 0.4, -0.5])
+    ]
+    arguments = (batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, *columns)
+    expected = logits.clone()
+    sampling.apply_penalties(logits, *arguments)
+    reference.apply_penalties(expected, *arguments)
+    torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 20, 300])
+def test_logprobs_with_ties(num_top: int):
+    logits = random_logits(5, 300)
+    logits[1] = logits[1].round()
+    logits[2], logits[2, 200] = -torch.inf, 1.0
+    logits[3, ::2], logits[3, 1::2] = 0.0, -0.0
+    token_ids = torch.tensor([5, 299, 200, 7, 250])
+    actual = sampling.token_logprobs(logits, token_ids, num_top)
+    expected = reference.token_logprobs(logits, token_ids, num_top)
+    assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(actual[1], expected[1], atol=1e-5, rtol=1e-5)
+    assert torch.equal(actual[2], expected[2])
+
+
+def test_logprobs_of_a_broken_model_name_ids_of_the_vocabulary():
+    for logits in broken_logits(200):
+        ids, _, _ = sampling.token_logprobs(logits, torch.tensor([7, 7]), 5)
+        assert ((ids >= 0) & (ids < 200)).all()
+
+
+# Truncation: which tokens are drawn at all, of a distribution flat enough that each shows in 1500 draws
+
+NUM_TOKENS = 10
+
+
+def flat_logits(seed: int) -> Tensor:
+    return torch.linspace(0, 1.2, NUM_TOKENS)[torch.randperm(NUM_TOKENS, generator=torch.Generator().manual_seed(seed))]
+
+
+@given(st.integers(0, 10_000), st.integers(1, NUM_TOKENS))
+@settings(max_examples=15, deadline=None)
+def test_top_k_keeps_the_k_most_probable(seed: int, k: int):
+    logits = flat_logits(seed)
+    assert set(draws(logits, 1500, top_k=k).tolist()) == set(logits.argsort(descending=True)[:k].tolist())
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 0.999))
+@settings(max_examples=15, deadline=None)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, top_p: float):
+    logits = flat_logits(seed)
+    order = logits.argsort(descending=True)
+    mass = logits.double().softmax(0)[order].cumsum(0)
+    if (mass - top_p).abs().min() < 1e-5:
+        return  # rounding decides
+    kept = int((mass < top_p).sum()) + 1
+    assert set(draws(logits, 1500, top_p=top_p).tolist()) == set(order[:kept].tolist())
+
+
+@given(st.integers(0, 10_000), st.floats(0.2, 1.0))
+@settings(max_examples=15, deadline=None)
+def test_min_p_keeps_what_is_probable_enough_beside_the_best(seed: int, min_p: float):
+    logits = flat_logits(seed)
+    ratios = (logits - logits.max()).double().exp()
+    if (ratios - min_p).abs().min() < 1e-5 and min_p < 1:
+        return  # rounding decides
+    assert set(draws(logits, 1500, min_p=min_p).tolist()) == set((ratios >= min_p).nonzero().squeeze(1).tolist())
+
+
+# Distribution
+
+
+def chi_square(tokens: Tensor, probs: dict[int, float]) -> float:
+    """Of the tokens' counts, all of which are among probs' keys; probs need not be normalised."""
+    counts = np.array([int((tokens == token_id).sum()) for token_id in probs])
+    assert counts.sum() == len(tokens), "no other token was drawn"
+    expected = np.array(list(probs.values())) / sum(probs.values()) * len(tokens)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def spread(probs: dict[int, float], vocab_size: int) -> Tensor:
+    logits = torch.full((vocab_size,), -40.0)
+    logits[list(probs)] = torch.tensor(list(probs.values())).log()
+    return logits
+
+
+PROBS = {0: 0.3, 1: 0.05, GROUP_SIZE - 1: 0.2, GROUP_SIZE: 0.15, 2 * GROUP_SIZE + 5: 0.1, 3 * GROUP_SIZE + 15: 0.2}
+VOCAB_SIZE = 3 * GROUP_SIZE + 16
+
+
+def test_draws_follow_the_distribution():
+    assert chi_square(draws(spread(PROBS, VOCAB_SIZE), 10_000), PROBS) < CHI_SQUARE[5]
+
+
+@pytest.mark.parametrize(("top_p", "num_kept"), [(0.25, 1), (0.6, 3), (0.8, 4), (0.9, 5)])
+def test_draws_after_rejections_follow_the_distribution_of_the_nucleus(top_p: float, num_kept: int):
+    """Tokens of probability 0.2 stay together, so 0.6 keeps three of 0.3, 0.2, 0.2, 0.15, 0.1, 0.05."""
+    kept = dict(sorted(PROBS.items(), key=lambda item: -item[1])[:num_kept])
+    tokens = draws(spread(PROBS, VOCAB_SIZE), 10_000, top_p=top_p)
+    assert chi_square(tokens, kept) < CHI_SQUARE.get(num_kept - 1, 1e-9)
+
+
+def test_draws_follow_the_distribution_with_everything_on():
+    """min-p drops 0.05, top-k the 0.1; of what is left, 0.85, three make up 82 %."""
+    kept = {token_id: prob for token_id, prob in PROBS.items() if prob >= 0.2}
+    tokens = draws(spread(PROBS, VOCAB_SIZE), 10_000, top_k=4, min_p=0.2, top_p=0.8)
+    assert chi_square(tokens, kept) < CHI_SQUARE[2]
+
+
+# Noise
+
+
+def test_noise_is_standard_gumbel():
+    noise = np.concatenate([gumbel_noise(torch.tensor(i), torch.tensor(3 * i), 0, 500).double() for i in range(200)])
+    assert np.isfinite(noise).all()
+    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, rel=0.03)
+    # P(noise < x) = exp(-exp(-x))
+    for x in (-1.0, 0.0, 1.0, 3.0):
+        assert (noise < x).mean() == pytest.approx(np.exp(-np.exp(-x)), abs=0.01)
+
+
+def test_noise_differs_by_seed_position_and_draw_and_is_uncorrelated():
+    keys = [
+        (0, 0, 0),
+        (1, 0, 0),
+        (0, 1, 0),
+        (-1, 0, 0),
+        (2**62, 5, 0),
+        (0x123456789, 1_000_000, 0),
+        (0, 0, 1),
+        (0, 0, 9),
+    ]
+    noise = [gumbel_noise(torch.tensor(seed), torch.tensor(pos), draw, 4000).numpy() for seed, pos, draw in keys]
+    assert np.abs(np.corrcoef(noise) - np.eye(len(keys))).max() < 0.06
+
+
+def splitmix_gumbel(seed: int, position: int, column: int) -> float:
+    """The generator in plain integers: SplitMix64's finalizer over a counter."""
+    mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+    def mix(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    key = mix((mix((seed * gamma + gamma) & mask) + position * gamma) & mask)
+    uniform = ((mix((key + (column + 1) * gamma) & mask) >> 12) + 0.5) * 2**-52
+    return -math.log(-math.log(uniform))
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20), st.integers(0, 5), st.integers(0, 1500))
+@settings(max_examples=100, deadline=None)
+def test_noise_is_a_fixed_function(seed: int, position: int, draw: int, column: int):
+    """Resumed requests continue their stream on any device and in any later version: the function is a promise."""
+    count = column + 3
+    noise = gumbel_noise(torch.tensor(seed), torch.tensor(position), draw, count)[column]
+    assert float(noise) == pytest.approx(splitmix_gumbel(seed, position, draw * count + column), abs=1e-5)
+    assert splitmix_gumbel(42, 0, 0) == pytest.approx(-1.0451110527)
