@@ -10,7 +10,15 @@ from functools import partial
 import torch
 
 from benchmarks.gpu import peer_attention as peers
-from benchmarks.gpu.attention_inputs import FP8, TOLERANCE, AttentionInputs, AttentionShape, error, make_inputs
+from benchmarks.gpu.attention_inputs import (
+    FP8,
+    TOLERANCE,
+    AttentionInputs,
+    AttentionShape,
+    Features,
+    error,
+    make_inputs,
+)
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.measure import Call
 from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
@@ -115,7 +123,7 @@ def _case(
                 result.notes.append(f"{name}: {str(reason).splitlines()[0]}")
         return result
 
-    num_flops = shape.num_flops if group == "prefill" else 0
+    num_flops = shape.num_flops if group == "prefill" else 0  # decode is bound by bytes
     return Case(group, _name(shape, label), shape.num_bytes, built, num_flops, targets)
 
 
@@ -127,13 +135,13 @@ def _peer(name: str, group: str) -> Callable[[AttentionInputs], list[Call]]:
     return {"sdpa": peers.sdpa, "flex": peers.flex, "fa3": peers.fa3}[name]
 
 
-def _ours(inputs: AttentionInputs, split_size: int = 0) -> Contestant:
-    calls: list[Call] = [partial(inputs.call, index, split_size) for index in range(len(inputs.queries))]
+def _ours(inputs: AttentionInputs) -> Contestant:
+    calls: list[Call] = [partial(inputs.call, index) for index in range(len(inputs.queries))]
 
     def checked() -> float:
         # What is freed here is what the output will be allocated from: an element that nobody writes shows as NaN.
         torch.full_like(inputs.queries[0], torch.nan)
-        return error(inputs.call(0, split_size), inputs)
+        return error(inputs.call(0), inputs)
 
     return Contestant(calls, checked, TOLERANCE)
 
@@ -162,20 +170,46 @@ def _verify(single: AttentionShape, query_len: int, device: torch.device) -> Cas
 
 def _fixed_split(shape: AttentionShape, device: torch.device) -> Case:
     """Fixed split size against free choice; a request alone must give the same bits as in the batch."""
+    fixed_shape = replace(shape, features=Features(split_size=FIXED_SPLIT))
 
     def built() -> Built:
-        inputs = make_inputs(shape, device)
-        fixed, free = _ours(inputs, FIXED_SPLIT), _ours(inputs)
+        inputs = make_inputs(fixed_shape, device)
+        fixed = _ours(inputs)
 
         def checked() -> float:
-            batch = inputs.call(0, FIXED_SPLIT)
-            alone = torch.ops.pagewire.paged_attention(
-                inputs.queries[0][1:2], inputs.kv_caches[0], inputs.block_table[1:2], inputs.query_start_loc[:2],
-                inputs.seq_lens[1:2], 1, inputs.scale, 0, 0.0, None, None, FIXED_SPLIT,
-            )  # fmt: skip
-            return error(batch, inputs) if torch.equal(batch[1:2], alone) else float("nan")
+            batch = inputs.call(0)
+            same = torch.equal(batch[1:2], inputs.call_alone(1))
+            return error(batch, inputs) if same else float("nan")
 
+        free = _ours(make_inputs(shape, device))
         return Built({OURS: Contestant(fixed.calls, checked, TOLERANCE), "free split": free})
 
     label = f"{len(shape.seq_lens)} x {min(shape.seq_lens)}-{max(shape.seq_lens)} split {FIXED_SPLIT}"
     return Case("decode", _name(shape, label), shape.num_bytes, built)
+
+
+def variant_cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> Iterator[Case]:
+    """What the other groups leave out, for the check's sake: features, head and page sizes, dtypes, ragged mixes."""
+    decode, prefill = ([1, 1, 8, 3, 1], [1, 70, 333, 3, 1025]), ([33, 1, 130, 200], [33, 501, 200, 200])
+    features = {
+        "window 50": Features(sliding_window=50),
+        "soft cap 30": Features(soft_cap=30.0),
+        "ALiBi": Features(alibi=True),
+        "window, cap, split 64": Features(sliding_window=100, soft_cap=20.0, split_size=64),
+    }
+    if small:
+        decode, prefill = ([1, 3], [40, 3]), ([5, 20], [5, 30])
+    dtype = torch.float32 if small else torch.bfloat16
+
+    def variant(shape: AttentionShape, label: str) -> Case:
+        kind = "prefill" if max(shape.query_lens) > 16 else "short"
+        return _case("variants", f"{kind} {label}", shape, (), device, [], None)
+
+    for lens in (decode, prefill):
+        for label, chosen in features.items():
+            yield variant(AttentionShape(28, 4, 128, 16, *lens, dtype, dtype, chosen), label)
+        for head_dim, block_size in ((64, 32), (80, 16), (96, 64), (192, 16), (256, 32)) if not small else ((80, 32),):
+            yield variant(AttentionShape(16, 1, head_dim, block_size, *lens, dtype, dtype), "")
+        yield variant(AttentionShape(9, 3, 64, 16, *lens, torch.float16, torch.float16), "fp16")
+        yield variant(AttentionShape(8, 8, 128, 16, *lens, torch.float32, torch.float32), "fp32")
+        yield variant(AttentionShape(32, 8, 128, 16, *lens, dtype, FP8), "fp8 KV")

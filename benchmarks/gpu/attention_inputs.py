@@ -20,6 +20,16 @@ TOLERANCE = 2e-2
 
 
 @dataclass(frozen=True)
+class Features:
+    """Of `kernels.reference.paged_attention`, off by default; alibi: random slopes."""
+
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    alibi: bool = False
+    split_size: int = 0
+
+
+@dataclass(frozen=True)
 class AttentionShape:
     """Of one batch; lengths in tokens, seq_len = context and query together."""
 
@@ -31,11 +41,14 @@ class AttentionShape:
     seq_lens: Sequence[int]
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
+    features: Features = Features()
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of every token, each read once."""
-        return sum(self.seq_lens) * 2 * self.num_kv_heads * self.head_dim * self.kv_dtype.itemsize
+        """Keys and values of every token that a query attends to, each read once."""
+        window = self.features.sliding_window or max(self.seq_lens)
+        tokens = sum(min(s, window + q - 1) for q, s in zip(self.query_lens, self.seq_lens, strict=True))
+        return tokens * 2 * self.num_kv_heads * self.head_dim * self.kv_dtype.itemsize
 
     @property
     def num_bytes(self) -> int:
@@ -63,6 +76,7 @@ class AttentionInputs:
     block_table: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
+    alibi_slopes: Tensor | None
     kv_scales: Tensor | None
 
     @property
@@ -72,9 +86,6 @@ class AttentionInputs:
     @property
     def scale(self) -> float:
         return self.shape.head_dim**-0.5
-
-    def tables(self) -> tuple[Tensor, Tensor, Tensor, int, float]:
-        return self.block_table, self.query_start_loc, self.seq_lens, self.max_query_len, self.scale
 
     @cached_property
     def expected(self) -> tuple[Tensor, Tensor]:
@@ -98,17 +109,43 @@ class AttentionInputs:
                         torch.tensor([seq_len - query_len + end], dtype=torch.int32),
                         end - first,
                         self.scale,
-                        kv_scales=self.kv_scales,
+                        *self._features(),
                     )
                 )
         return torch.cat(tokens), torch.cat(results)
 
-    def call(self, index: int, split_size: int = 0) -> Tensor:
+    def call(self, index: int) -> Tensor:
         """Our kernel on one set."""
         output: Tensor = torch.ops.pagewire.paged_attention(
-            self.queries[index], self.kv_caches[index], *self.tables(), 0, 0.0, None, self.kv_scales, split_size
+            self.queries[index],
+            self.kv_caches[index],
+            self.block_table,
+            self.query_start_loc,
+            self.seq_lens,
+            self.max_query_len,
+            self.scale,
+            *self._features(),
         )
         return output
+
+    def call_alone(self, request: int) -> Tensor:
+        """Our kernel on the first set, for one request of a decode batch."""
+        output: Tensor = torch.ops.pagewire.paged_attention(
+            self.queries[0][request : request + 1],
+            self.kv_caches[0],
+            self.block_table[request : request + 1],
+            self.query_start_loc[:2],
+            self.seq_lens[request : request + 1],
+            1,
+            self.scale,
+            *self._features(),
+        )
+        return output
+
+    def _features(self) -> tuple[int, float, Tensor | None, Tensor | None, int]:
+        """The op's last arguments."""
+        features = self.shape.features
+        return features.sliding_window, features.soft_cap, self.alibi_slopes, self.kv_scales, features.split_size
 
 
 def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
@@ -139,6 +176,7 @@ def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
         table.to(device),
         torch.tensor(starts, dtype=torch.int32, device=device),
         torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
+        torch.rand(shape.num_heads, device=device) * 0.1 if shape.features.alibi else None,
         scales,
     )
 

@@ -30,9 +30,11 @@ def cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> 
     for num_tokens in (3,) if small else (*DECODE_SIZES, 4096):
         targets = (PREFILL_TARGET,) if num_tokens == 4096 else ()
         yield _norm(num_tokens, HIDDEN if not small else 64, dtype, device, targets)
-        yield _silu(num_tokens, INTERMEDIATE if not small else 96, dtype, device, targets)
+        yield _gated("silu_and_mul", num_tokens, INTERMEDIATE if not small else 96, dtype, device, targets)
         for variant in ("", "q/k norm", "fp8"):
             yield _rotary(num_tokens, variant, dtype, device, targets)
+    yield _gated("gelu_tanh_and_mul", 3 if small else 4096, 96 if small else 9728, dtype, device, ())
+    yield _norm(3 if small else 4096, 72 if small else 896, torch.float32 if small else torch.float16, device, ())
 
 
 def _norm(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device, targets: tuple[Target, ...]) -> Case:
@@ -67,27 +69,32 @@ def _norm(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device, 
     return Case("elementwise", f"add_rms_norm {num_tokens} x {size}", num_bytes, build, 0, targets)
 
 
-def _silu(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device, targets: tuple[Target, ...]) -> Case:
+def _gated(
+    op: str, num_tokens: int, size: int, dtype: torch.dtype, device: torch.device, targets: tuple[Target, ...]
+) -> Case:
+    """op: silu_and_mul or gelu_tanh_and_mul."""
     num_bytes = 3 * num_tokens * size * dtype.itemsize
 
     def build() -> Built:
         x = torch.randn(num_sets(num_bytes, device), num_tokens, 2 * size, dtype=dtype, device=device)
 
-        def torch_silu(tokens: Tensor) -> Tensor:
+        ours, expected = getattr(ops, op), getattr(reference, op)
+
+        def by_torch(tokens: Tensor) -> Tensor:
             gate, up = tokens.chunk(2, dim=-1)
-            return F.silu(gate) * up
+            return (F.silu(gate) if op == "silu_and_mul" else F.gelu(gate, approximate="tanh")) * up
 
         def error() -> float:
-            return relative_error(ops.silu_and_mul(x[0]), reference.silu_and_mul(x[0]))
+            return relative_error(ours(x[0]), expected(x[0]))
 
         return Built(
             {
-                OURS: Contestant([partial(ops.silu_and_mul, tokens) for tokens in x], error),
-                "torch": Contestant([partial(torch_silu, tokens) for tokens in x], None),
+                OURS: Contestant([partial(ours, tokens) for tokens in x], error),
+                "torch": Contestant([partial(by_torch, tokens) for tokens in x], None),
             }
         )
 
-    return Case("elementwise", f"silu_and_mul {num_tokens} x {size}", num_bytes, build, 0, targets)
+    return Case("elementwise", f"{op} {num_tokens} x {size}", num_bytes, build, 0, targets)
 
 
 def _rotary(

@@ -12,9 +12,6 @@ import argparse
 import gc
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,14 +22,15 @@ import kernels  # noqa: F401  (registers the ops)
 from benchmarks.gpu import whole_line
 from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL, BenchModel
 from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver
-from benchmarks.gpu.measure import Ceilings, measure_ceilings
-from benchmarks.gpu.report import RESULTS, Budget, Report, verdict
+from benchmarks.gpu.engine_table import EngineTable
+from benchmarks.gpu.measure import measure_ceilings
+from benchmarks.gpu.report import RESULTS, Budget, Report
 from pagewire.models import resolve_model
 from services.executor.loader import Model, load_model
 
 FP8_MODEL = "llama-3.1-8b"
-LINE_TARGET = 0.95
-MAX_IDLE_SECONDS, MAX_IDLE_SHARE = 50e-6, 0.02
+# About what a model takes of --budget.
+EXECUTOR_SECONDS, LINE_SECONDS = 40.0, 80.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,11 @@ class Plan:
     # Tokens that each stream of the whole line gets: the last ones start while the first ones decode.
     line_tokens: int = 288
     dtype: str = "bfloat16"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight."""
+        return 4 if self.dtype == "float32" else 2
 
     @property
     def max_new_tokens(self) -> int:
@@ -90,244 +93,137 @@ class Bench:
     def __init__(self, device: torch.device, small: bool, report: Report, budget: Budget) -> None:
         self._device = device
         self._plan = SMALL_PLAN if small else Plan()
-        self._judge = not small
         self._report = report
         self._budget = budget
-        self._verdicts: Counter[str] = Counter()
-        self._ceilings: Ceilings = measure_ceilings(device, small)
+        ceilings = measure_ceilings(device, small)
         report.note(
             "ceilings",
-            self._ceilings.__dict__,
-            f"ceilings: copy {self._ceilings.copy / 1e12:.3f} TB/s (read + written), "
-            f"bf16 matmul {self._ceilings.matmul / 1e12:.1f} TFLOP/s",
+            ceilings.__dict__,
+            f"ceilings: copy {ceilings.copy / 1e12:.3f} TB/s (read + written), "
+            f"bf16 matmul {ceilings.matmul / 1e12:.1f} TFLOP/s",
         )
-        print(
-            f"{'model':14}{'batch':>6} {'mode':22}{'ms/step':>9}{'roofline':>9}{'share':>7}{'tok/s':>9}"
-            f"{'ITL p50':>9}{'p99 ms':>8}  targets",
-            flush=True,
-        )
+        self._table = EngineTable(report, ceilings, self._plan.itemsize, judge=not small)
 
     def finish(self) -> int:
-        counts = ", ".join(f"{count} {text}" for text, count in sorted(self._verdicts.items()))
-        return self._report.finish([f"targets: {counts or 'none'}"])
+        return self._report.finish(self._table.summary())
 
     def run(self, model: BenchModel, parts: list[str]) -> None:
         with tempfile.TemporaryDirectory() as directory:
             path = model.write(Path(directory))
             alone: dict[int, list[Decoded]] = {}
-            if self._budget.allows(f"{model.name}: the executor alone", 20.0):
-                alone = self._steps(model, path, brief="steps" not in parts)
-            _free(self._device)
-            if "line" in parts and self._budget.allows(f"{model.name}: the whole line", 60.0):
+            if self._budget.allows(f"{model.name}: the executor alone", EXECUTOR_SECONDS):
+                alone = self._executor(model, path, brief="steps" not in parts)
+            if "line" in parts and self._budget.allows(f"{model.name}: the whole line", LINE_SECONDS):
                 self._line(model, path, alone)
 
-    def _steps(self, model: BenchModel, path: Path, brief: bool) -> dict[int, list[Decoded]]:
+    def _executor(self, model: BenchModel, path: Path, brief: bool) -> dict[int, list[Decoded]]:
         """The executor alone; by batch size, its best mode at two lengths of context. brief: no more than those."""
         plan = self._plan
-        loaded = load_model(path, dtype=plan.dtype, device=self._device, load_format="dummy")
-        batch_sizes = [size for size in plan.batch_sizes if self._fits(model, size, loaded)]
-        if not batch_sizes:
+        loaded = self._load(path)
+        sizes = [size for size in plan.batch_sizes if self._fits(model, size)]
+        if not sizes:
             return {}
-        driver = Driver(
-            loaded, model.prompts(max(batch_sizes), plan.context_len), plan.max_new_tokens, self._device
-        )  # fmt: skip
-        self._prefill(model, driver)
-        eager: dict[int, Decoded] = {}
-        if not brief:
-            for size in batch_sizes:
-                eager[size] = driver.decode(size, plan.num_eager_steps, 2)
-                self._row(model, eager[size], "eager, depth 2")
-        tokens = driver.generate(batch_sizes[-2], plan.num_eager_steps) if len(batch_sizes) > 1 else None
-        driver.capture_graphs(batch_sizes)
-        if tokens is not None:
-            self._compare_graphs(model, driver, tokens)
+        driver = self._driver(model, loaded, max(sizes))
+        self._table.prefill(model, driver.prefill())
+        eager = {} if brief else {size: driver.decode(size, plan.num_eager_steps, 2) for size in sizes}
+        for result in eager.values():
+            self._table.decoded(model, result, "eager, depth 2")
+        driver.capture_graphs(sizes)
         alone = {}
-        for size in batch_sizes:
+        for size in sizes:
             best = self._graph_modes(model, driver, size, eager.get(size))
             late = driver.decode(size, plan.num_steps, 2, context_len=plan.context_len + plan.line_tokens)
             alone[size] = [best, late]
         del driver, loaded
-        _free(self._device)
+        self._free()
         if model.name in (FP8_MODEL, SMALL_MODEL.name) and not brief:
-            self._fp8(model, path, batch_sizes[-2:], alone)
+            self._fp8(model, path, sizes[-2:], alone)
+            self._free()
         return alone
 
-    def _fits(self, model: BenchModel, size: int, loaded: Model) -> bool:
+    def _load(self, path: Path, fp8: bool = False) -> Model:
+        return load_model(path, dtype=self._plan.dtype, device=self._device, load_format="dummy", kv_scales=fp8)
+
+    def _driver(self, model: BenchModel, loaded: Model, num_reqs: int, kv_dtype: torch.dtype | None = None) -> Driver:
+        prompts = model.prompts(num_reqs, self._plan.context_len)
+        return Driver(loaded, prompts, self._plan.max_new_tokens, self._device, kv_dtype)
+
+    def _fits(self, model: BenchModel, size: int) -> bool:
         if self._device.type == "cpu":
             return True
-        needed = size * (self._plan.context_len + self._plan.max_new_tokens) * model.kv_bytes_per_token(2)
+        plan = self._plan
+        needed = size * (plan.context_len + plan.max_new_tokens) * model.kv_bytes_per_token(plan.itemsize)
         free = 0.9 * torch.cuda.mem_get_info()[0]
         if needed > free:
-            self._budget.left_out.append(f"{model.name} at {size}: {needed / 1e9:.0f} GB of KV, {free / 1e9:.0f} free")
+            self._report.note(
+                f"{model.name} {size}",
+                "too large",
+                f"{model.name:14}{size:>6} left out: {needed / 1e9:.0f} GB of KV, {free / 1e9:.0f} GB are free",
+            )
         return needed <= free
 
-    def _prefill(self, model: BenchModel, driver: Driver) -> None:
-        rate = driver.prefill()
-        flops = 2 * model.num_weights * rate
-        self._report.row(
-            f"{model.name:14}{'':>6} prefill: {rate:.0f} tokens/s, {flops / self._ceilings.matmul:.2f} of the matrix "
-            "product's rate (weights alone)",
-            model=model.name,
-            mode="prefill",
-            tokens_per_second=rate,
-        )
-
-    def _compare_graphs(self, model: BenchModel, driver: Driver, eager: np.ndarray) -> None:
-        num_tokens, num_reqs = eager.shape
-        graphs = driver.generate(num_reqs, num_tokens)
-        if not np.array_equal(eager, graphs):
-            share = float((eager == graphs).mean())
-            self._report.failure(
-                f"{model.name}: greedy tokens of graphs are not those of eager steps ({share:.3f} are)"
-            )
+    def _compare(self, model: BenchModel, results: list[Decoded]) -> None:
+        """All decode the same prompts greedily: as far as both go, the tokens must be the same."""
+        for result in results[1:]:
+            length = min(len(result.token_ids), len(results[0].token_ids))
+            same = result.token_ids[:length] == results[0].token_ids[:length]
+            if not same.all():
+                self._report.failure(
+                    f"{model.name} at {result.num_reqs}: greedy tokens differ between eager steps, depth 1 and depth 2 "
+                    f"({same.mean():.3f} are the same)"
+                )
 
     def _graph_modes(self, model: BenchModel, driver: Driver, size: int, eager: Decoded | None) -> Decoded:
         """Graphs at both depths and the device's idle time; depth 2's result."""
-        steps = self._plan.num_steps
-        one, two = driver.decode(size, steps, 1), driver.decode(size, steps, 2)
-        self._row(model, one, "graphs, depth 1")
-        judged = ""
-        if self._judge and model.targets is not None:
-            targets = model.targets
-            share = self._share(model, two)
-            judged += self._judge_ratio("roofline", share, targets.must.get(size), targets.stretch.get(size))
-            if eager is not None and size == 1:
-                faster = eager.step_seconds / two.step_seconds
-                judged += self._judge_ratio("over eager", faster, targets.graphs_over_eager)
-            faster = one.step_seconds / two.step_seconds
-            judged += self._judge_ratio("over depth 1", faster, targets.depth_2_over_1.get(size))
-        self._row(model, two, "graphs, depth 2", judged)
+        one, two = (driver.decode(size, self._plan.num_steps, depth) for depth in (1, 2))
+        self._compare(model, [one, two] if eager is None else [eager, one, two])
+        self._table.decoded(model, one, "graphs, depth 1")
+        self._table.decoded(model, two, "graphs, depth 2", self._table.judge_step(model, two, one, eager))
         if self._device.type == "cuda":
-            self._idle(model, driver, two)
+            self._table.idle(model, two, *driver.idle_seconds(size, 2))
         return two
 
-    def _idle(self, model: BenchModel, driver: Driver, decoded: Decoded) -> None:
-        idle, longest = driver.idle_seconds(decoded.num_reqs, 2)
-        allowed = max(MAX_IDLE_SECONDS, MAX_IDLE_SHARE * decoded.step_seconds)
-        judged = self._judge_ratio("idle", allowed / max(longest, 1e-9), 1.0) if self._judge else ""
-        self._report.row(
-            f"{model.name:14}{decoded.num_reqs:>6} profile: device idle {idle * 1e6:.0f} µs a step, longest gap "
-            f"{longest * 1e6:.0f} µs (at most {allowed * 1e6:.0f}){judged}",
-            model=model.name,
-            mode="idle",
-            batch=decoded.num_reqs,
-            idle_seconds=idle,
-            longest_gap_seconds=longest,
-        )
-
     def _fp8(self, model: BenchModel, path: Path, sizes: list[int], wide: dict[int, list[Decoded]]) -> None:
-        loaded = load_model(path, dtype=self._plan.dtype, device=self._device, load_format="dummy", kv_scales=True)
-        prompts = model.prompts(max(sizes), self._plan.context_len)
-        driver = Driver(loaded, prompts, self._plan.max_new_tokens, self._device, torch.float8_e4m3fn)
+        driver = self._driver(model, self._load(path, fp8=True), max(sizes), torch.float8_e4m3fn)
         driver.prefill()
         driver.capture_graphs(sizes)
         for size in sizes:
-            decoded = driver.decode(size, self._plan.num_steps, 2)
-            faster = wide[size][0].step_seconds / decoded.step_seconds
-            self._row(
-                model, decoded, "graphs, depth 2, fp8", f"  {faster:.2f}x the 16-bit cache's speed", kv_itemsize=1
-            )
+            result = driver.decode(size, self._plan.num_steps, 2)
+            faster = f"  {wide[size][0].step_seconds / result.step_seconds:.2f}x the speed without"
+            self._table.decoded(model, result, "graphs, depth 2, fp8", faster, kv_itemsize=1)
 
     def _line(self, model: BenchModel, path: Path, alone: dict[int, list[Decoded]]) -> None:
         """The same model behind the services, at token level and as text, beside the executor alone."""
-        sizes = [size for size in self._plan.line_batch_sizes if size in alone]
+        plan = self._plan
+        sizes = [size for size in plan.line_batch_sizes if size in alone]
         if not sizes:
             return
-        try:
-            with self._serving(model, path, max(sizes)) as line:
-                for size in sizes:
-                    for name, drive in whole_line.CLIENTS.items():
-                        arrivals = drive(line, model.prompts(size, self._plan.context_len), self._plan.line_tokens)
-                        self._line_row(model, name, size, arrivals, alone[size])
-        except whole_line.LineError as error:
-            self._report.failure(f"{model.name}: the whole line: {error}")
-
-    @contextmanager
-    def _serving(self, model: BenchModel, path: Path, max_num_seqs: int) -> Iterator[whole_line.Line]:
-        plan = self._plan
         max_model_len = plan.context_len + plan.line_tokens + BLOCK_SIZE
-        kv_bytes = (max_num_seqs + 1) * max_model_len * model.kv_bytes_per_token(4 if plan.dtype == "float32" else 2)
         flags = {
             "device": self._device.type,
             "dtype": plan.dtype,
             "max-model-len": max_model_len,
-            "max-num-seqs": max_num_seqs,
-            "kv-cache-memory-bytes": kv_bytes,
-            "cudagraph-capture-sizes": ",".join(map(str, plan.line_batch_sizes)),
+            "max-num-seqs": max(sizes),
+            "kv-cache-memory-bytes": (max(sizes) + 1) * max_model_len * model.kv_bytes_per_token(plan.itemsize),
+            "cudagraph-capture-sizes": ",".join(map(str, sizes)),
         }
-        with whole_line.serving(path, flags) as line:
-            yield line
-
-    def _line_row(
-        self, model: BenchModel, name: str, size: int, arrivals: whole_line.Arrivals, alone: list[Decoded]
-    ) -> None:
-        early, late = alone
-        context_len = self._plan.context_len + arrivals.mean_tokens
-        # The executor alone at the context that the streams had: between two measurements of it.
-        share = (context_len - early.context_len) / (late.context_len - early.context_len)
-        seconds = early.step_seconds + share * (late.step_seconds - early.step_seconds)
-        ratio = arrivals.tokens_per_second * seconds / size
-        judged = (
-            self._judge_ratio("of the executor alone", ratio, LINE_TARGET) if self._judge else f"  {ratio:.2f} of it"
-        )
-        p50, p99 = arrivals.gap(50), arrivals.gap(99)
-        self._report.row(
-            f"{model.name:14}{size:>6} {'whole line, ' + name:22}{size / arrivals.tokens_per_second * 1e3:>9.3f}"
-            f"{'':>16}{arrivals.tokens_per_second:>9.0f}{p50 * 1e3:>9.2f}{p99 * 1e3:>8.2f}{judged}",
-            model=model.name,
-            mode=f"line, {name}",
-            batch=size,
-            context_len=context_len,
-            tokens_per_second=arrivals.tokens_per_second,
-            of_executor_alone=ratio,
-            itl_p50_seconds=p50,
-            itl_p99_seconds=p99,
-            window_seconds=arrivals.window_seconds,
-        )
-
-    def _share(self, model: BenchModel, decoded: Decoded, kv_itemsize: int | None = None) -> float:
-        return self._roofline(model, decoded, kv_itemsize) / decoded.step_seconds
-
-    def _roofline(self, model: BenchModel, decoded: Decoded, kv_itemsize: int | None) -> float:
-        itemsize = 4 if self._plan.dtype == "float32" else 2
-        return model.roofline_seconds(
-            self._ceilings, decoded.num_reqs, decoded.context_len, itemsize, kv_itemsize or itemsize
-        )
-
-    def _judge_ratio(self, name: str, value: float, must: float | None, stretch: float | None = None) -> str:
-        text = verdict(value, must, stretch)
-        if text == "-":
-            return ""
-        self._verdicts[text] += 1
-        return f"  {name} {value:.2f}:{text}"
-
-    def _row(
-        self, model: BenchModel, decoded: Decoded, mode: str, judged: str = "", kv_itemsize: int | None = None
-    ) -> None:
-        roofline = self._roofline(model, decoded, kv_itemsize)
-        self._report.row(
-            f"{model.name:14}{decoded.num_reqs:>6} {mode:22}{decoded.step_seconds * 1e3:>9.3f}{roofline * 1e3:>9.3f}"
-            f"{roofline / decoded.step_seconds:>7.2f}{decoded.tokens_per_second:>9.0f}{decoded.gap(50) * 1e3:>9.2f}"
-            f"{decoded.gap(99) * 1e3:>8.2f}{judged}",
-            model=model.name,
-            mode=mode,
-            batch=decoded.num_reqs,
-            context_len=decoded.context_len,
-            step_seconds=decoded.step_seconds,
-            roofline_seconds=roofline,
-            tokens_per_second=decoded.tokens_per_second,
-            itl_p50_seconds=decoded.gap(50),
-            itl_p99_seconds=decoded.gap(99),
-            judged=judged.strip(),
-        )
+        try:
+            with whole_line.serving(path, flags) as line:
+                for size in sizes:
+                    prompts = model.prompts(size, plan.context_len)
+                    for name, drive in whole_line.CLIENTS.items():
+                        arrivals = drive(line, prompts, plan.line_tokens)
+                        context_len = plan.context_len + arrivals.mean_tokens
+                        self._table.line(model, name, arrivals, context_len, _between(alone[size], context_len))
+        except (whole_line.LineError, ImportError) as error:
+            self._report.failure(f"{model.name}: the whole line: {error}")
 
     def compare_with_cpu(self, path: str) -> None:
         """A real model's greedy tokens in fp32: eager steps and graphs on the device against the CPU's."""
         prompts = [list(range(100, 400, 3)), list(range(500, 560)), [7] * 33, [11] * 5]
         runs = {}
         for device in (torch.device("cpu"), self._device):
-            loaded = load_model(path, dtype="float32", device=device)
-            driver = Driver(loaded, prompts, 64, device)
+            driver = Driver(load_model(path, dtype="float32", device=device), prompts, 64, device)
             runs[f"{device.type} eager"] = driver.generate(3, 32)
             driver.capture_graphs([4])  # three requests and one of padding
             runs[f"{device.type} graphs"] = driver.generate(3, 32)
@@ -337,11 +233,17 @@ class Bench:
                 self._report.failure(f"{Path(path).name}: fp32 greedy tokens, {name}: not those of the CPU")
         self._report.note("greedy_compared", list(runs), f"fp32 greedy tokens compared: {', '.join(runs)}")
 
+    def _free(self) -> None:
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+
+def _between(alone: list[Decoded], context_len: float) -> float:
+    """Seconds of a step at this context, on the line through two measurements."""
+    early, late = alone
+    share = (context_len - early.context_len) / (late.context_len - early.context_len)
+    return early.step_seconds + share * (late.step_seconds - early.step_seconds)
 
 
 if __name__ == "__main__":

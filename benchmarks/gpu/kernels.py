@@ -33,6 +33,7 @@ GROUPS: dict[str, Cases] = {
     "sampling": sampling_cases.cases,
     "decode": attention_cases.decode_cases,
     "prefill": attention_cases.prefill_cases,
+    "variants": attention_cases.variant_cases,
 }
 
 # (group, peer) -> geometric mean of their time / ours: must, stretch
