@@ -105,6 +105,21 @@ def make_scales(num_kv_heads: int) -> Tensor:
     return torch.rand(2, num_kv_heads) * 0.02 + 0.004
 
 
+def fp8_ties_case() -> None:
+    """Quotients that lie halfway between two fp8 numbers: a product with the reciprocal would miss some of them."""
+    num_tokens, num_kv_heads, head_dim = 8, 16, 64
+    scales = torch.arange(3, 3 + 4 * num_kv_heads, 2).view(2, num_kv_heads) / 2048
+    shape = (num_tokens, num_kv_heads, head_dim)
+    ties = [(torch.randint(8, 16, shape) + 0.5) * 2.0 ** torch.randint(-8, 5, shape) for _ in range(2)]
+    key, value = (tie * scale[:, None] for tie, scale in zip(ties, scales, strict=True))  # exact
+    actual = make_cache(1, num_kv_heads, 16, head_dim, FP8)
+    expected = actual.clone()
+    slots = torch.arange(num_tokens)
+    kv_cache.store_kv(key, value, actual, slots, scales)
+    reference.store_kv(key, value, expected, slots, scales)
+    assert_same_bits(actual, expected)
+
+
 def store_kv_case(
     dtype: torch.dtype, num_tokens: int, num_kv_heads: int, head_dim: int, cache_dtype: torch.dtype | None = None
 ) -> None:
@@ -291,6 +306,7 @@ CASES: dict[str, Callable[[], None]] = {
     "store_kv fp32": partial(store_kv_case, F32, 3, 1, 96),
     "store_kv, many tokens": partial(store_kv_case, F16, MANY, 2, 64),
     "store_kv fp8": partial(store_kv_case, F16, 21, 5, 64, FP8),
+    "store_kv fp8, ties": fp8_ties_case,
     "rotary": partial(rotary_case, F32, 5, (9, 3), 64),
     "rotary fp16, multi-query": partial(rotary_case, F16, 4, (7, 1), 128, block_size=32),
     "rotary head_dim 80": partial(rotary_case, F16, 5, (4, 4), 80),
