@@ -1,6 +1,8 @@
-"""Each operation against its definition in numpy, and what noise promises: independence of everything but itself."""
+"""The sampler behind its parameters: what each one does to the next token, and that a token depends on nothing else.
 
-import math
+Distributions, truncation and noise are the ops' (`tests/kernels/test_sampling.py`).
+"""
+
 from typing import Any
 
 import numpy as np
@@ -9,15 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.random_sampling import (
-    GROUP_SIZE,
-    RandomSampling,
-    gumbel_max,
-    gumbel_noise,
-    truncate,
-)
-from services.executor.sampler import SampledTokens, sample
-from services.executor.sampling_state import SamplingState
+from services.executor.row_columns import RowColumns
+from services.executor.sampler import SampledTokens, SamplingExtras, sample
+from services.executor.sampling_state import SamplingState, column_values
 from services.executor.step import ProtocolError, RowSampling
 
 CPU = torch.device("cpu")
@@ -37,14 +33,24 @@ def sample_rows(
 ) -> SampledTokens:
     """Samples one token per row of logits, as the model runner does, for rows with the given known tokens."""
     known = known or [[1]] * len(params)
-    state = SamplingState(len(params), logits.shape[1], EOS)
+    num_rows, vocab_size = logits.shape
+    num_prompt = num_prompt or [len(tokens) for tokens in known]
+    state, columns = SamplingState(num_rows, vocab_size, EOS), RowColumns(num_rows, CPU)
     # What lies behind a row's end must not matter.
-    token_ids = torch.full((len(params), 64), STALE_TOKEN, dtype=torch.int32)
+    token_ids = torch.full((num_rows, 64), STALE_TOKEN, dtype=torch.int32)
+    values = []
     for row, (row_params, tokens) in enumerate(zip(params, known, strict=True)):
-        state.fill(row, row_params, num_prompt[row] if num_prompt else len(tokens))
+        state.fill(row, row_params, num_prompt[row])
+        counts = {"num_tokens": len(tokens), "num_computed_tokens": 0, "num_prompt_tokens": num_prompt[row]}
+        values.append({**counts, **column_values(row_params, vocab_size)})
         token_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-    rows = np.arange(len(params))
-    return sample(logits, state.prepare(rows, np.array([len(t) for t in known]), CPU), token_ids)
+    rows, num_tokens = np.arange(num_rows), np.array([len(tokens) for tokens in known])
+    columns.fill(rows, values)
+    extras = state.prepare(rows, num_tokens, CPU) or SamplingExtras()
+    sampled = sample(logits, torch.arange(num_rows, dtype=torch.int32), columns, token_ids, extras)
+    assert token_ids[rows, num_tokens].tolist() == sampled.token_ids.tolist(), "the token is appended to its row"
+    assert columns.num_tokens.tolist() == (num_tokens + 1).tolist()
+    return sampled
 
 
 def greedy(logits: torch.Tensor, params: RowSampling, known: list[int], num_prompt: int) -> int:
@@ -54,33 +60,6 @@ def greedy(logits: torch.Tensor, params: RowSampling, known: list[int], num_prom
 def softmax(row: np.ndarray) -> np.ndarray:
     weights = np.exp(row - row.max())
     return weights / weights.sum()
-
-
-def support(scaled: torch.Tensor, row: int = 0) -> set[int]:
-    return set(np.flatnonzero(np.isfinite(scaled[row].numpy())).tolist())
-
-
-def truncated(
-    logits: torch.Tensor,
-    *,
-    min_p: list[float] | None = None,
-    top_k: list[int] | None = None,
-    top_p: list[float] | None = None,
-) -> torch.Tensor:
-    """What the rules leave of a copy of the logits; top_k = vocab_size is off."""
-    scaled, num_rows = logits.clone(), len(logits)
-    params = RandomSampling(
-        batch_indices=None,
-        temperature=torch.ones(num_rows),
-        seeds=torch.zeros(num_rows, dtype=torch.int64),
-        positions=torch.zeros(num_rows, dtype=torch.int64),
-        min_p=None if min_p is None else torch.tensor(min_p),
-        top_k=None if top_k is None else torch.tensor(top_k),
-        max_top_k=0 if top_k is None else max(k for k in top_k if k < logits.shape[1]),
-        top_p=None if top_p is None else torch.tensor(top_p),
-    )
-    truncate(scaled, params)
-    return scaled
 
 
 # Greedy
@@ -93,8 +72,9 @@ def test_greedy_takes_the_highest_logit_and_the_lowest_id_of_a_tie():
     assert tokens.tolist() == [logits[0].argmax(), 17, logits[2].argmax()]
 
 
-def test_logits_are_left_as_they_are():
-    logits = random_logits(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_left_as_they_are(dtype: torch.dtype):
+    logits = random_logits(2).to(dtype)
     before = logits.clone()
     params = RowSampling(
         seed=1, top_p=0.5, min_p=0.1, logit_bias=((3, 9.0),), repetition_penalty=1.5, min_tokens=3, logprobs=2
@@ -104,37 +84,6 @@ def test_logits_are_left_as_they_are():
 
 
 # Truncation
-
-
-@given(st.integers(0, 10_000), st.integers(1, 299))
-@settings(max_examples=40, deadline=None)
-def test_top_k_keeps_the_k_most_probable(seed: int, k: int):
-    logits = random_logits(1, seed=seed)
-    scaled = truncated(logits, top_k=[k])
-    assert support(scaled) == set(np.argsort(-logits[0].numpy())[:k].tolist())
-
-
-@given(st.integers(0, 10_000), st.floats(0.01, 0.999), st.floats(0.1, 8.0))
-@settings(max_examples=60, deadline=None)
-def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, top_p: float, scale: float):
-    logits = random_logits(1, seed=seed, scale=scale)
-    scaled = truncated(logits, top_p=[top_p])
-    order = np.argsort(-logits[0].numpy())
-    mass = np.cumsum(softmax(logits[0].double().numpy())[order])
-    kept = len(support(scaled))
-    assert support(scaled) == set(order[:kept].tolist())
-    assert mass[kept - 1] >= top_p - 1e-5, "the set reaches p"
-    assert kept == 1 or mass[kept - 2] < top_p + 1e-5, "one token less would not"
-
-
-@given(st.integers(0, 10_000), st.floats(0.001, 1.0))
-@settings(max_examples=40, deadline=None)
-def test_min_p_keeps_what_is_probable_enough_beside_the_best(seed: int, min_p: float):
-    logits = random_logits(1, seed=seed)
-    scaled = truncated(logits, min_p=[min_p])
-    probs = softmax(logits[0].double().numpy())
-    surely, perhaps = probs >= probs.max() * min_p * (1 + 1e-5), probs >= probs.max() * min_p * (1 - 1e-5)
-    assert set(np.flatnonzero(surely)) <= support(scaled) <= set(np.flatnonzero(perhaps))
 
 
 def test_extreme_truncation_keeps_the_most_probable_token():
@@ -157,55 +106,7 @@ def test_top_p_counts_mass_among_what_top_k_left():
     assert drawn == {0, 1}
 
 
-def test_rows_without_truncation_are_untouched_by_neighbours_that_have_it():
-    logits = random_logits(1).expand(3, -1).clone()
-    scaled = truncated(logits, min_p=[0.0, 0.5, 0.0], top_k=[300, 300, 2], top_p=[1.0, 0.9, 1.0])
-    assert len(support(scaled, 0)) == 300
-    assert 1 <= len(support(scaled, 1)) < 300
-    assert len(support(scaled, 2)) == 2
-
-
 # Noise
-
-
-def test_noise_is_standard_gumbel():
-    noise = gumbel_noise(torch.arange(200), torch.arange(200) * 3, 500).double().numpy().ravel()
-    assert np.isfinite(noise).all()
-    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
-    assert noise.var() == pytest.approx(np.pi**2 / 6, rel=0.03)
-    # P(noise < x) = exp(-exp(-x))
-    for x in (-1.0, 0.0, 1.0, 3.0):
-        assert (noise < x).mean() == pytest.approx(np.exp(-np.exp(-x)), abs=0.01)
-
-
-def test_noise_differs_by_seed_and_position_and_is_uncorrelated():
-    seeds = torch.tensor([0, 1, 0, -1, 2**62, 0x123456789])
-    positions = torch.tensor([0, 0, 1, 0, 5, 1_000_000])
-    noise = gumbel_noise(seeds, positions, 4000).numpy()
-    assert np.abs(np.corrcoef(noise) - np.eye(6)).max() < 0.06
-
-
-def splitmix_gumbel(seed: int, position: int, column: int) -> float:
-    """The generator in plain integers: SplitMix64's finalizer over a counter."""
-    mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
-
-    def mix(x: int) -> int:
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        return x ^ (x >> 31)
-
-    key = mix((mix((seed * gamma + gamma) & mask) + position * gamma) & mask)
-    uniform = ((mix((key + (column + 1) * gamma) & mask) >> 12) + 0.5) * 2**-52
-    return -math.log(-math.log(uniform))
-
-
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20), st.integers(0, 1500))
-@settings(max_examples=100, deadline=None)
-def test_noise_is_a_fixed_function(seed: int, position: int, column: int):
-    """Resumed requests continue their stream on any device and in any later version: the function is a promise."""
-    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), column + 1)[0, column]
-    assert float(noise) == pytest.approx(splitmix_gumbel(seed, position, column), abs=1e-5)
-    assert splitmix_gumbel(42, 0, 0) == pytest.approx(-1.0451110527)
 
 
 def test_noise_belongs_to_the_absolute_position():
@@ -217,20 +118,6 @@ def test_noise_belongs_to_the_absolute_position():
     ]
     assert all(same == also_same for same, also_same, _ in drawn)
     assert any(same != later for same, _, later in drawn)
-
-
-def test_draws_follow_the_distribution():
-    """Chi-square over 20,000 draws at fixed seeds, with probabilities spread over several groups of ids."""
-    vocab_size, draws = 3 * GROUP_SIZE + 16, 20_000
-    logits = torch.full((vocab_size,), -30.0)
-    ids = [0, 1, GROUP_SIZE - 1, GROUP_SIZE, 2 * GROUP_SIZE + 5, vocab_size - 1]
-    probs = np.array([0.3, 0.05, 0.2, 0.15, 0.1, 0.2])
-    logits[ids] = torch.tensor(probs).log().float()
-    tokens = gumbel_max(logits.expand(draws, -1), torch.arange(draws) // 100, torch.arange(draws) % 100)
-    counts = np.array([(tokens == token_id).sum() for token_id in ids])
-    assert counts.sum() == draws
-    chi_square = ((counts - draws * probs) ** 2 / (draws * probs)).sum()
-    assert chi_square < 20.5, "the 0.999 quantile with 5 degrees of freedom"
 
 
 def test_temperature_flattens_and_sharpens():
@@ -351,6 +238,19 @@ def test_what_lies_behind_the_end_of_a_shorter_row_is_not_penalised():
     params = [RowSampling(temperature=0, repetition_penalty=50.0, presence_penalty=2.0)] * 2
     assert sample_rows(logits, params, [[1, 1], [1] * 9]).token_ids.tolist() == [STALE_TOKEN] * 2
     assert sample_rows(logits, params, [[1, 1], [STALE_TOKEN] * 9]).token_ids[1] != STALE_TOKEN
+
+
+def test_a_plain_step_has_no_extras():
+    state = SamplingState(3, 300, EOS)
+    for row, params in enumerate(
+        [RowSampling(top_k=3, top_p=0.5), RowSampling(temperature=0), RowSampling(logprobs=1)]
+    ):
+        state.fill(row, params, 4)
+    assert state.prepare(np.array([1, 0]), np.array([4, 4]), CPU) is None
+    assert state.prepare(np.array([1, 2]), np.array([4, 4]), CPU) is not None
+    state.fill(2, RowSampling(min_tokens=1), 4)
+    assert state.prepare(np.array([1, 2]), np.array([4, 4]), CPU) is not None
+    assert state.prepare(np.array([1, 2]), np.array([4, 5]), CPU) is None, "long enough"
 
 
 def test_token_ids_outside_the_vocabulary_are_refused():
