@@ -1,0 +1,90 @@
+"""The GPU benchmarks, proven on the CPU with tiny shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import kernels
+from benchmarks.gpu.cases import OURS, Built, Case, Contestant
+from benchmarks.gpu.engine import Bench
+from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL
+from benchmarks.gpu.measure import Ceilings
+from benchmarks.gpu.report import Budget, Report
+from benchmarks.gpu.whole_line import Arrivals, LineError
+
+CPU = torch.device("cpu")
+
+
+def results(directory: Path) -> dict[str, Any]:
+    (path,) = directory.iterdir()
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data
+
+
+def test_kernels_right_and_timed(tmp_path: Path) -> None:
+    assert kernels.run(["step", "decode"], CPU, True, tmp_path, Budget(60)) == 0
+    rows = results(tmp_path)["rows"]
+    assert {row["group"] for row in rows} == {"step", "decode"}
+    assert all(row["times_us"][OURS] > 0 and row["floor_us"] > 0 for row in rows)
+
+
+def case(error: Callable[[], float]) -> Case:
+    return Case("step", "made up", 1024, lambda: Built({OURS: Contestant([lambda: None], error)}))
+
+
+@pytest.mark.parametrize("error", [0.5, float("nan")])
+def test_wrong_kernel_fails_and_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float) -> None:
+    monkeypatch.setitem(kernels.GROUPS, "step", lambda device, small, build: iter([case(lambda: error)]))
+    assert kernels.run(["step"], CPU, True, tmp_path, Budget(60)) == 1
+    data = results(tmp_path)
+    assert not data["rows"] and "made up" in data["failures"][0]
+
+
+def test_what_no_time_is_left_for_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernels.run(["step"], CPU, True, tmp_path, Budget(0)) == 0
+    assert "left out" in capsys.readouterr().out
+    assert len(results(tmp_path)["left_out"]) == 1
+
+
+def test_engine_steps_beside_their_roofline(tmp_path: Path) -> None:
+    budget = Budget(120)
+    bench = Bench(CPU, True, Report("engine", tmp_path, CPU, budget), budget)
+    bench.run(SMALL_MODEL, ["steps"])
+    assert bench.finish() == 0
+    modes = {row["mode"] for row in results(tmp_path)["rows"]}
+    assert modes == {"prefill", "eager, depth 2", "graphs, depth 1", "graphs, depth 2", "graphs, depth 2, fp8"}
+
+
+@pytest.mark.parametrize(
+    ("model", "num_reqs", "milliseconds"),
+    [
+        ("llama-3.1-8b", 1, 3.52),
+        ("llama-3.1-8b", 64, 5.49),
+        ("llama-3.1-8b", 256, 12.85),  # bound by arithmetic
+        ("qwen2.5-7b", 64, 4.16),
+        ("qwen2.5-0.5b", 1, 0.233),  # tied embeddings: read as the output projection
+    ],
+)
+def test_roofline(model: str, num_reqs: int, milliseconds: float) -> None:
+    ceilings = Ceilings(copy=4.3e12, read=4.3e12, matmul=790e12)
+    seconds = MODELS[model].roofline_seconds(ceilings, num_reqs, 1024, 2, 2)
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
+
+
+def test_window_of_steady_decoding() -> None:
+    """From the last first token (t=2) to the first last one (t=5): 6 tokens in 3 s."""
+    arrivals = Arrivals([[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)], [(2, 1), (3, 1), (4, 2), (6, 1)]])
+    assert arrivals.tokens_per_second == pytest.approx(6 / 3)
+    assert arrivals.mean_tokens == pytest.approx((2 + 5) / 2 / 2 + (1 + 4) / 2 / 2)
+    assert arrivals.gap(50) == 1.0
+
+
+def test_streams_that_never_ran_together() -> None:
+    with pytest.raises(LineError):
+        _ = Arrivals([[(1, 1), (2, 1)], [(3, 1), (4, 1)]]).tokens_per_second
