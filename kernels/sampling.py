@@ -57,29 +57,32 @@ def _kth_largest(logits, scale, vocab_size, num_groups, maxima, groups, row_max,
     """The k-th largest of a row's scaled logits, by bisection over ordered bits.
 
     At least k logits are as large as the k-th largest group maximum, so only groups that reach it are looked into:
-    k of them, or more where maxima are equal.
+    k of them, or more where maxima are equal. Both searches end early where just k are found.
     """
     low = to_ordered(tl.full([], -_INF, tl.float32)).to(tl.int64)  # at least k are as large
-    high = to_ordered(row_max).to(tl.int64) + 1  # none is
+    high = to_ordered(row_max).to(tl.int64) + 1  # fewer are
     if k <= num_groups:
         low = to_ordered(tl.min(tl.where(groups < num_groups, maxima, _INF), axis=0)).to(tl.int64)
         top = high
         while top - low > 1:
             middle = (low + top) >> 1
-            enough = tl.sum((maxima >= from_ordered(middle.to(tl.int32))).to(tl.int32), axis=0) >= k
-            low = tl.where(enough, middle, low)
-            top = tl.where(enough, top, middle)
+            found = tl.sum((maxima >= from_ordered(middle.to(tl.int32))).to(tl.int32), axis=0)
+            low = tl.where(found >= k, middle, low)
+            top = tl.where(found > k, top, tl.where(found == k, middle + 1, middle))
     smallest = from_ordered(low.to(tl.int32))
     count = list_groups(list_ptr, groups, (maxima >= smallest) & (groups < num_groups))
     while high - low > 1:
         middle = (low + high) >> 1
         threshold = from_ordered(middle.to(tl.int32))
         found = 0
+        lowest = row_max  # of those found
         for start in range(0, count, TILE):
             _, values = load_listed(logits, scale, vocab_size, list_ptr, start, count, TILE)
-            found += tl.sum(tl.sum((values >= threshold).to(tl.int32), axis=1), axis=0)
-        low = tl.where(found >= k, middle, low)
-        high = tl.where(found >= k, high, middle)
+            is_found = values >= threshold
+            found += tl.sum(tl.sum(is_found.to(tl.int32), axis=1), axis=0)
+            lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(is_found, values, _INF), axis=1), axis=0))
+        low = tl.where(found >= k, to_ordered(lowest).to(tl.int64), low)
+        high = tl.where(found > k, high, tl.where(found == k, low + 1, middle))
     return from_ordered(low.to(tl.int32))
 
 
