@@ -2,8 +2,9 @@
 
     TRITON_INTERPRET=1 python -m tests.kernels.triton_elementwise
 
-in a process of its own, because Triton reads the variable when a kernel is defined. fp32 and fp16 only: the
-interpreter rounds bf16 wrongly. Prints one line per case; the exit status tells whether all passed.
+in a process of its own, because Triton reads the variable when a kernel is defined; with --sweep, random combinations
+instead (minutes). fp32 and fp16 only: the interpreter rounds bf16 wrongly. Prints one line per case; the exit status
+tells whether all passed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -336,9 +338,37 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
+def random_rotary_case(seed: int) -> None:
+    random = Random(seed)
+    dtype = random.choice([F32, F16])
+    head_dim = random.choice([64, 80, 96, 128, 192, 256])
+    num_kv_heads = random.randint(1, 5)
+    rotary_case(
+        dtype,
+        random.choice([1, 2, 17, MANY]),
+        (num_kv_heads * random.randint(1, 9), num_kv_heads),
+        head_dim,
+        rotary_dim=random.choice([head_dim, random.randrange(2, head_dim, 2)]),
+        norm=random.random() < 0.5,
+        cache_dtype=random.choice([None, FP8]),
+        block_size=random.choice([16, 32, 64]),
+    )
+
+
+def random_step_case(seed: int) -> None:
+    random = Random(seed)
+    step_inputs_case(seed, random.randint(1, 40), random.choice([1, 16, 32, 64]), random.choice([1, 17, 130]))
+
+
+SWEEP: dict[str, Callable[[], None]] = {
+    **{f"rotary, seed {seed}": partial(random_rotary_case, seed) for seed in range(50)},
+    **{f"step_inputs, seed {seed}": partial(random_step_case, seed) for seed in range(100)},
+}
+
+
 def main() -> int:
     failed = 0
-    for name, case in CASES.items():
+    for name, case in (SWEEP if "--sweep" in sys.argv else CASES).items():
         torch.manual_seed(0)
         try:
             case()
