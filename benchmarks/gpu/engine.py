@@ -12,6 +12,7 @@ import argparse
 import gc
 import sys
 import tempfile
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class Plan:
 
 
 SMALL_PLAN = Plan(
-    batch_sizes=(1, 3), line_batch_sizes=(3,), context_len=40, num_steps=6, num_eager_steps=4, line_tokens=24,
+    batch_sizes=(1, 3), line_batch_sizes=(3,), context_len=40, num_steps=6, num_eager_steps=4, line_tokens=400,
     dtype="float32",
 )  # fmt: skip
 
@@ -111,10 +112,17 @@ class Bench:
         with tempfile.TemporaryDirectory() as directory:
             path = model.write(Path(directory))
             alone: dict[int, list[Decoded]] = {}
-            if self._budget.allows(f"{model.name}: the executor alone", EXECUTOR_SECONDS):
-                alone = self._executor(model, path, brief="steps" not in parts)
-            if "line" in parts and self._budget.allows(f"{model.name}: the whole line", LINE_SECONDS):
-                self._line(model, path, alone)
+            try:
+                if self._budget.allows(f"{model.name}: the executor alone", EXECUTOR_SECONDS):
+                    alone = self._executor(model, path, brief="steps" not in parts)
+                self._free()
+                if "line" in parts and self._budget.allows(f"{model.name}: the whole line", LINE_SECONDS):
+                    self._line(model, path, alone)
+            # Whatever it is: the other models are still worth having.
+            except Exception as error:
+                traceback.print_exc()
+                self._report.failure(f"{model.name}: {type(error).__name__}: {error}")
+        self._free()
 
     def _executor(self, model: BenchModel, path: Path, brief: bool) -> dict[int, list[Decoded]]:
         """The executor alone; by batch size, its best mode at two lengths of context. brief: no more than those."""
@@ -138,7 +146,6 @@ class Bench:
         self._free()
         if model.name in (FP8_MODEL, SMALL_MODEL.name) and not brief:
             self._fp8(model, path, sizes[-2:], alone)
-            self._free()
         return alone
 
     def _load(self, path: Path, fp8: bool = False) -> Model:
@@ -207,16 +214,13 @@ class Bench:
             "kv-cache-memory-bytes": (max(sizes) + 1) * max_model_len * model.kv_bytes_per_token(plan.itemsize),
             "cudagraph-capture-sizes": ",".join(map(str, sizes)),
         }
-        try:
-            with whole_line.serving(path, flags) as line:
-                for size in sizes:
-                    prompts = model.prompts(size, plan.context_len)
-                    for name, drive in whole_line.CLIENTS.items():
-                        arrivals = drive(line, prompts, plan.line_tokens)
-                        context_len = plan.context_len + arrivals.mean_tokens
-                        self._table.line(model, name, arrivals, context_len, _between(alone[size], context_len))
-        except (whole_line.LineError, ImportError) as error:
-            self._report.failure(f"{model.name}: the whole line: {error}")
+        with whole_line.serving(path, flags) as line:
+            for size in sizes:
+                prompts = model.prompts(size, plan.context_len)
+                for name, drive in whole_line.CLIENTS.items():
+                    arrivals = drive(line, prompts, plan.line_tokens)
+                    context_len = plan.context_len + arrivals.mean_tokens
+                    self._table.line(model, name, arrivals, context_len, _between(alone[size], context_len))
 
     def compare_with_cpu(self, path: str) -> None:
         """A real model's greedy tokens in fp32: eager steps and graphs on the device against the CPU's."""

@@ -74,11 +74,11 @@ class Driver:
         """Fills the cache with the prompts' keys and values; prompt tokens per second."""
         self.runner.reset()
         per_step = max(1, self.runner.limits.max_num_batched_tokens // max(map(len, self._prompts)))
-        started, previous = time.perf_counter(), range(0)
+        started, previous = time.perf_counter(), list[int]()
         for first in range(0, len(self._prompts), per_step):
-            requests = range(first, min(first + per_step, len(self._prompts)))
+            requests = list(range(first, min(first + per_step, len(self._prompts))))
             new = [self._request(index, len(self._prompts[index]), computed=0) for index in requests]
-            output = self._run(requests, [len(request.token_ids) for request in new], new, finished=previous)
+            output = self._run(requests, _lens(new), new, finished=previous)
             previous = requests
         output.wait()
         return sum(map(len, self._prompts)) / (time.perf_counter() - started)
@@ -91,10 +91,11 @@ class Driver:
         self.runner.reset()
         context_len = context_len or len(self._prompts[0])
         new = [self._request(index, context_len, computed=context_len - 1) for index in range(num_reqs)]
+        requests, one_each = list(range(num_reqs)), np.ones(num_reqs, dtype=np.int64)
         running: deque[StepOutput] = deque()
         token_ids, times = [], []
         for index in range(WARM_UP_STEPS + num_steps):
-            running.append(self._run(range(num_reqs), [1] * num_reqs, new if index == 0 else []))
+            running.append(self._run(requests, one_each, new if index == 0 else []))
             if len(running) == depth:
                 token_ids.append(running.popleft().wait().token_ids)
                 times.append(time.perf_counter())
@@ -133,11 +134,11 @@ class Driver:
     def generate(self, num_reqs: int, num_tokens: int) -> np.ndarray:
         """Greedy tokens [num_tokens, num_reqs] of the first prompts, which are computed in the first step."""
         self.runner.reset()
-        requests = range(num_reqs)
+        requests, one_each = list(range(num_reqs)), np.ones(num_reqs, dtype=np.int64)
         new = [self._request(index, len(self._prompts[index]), computed=0) for index in requests]
-        outputs = [self._run(requests, [len(request.token_ids) for request in new], new)]
+        outputs = [self._run(requests, _lens(new), new)]
         # Launched without reading results in between.
-        outputs += [self._run(requests, [1] * num_reqs, []) for _ in range(num_tokens - 1)]
+        outputs += [self._run(requests, one_each, []) for _ in range(num_tokens - 1)]
         return np.stack([output.wait().token_ids for output in outputs])
 
     def _request(self, index: int, num_tokens: int, computed: int) -> NewRequest:
@@ -151,20 +152,24 @@ class Driver:
         )
 
     def _run(
-        self, requests: range, num_tokens: list[int], new: list[NewRequest], finished: Sequence[int] = ()
+        self, requests: list[int], num_tokens: np.ndarray, new: list[NewRequest], finished: Sequence[int] = ()
     ) -> StepOutput:
         self._step_id += 1
         return self.runner.execute(
             Step(
                 step_id=self._step_id,
-                request_ids=list(requests),
-                num_scheduled_tokens=np.array(num_tokens, dtype=np.int64),
+                request_ids=requests,
+                num_scheduled_tokens=num_tokens,
                 num_new_blocks=np.zeros(len(requests), dtype=np.int64),
                 new_block_ids=np.empty(0, dtype=np.int32),
                 new_requests=new,
-                finished_request_ids=list(finished),
+                finished_request_ids=finished,
             )
         )
+
+
+def _lens(requests: list[NewRequest]) -> np.ndarray:
+    return np.array([len(request.token_ids) for request in requests], dtype=np.int64)
 
 
 class _Rerun(Graph):

@@ -20,7 +20,7 @@ import torch
 import kernels  # noqa: F401  (registers the ops)
 from benchmarks.gpu import attention_cases, elementwise_cases, sampling_cases
 from benchmarks.gpu.cases import OURS, Built, Case, Target
-from benchmarks.gpu.measure import Ceilings, measure_ceilings, median_seconds
+from benchmarks.gpu.measure import Ceilings, check_capture, measure_ceilings, median_seconds
 from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
 from benchmarks.gpu.report import RESULTS, Budget, Report, verdict
 
@@ -104,35 +104,48 @@ class Table:
         self._verdicts: Counter[str] = Counter()
         self._ratios: dict[tuple[str, str], list[float]] = defaultdict(list)  # (group, peer) -> their time / ours
         self._notes: set[str] = set()
+        self._misses: list[str] = []
 
     def add(self, case: Case, device: torch.device) -> None:
-        built = case.build()
-        if not self._check(case, built):
-            return
-        times = median_seconds({name: c.calls for name, c in built.contestants.items()}, device, built.reset)
-        for note in built.notes:
-            if note not in self._notes:
-                self._notes.add(note)
-                print(f"  missing  {note}", flush=True)
-        self._print(case, times, built.notes)
-        del built
+        try:
+            self._add(case, device)
+        # Whatever a kernel's compiler or launcher raises: the other cases are still worth having.
+        except Exception as error:
+            self._report.failure(f"{case.group} {case.name}: {_first_line(error)}")
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # raises, and ends the run, if the device is lost
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _check(self, case: Case, built: Built) -> bool:
-        """Whether ours is right; a peer that is not takes no part."""
-        for name, contestant in list(built.contestants.items()):
-            if contestant.error is None or (error := contestant.error()) <= contestant.tolerance:
-                continue
+    def _add(self, case: Case, device: torch.device) -> None:
+        built = case.build()
+        ours = built.contestants[OURS]
+        if ours.error is not None and not (error := ours.error()) <= ours.tolerance:
+            self._report.failure(f"{case.group} {case.name}: error {error:.3g}, allowed {ours.tolerance:.3g}")
+            return
+        self._remove_wrong_peers(case, built, device)
+        for note in built.notes:
+            if note not in self._notes:
+                self._notes.add(note)
+                print(f"  missing  {note}", flush=True)
+        times = median_seconds({name: c.calls for name, c in built.contestants.items()}, device, built.reset)
+        self._print(case, times, built.notes)
+
+    def _remove_wrong_peers(self, case: Case, built: Built, device: torch.device) -> None:
+        for name, peer in list(built.contestants.items()):
             if name == OURS:
-                self._report.failure(
-                    f"{case.group}: {case.name}: error {error:.3g}, allowed {contestant.tolerance:.3g}"
-                )
-                return False
-            built.notes.append(f"{name} on {case.name}: error {error:.3g}, allowed {contestant.tolerance:.3g}")
-            del built.contestants[name]
-        return True
+                continue
+            try:
+                error = 0.0 if peer.error is None else peer.error()
+                check_capture(peer.calls[0], device)
+                reason = f"error {error:.3g}, allowed {peer.tolerance:.3g}" if not error <= peer.tolerance else ""
+            # Other people's code, in shapes it may not know.
+            except Exception as raised:
+                reason = _first_line(raised)
+            if reason:
+                built.notes.append(f"{name} on {case.name}: {reason}")
+                del built.contestants[name]
 
     def _print(self, case: Case, times: dict[str, float], notes: list[str]) -> None:
         ours, ceilings = times[OURS], self._ceilings
@@ -145,6 +158,8 @@ class Table:
                 name = f"{target.unit} {target.against}".strip()
                 verdicts[name] = _verdict(target, value)
                 self._verdicts[verdicts[name]] += 1
+                if verdicts[name] == "MISS":
+                    self._misses.append(f"MISS {case.group} {case.name}: {name} {value:.3g}, must be {target.must:.3g}")
         others = {name: seconds for name, seconds in times.items() if name != OURS}
         for name in {_peer(name) for name in others}:
             self._ratios[case.group, name].append(_best(times, name) / ours)
@@ -182,7 +197,10 @@ class Table:
         return _best(times, target.against) / times[OURS] if there else None
 
     def summary(self) -> list[str]:
-        lines = ["targets: " + (", ".join(f"{n} {text}" for text, n in sorted(self._verdicts.items())) or "none")]
+        lines = [
+            *self._misses,
+            "targets: " + (", ".join(f"{n} {text}" for text, n in sorted(self._verdicts.items())) or "none"),
+        ]
         for (group, peer), ratios in sorted(self._ratios.items()):
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
             judged = ""
@@ -193,6 +211,10 @@ class Table:
                 f"; worst {min(ratios):.3f}"
             )
         return lines
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
 
 
 def _peer(name: str) -> str:

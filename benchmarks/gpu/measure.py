@@ -66,6 +66,12 @@ def median_seconds(
     return _by_replays(contestants, reset)
 
 
+def check_capture(call: Call, device: torch.device) -> None:
+    """Raises if a call cannot be part of a CUDA graph."""
+    if device.type == "cuda":
+        _capture([call])
+
+
 def _on_host_clock(contestants: Mapping[str, Sequence[Call]], reset: Call | None) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(_CPU_ROUNDS):

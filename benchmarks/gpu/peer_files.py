@@ -60,6 +60,8 @@ def flashinfer() -> ModuleType:
     wheels = sorted(PEERS.glob("*.whl"))
     if not wheels:
         raise PeerMissingError("no wheels in benchmarks/gpu/peers: run python -m benchmarks.gpu.fetch_peers")
+    # ninja from PyPI lies beside the interpreter.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if shutil.which("nvcc") is None or shutil.which("ninja") is None:
         raise PeerMissingError("FlashInfer compiles its kernels: nvcc and ninja must be on the PATH")
     directory = _unpacked() / "site"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
-import multiprocessing
 import signal
 import socket
 import subprocess
@@ -18,7 +18,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,6 @@ RUN_TIMEOUT_S = 120.0
 SERVED_NAME = "bench"
 # Streams of one process: one alone would be the bottleneck, not the server.
 STREAMS_PER_CLIENT = 64
-# Client processes import before they all begin at once.
-CLIENT_START_S = 3.0
 
 Stream = list[tuple[float, int]]  # (time.perf_counter(), tokens that came then)
 
@@ -121,9 +118,10 @@ def serving(model: Path, flags: Mapping[str, object]) -> Iterator[Line]:
 
 def _wait_ready(line: Line, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while True:
         try:
-            with urllib.request.urlopen(f"{line.base_url}/readyz", timeout=5):
+            with opener.open(f"{line.base_url}/readyz", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             pass
@@ -174,21 +172,53 @@ async def _token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens:
 
 
 def rest(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -> Arrivals:
-    """Text from the gateway, as server-sent events, to a few client processes."""
+    """Text from the gateway, as server-sent events, to a few client processes that start together."""
     texts = [" ".join(f"w{token}" for token in prompt) for prompt in prompts]
-    shares = [texts[first : first + STREAMS_PER_CLIENT] for first in range(0, len(texts), STREAMS_PER_CLIENT)]
-    start = time.perf_counter() + CLIENT_START_S
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(shares), mp_context=context) as pool:
-        futures = [pool.submit(_rest_client, line.base_url, share, max_tokens, start) for share in shares]
-        streams = [stream for future in futures for stream in future.result(RUN_TIMEOUT_S)]
+    command = [sys.executable, "-m", "benchmarks.gpu.whole_line"]
+    clients = []
+    for first in range(0, len(texts), STREAMS_PER_CLIENT):
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        load = {"url": line.base_url, "prompts": texts[first : first + STREAMS_PER_CLIENT], "max_tokens": max_tokens}
+        _tell(client, json.dumps(load))
+        clients.append(client)
+    for client in clients:
+        _hear(client)  # it is ready
+    for client in clients:
+        _tell(client, "go")
+    streams = [[(at, n) for at, n in stream] for client in clients for stream in json.loads(_hear(client))]
+    for client in clients:
+        client.communicate()
     return Arrivals(_complete(streams, max_tokens))
 
 
-def _rest_client(base_url: str, prompts: list[str], max_tokens: int, start: float) -> list[Stream]:
+def _tell(client: subprocess.Popen[str], line: str) -> None:
+    assert client.stdin is not None
+    client.stdin.write(f"{line}\n")
+    client.stdin.flush()
+
+
+def _hear(client: subprocess.Popen[str]) -> str:
+    assert client.stdout is not None
+    if not (line := client.stdout.readline()):
+        raise LineError("a client of the gateway ended early; its error is above")
+    return line
+
+
+def client_main() -> None:
+    """One client process: the load as a line of JSON, "ready", "go", the streams as a line of JSON."""
+    load = json.loads(sys.stdin.readline())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    streams = asyncio.run(asyncio.wait_for(_rest_streams(**load), RUN_TIMEOUT_S))
+    print(json.dumps(streams), flush=True)
+
+
+async def _rest_streams(url: str, prompts: list[str], max_tokens: int) -> list[Stream]:
+    config = BenchConfig()
+
     async def stream(prompt: str) -> Stream:
         arrivals = []
-        connection = Connection(base_url, {})
+        connection = Connection(url, {})
         async for event in connection.events("/v1/completions", body(config, SERVED_NAME, prompt, max_tokens)):
             now = time.perf_counter()
             if event.get("error"):
@@ -199,12 +229,7 @@ def _rest_client(base_url: str, prompts: list[str], max_tokens: int, start: floa
         connection.close()
         return arrivals
 
-    async def all_streams() -> list[Stream]:
-        await asyncio.sleep(max(0.0, start - time.perf_counter()))
-        return list(await asyncio.gather(*map(stream, prompts)))
-
-    config = BenchConfig()
-    return asyncio.run(asyncio.wait_for(all_streams(), RUN_TIMEOUT_S))
+    return list(await asyncio.gather(*map(stream, prompts)))
 
 
 def _complete(streams: list[Stream], max_tokens: int) -> list[Stream]:
@@ -219,3 +244,7 @@ CLIENTS: dict[str, Callable[[Line, Sequence[Sequence[int]], int], Arrivals]] = {
     "token ids": token_level,
     "REST": rest,
 }
+
+
+if __name__ == "__main__":
+    client_main()
