@@ -92,3 +92,6 @@ static inline Plan make_plan(const Problem& p) {
     }
     return plan;
 }
+
+// The whole plan over a cache of float8_e4m3fn.
+void run_plan_fp8(const Problem& p, const Plan& plan, int threads);
