@@ -4,8 +4,8 @@ Rows of a tile are (query token, head of the group) pairs, so the query heads th
 of keys is a whole number of pages, or an aligned part of one page. Scores are kept in powers of two (log2(e) is folded
 into the scale), so that weights are exp2.
 
-A head size that is no power of two is cut in two where padding would waste much: 80 = 64 + 16, 96 = 64 + 32,
-192 = 128 + 64. The first part has DIMS elements, the second REST (0 = none); every `*_rest` below is the second part's.
+A head size that is no power of two is cut in two where padding would waste much: 80 and 96 are in 64 + 32, 192 in
+128 + 64. The first part has DIMS elements, the second REST (0 = none); every `*_rest` below is the second part's.
 
 Values of an fp8 cache are read as pairs of neighbours, 16 bits each: no instruction transposes bytes on their way from
 shared memory to the tensor cores. Then `acc` holds the even elements of a head and `acc_rest` the odd ones, until
@@ -53,13 +53,14 @@ def argument_types(
 
 
 def head_parts(head_dim: int, fp8_cache: bool) -> tuple[int, int]:
-    """(DIMS, REST): powers of two from 16 up that hold head_dim elements with the least padding, REST 0 if one does."""
+    """(DIMS, REST): powers of two that hold head_dim elements with little padding, REST 0 if one does.
+
+    No REST of 16: where a result has 16 rows and 16 columns, Triton has every warp compute all of it.
+    """
     whole = max(32 if fp8_cache else 16, triton.next_power_of_2(head_dim))
     first = whole // 2
-    if fp8_cache or head_dim == whole or first < 16:
-        return whole, 0
-    rest = max(16, triton.next_power_of_2(head_dim - first))
-    return (first, rest) if first + rest < whole else (whole, 0)
+    rest = max(32, triton.next_power_of_2(head_dim - first))
+    return (whole, 0) if fp8_cache or first + rest >= whole else (first, rest)
 
 
 def requests_padded(num_reqs: int) -> int:

@@ -266,9 +266,10 @@ def _constants(
     head_dim: int, group: int, block_size: int, query_len: int, reqs: int, block_n: int, window: int, soft_cap: float,
     fp8_cache: bool, native_fp8: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the kernel is compiled for. query_len: tokens that a tile should hold if 64 rows suffice."""
+    """What the kernel is compiled for. query_len: tokens that a tile should hold if as many rows fit in registers."""
     dims, rest = head_parts(head_dim, fp8_cache)
-    block_m = max(16, triton.next_power_of_2(group), min(64, triton.next_power_of_2(query_len * group)))
+    most_rows = 64 if head_dim <= 128 else 32
+    block_m = max(16, triton.next_power_of_2(group), min(most_rows, triton.next_power_of_2(query_len * group)))
     return {
         "GROUP": group,
         "BLOCK_SIZE": block_size,
@@ -303,8 +304,8 @@ def decode_attention(
 ) -> None:
     """The requests of up to SHORT_QUERY query tokens, to their places in out; arguments as `paged_attention` has them.
 
-    config: block_n (keys of a tile), num_warps, num_stages, programs_per_sm (that the splits should make), min_split
-    (tokens of a split, at least).
+    config: block_n (keys of a tile; 32 or more, for with 16 every warp would compute all of it), num_warps, num_stages,
+    programs_per_sm (that the splits should make), min_split (tokens of a split, at least).
     """
     num_tokens, num_heads, head_dim = query.shape
     num_reqs = seq_lens.shape[0]
