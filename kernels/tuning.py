@@ -92,6 +92,7 @@ def lookup(kernel: str, capability: int, **shape: int) -> Mapping[str, int]:
 
 
 def nearest(keys: Keys, entries: Sequence[Entry], shape: Mapping[str, int]) -> Entry:
+    """What `lookup` matches, among these entries."""
     for key in keys.bounds:
         listed = {entry.shape[key] for entry in entries}
         match = min((value for value in listed if value >= shape[key]), default=max(listed))
@@ -106,9 +107,9 @@ def nearest(keys: Keys, entries: Sequence[Entry], shape: Mapping[str, int]) -> E
 
 @cache
 def table_architecture(kernel: str, capability: int) -> int:
-    """The architecture whose table serves a device: the nearest one not above it that has no more shared memory."""
+    """The architecture whose table serves a device: its own, or the nearest one that asks no more of a device."""
     tables = sorted(int(path.stem.rpartition("_")[2]) for path in DIRECTORY.glob(f"{kernel}.sm_*.json"))
-    wanted = 89 if capability in _AS_SM_89 else capability
+    wanted = 89 if capability in _AS_SM_89 and capability not in tables else capability
     found = [architecture for architecture in tables if architecture <= wanted]
     if not found:
         raise ValueError(f"{kernel} needs a GPU of compute capability 8.0 or above, this one has {capability / 10}")

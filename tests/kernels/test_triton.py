@@ -1,6 +1,6 @@
 """The Triton kernels without a GPU: their values in the interpreter, their resources by compiling ahead of time.
 
-Each runs in a process of its own: Triton decides when a kernel is defined whether it is interpreted.
+Each module runs in a process of its own: Triton decides when a kernel is defined whether it is interpreted.
 """
 
 from __future__ import annotations
@@ -14,28 +14,52 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from benchmarks.kernels import aot
+from benchmarks.kernels.compiler import ARCHITECTURES
+from benchmarks.kernels.specializations import all_forms
+
 ROOT = Path(__file__).parents[2]
 
 
-def run_module(module: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module],
+def run_module(module: str, *arguments: str, timeout: float = 280, **environment: str) -> None:
+    """Fails with what failed. A module prints a line per case, "ok ..." or "FAILED ..."."""
+    result = subprocess.run(
+        [sys.executable, "-m", f"tests.kernels.{module}", *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=timeout,
     )
+    lines = result.stdout.splitlines()
+    failures = [line for line in lines if not line.startswith("ok ")]
+    assert result.returncode == 0, "\n".join([*failures, result.stderr[-4000:]])
+    assert lines and not failures
 
 
-def test_values_in_the_interpreter() -> None:
-    result = run_module("tests.kernels.triton_cases", TRITON_INTERPRET="1")
-    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
-    assert result.stdout.count("ok ") >= 15
+@pytest.mark.parametrize("module", ["triton_attention", "triton_bf16", "triton_elementwise", "triton_sampling"])
+def test_values_in_the_interpreter(module: str) -> None:
+    run_module(module, TRITON_INTERPRET="1")
 
 
-def test_ahead_of_time_compilation(tmp_path: Path) -> None:
-    result = run_module("tests.kernels.triton_aot", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
-    assert result.stdout.count("sm_90") >= 8
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("module", ["triton_attention", "triton_elementwise", "triton_sampling"])
+def test_sweep_in_the_interpreter(module: str) -> None:
+    run_module(module, "--sweep", timeout=3500, TRITON_INTERPRET="1")
+
+
+def test_ahead_of_time_compilation() -> None:
+    run_module("triton_aot", TRITON_INTERPRET="0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ahead_of_time_compilation_of_every_form() -> None:
+    run_module("triton_aot", "--all", timeout=3500, TRITON_INTERPRET="0")
+
+
+def test_record_of_compiled_forms_is_of_this_code() -> None:
+    compiled = {(capability, *form) for capability in ARCHITECTURES for form in all_forms(capability)}
+    assert aot.recorded() == compiled, "forms have changed: run python -m benchmarks.kernels aot"

@@ -167,4 +167,4 @@ def test_shipped_tables(kernel: str, architecture: int) -> None:
     assert provenance["note"] if measured is None else {"device", "date", "command", "triton"} <= measured.keys()
     for row in tuning.load_table(kernel, architecture):
         assert row.config["num_warps"] in (1, 2, 4, 8)
-        assert row.config["block_n"] % row.shape["block_size"] == 0, "a tile is a whole number of pages"
+        assert row.config["block_n"] >= 16, "tl.dot takes no less"

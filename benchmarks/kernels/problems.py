@@ -1,0 +1,74 @@
+"""Attention of one shape on random buffers: the calls that are timed, and how far they are from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.measure import Call, num_sets, relative_error
+from kernels import paged_attention, reference
+
+# query heads per KV head -> KV heads, as in models that have such groups
+NUM_KV_HEADS = {1: 16, 2: 8, 3: 3, 4: 8, 5: 8, 7: 4, 8: 8, 16: 2}
+KV_SCALE = 0.01  # of fp8 caches, whose random bytes reach +-448
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Requests of equal length; one call per set of buffers."""
+
+    inputs: list[Mapping[str, Tensor]]
+    query_len: int
+    tolerance: float
+    expected: Tensor  # of the first set
+
+    def calls(self) -> list[Call]:
+        return [partial(_attend, paged_attention, buffers, self.query_len) for buffers in self.inputs]
+
+    def is_right(self) -> bool:
+        actual = _attend(paged_attention, self.inputs[0], self.query_len)
+        return relative_error(actual, self.expected) <= self.tolerance
+
+
+def _attend(module: ModuleType, buffers: Mapping[str, Tensor], query_len: int) -> Tensor:
+    scale = buffers["query"].shape[-1] ** -0.5
+    result: Tensor = module.paged_attention(**buffers, max_query_len=query_len, scale=scale)
+    return result
+
+
+def attention_problem(shape: Mapping[str, int], context_len: int, device: torch.device) -> Problem:
+    """`shape` has the keys of the attention tables (`kernels.tuning`)."""
+    seq_len = context_len + shape["query_len"]
+    num_pages = -(-seq_len // shape["block_size"])
+    num_kv_heads = NUM_KV_HEADS[shape["group"]]
+    page_bytes = 2 * num_kv_heads * shape["block_size"] * shape["head_dim"] * shape["kv_bytes"]
+    sets = num_sets(shape["batch"] * num_pages * page_bytes, device)
+    inputs = [_buffers(shape, num_kv_heads, num_pages, seq_len, device) for _ in range(sets)]
+    expected = _attend(reference, inputs[0], shape["query_len"])
+    return Problem(inputs, shape["query_len"], 1e-4 if shape["kv_bytes"] == 4 else 1e-2, expected)
+
+
+def _buffers(
+    shape: Mapping[str, int], num_kv_heads: int, num_pages: int, seq_len: int, device: torch.device
+) -> Mapping[str, Tensor]:
+    batch, query_len, head_dim = shape["batch"], shape["query_len"], shape["head_dim"]
+    num_blocks = batch * num_pages
+    half = torch.float16 if device.type == "cpu" else torch.bfloat16  # the interpreter multiplies no bf16
+    dtype = torch.float32 if shape["kv_bytes"] == 4 else half
+    pages = (num_blocks, 2, num_kv_heads, shape["block_size"], head_dim)
+    buffers = {
+        "query": torch.randn(batch * query_len, shape["group"] * num_kv_heads, head_dim, device=device).to(dtype),
+        "kv_cache": torch.randn(pages, device=device, dtype=dtype),
+        "block_table": torch.randperm(num_blocks, device=device).view(batch, num_pages).int(),
+        "query_start_loc": torch.arange(0, batch * query_len + 1, query_len, device=device, dtype=torch.int32),
+        "seq_lens": torch.full((batch,), seq_len, device=device, dtype=torch.int32),
+    }
+    if shape["kv_bytes"] == 1:
+        buffers["kv_cache"] = (buffers["kv_cache"] / KV_SCALE).to(torch.float8_e4m3fn)
+        buffers["kv_scales"] = torch.full((2, num_kv_heads), KV_SCALE, device=device)
+    return buffers

@@ -1,0 +1,83 @@
+"""The shapes that kernels are tuned for: those of common models, and those that the tables list."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+from kernels import tuning
+
+Shape = Mapping[str, int]
+
+MAX_KV_BYTES = 4 << 30
+
+
+def _attention(head_dim: int, group: int, batch: int, query_len: int, block_size: int = 16, kv_bytes: int = 2) -> Shape:
+    return {
+        "head_dim": head_dim,
+        "kv_bytes": kv_bytes,
+        "block_size": block_size,
+        "group": group,
+        "batch": batch,
+        "query_len": query_len,
+    }
+
+
+# The interpreter's.
+_TINY = {
+    "decode_attention": [_attention(64, 2, 2, 1)],
+    "prefill_attention": [_attention(64, 2, 1, 20)],
+}
+# Llama 3.1 8B (32/8 heads of 128), Qwen2.5 7B (28/4 of 128) and 0.5B (14/2 of 64).
+_SMALL = {
+    "decode_attention": [
+        *(_attention(128, 4, batch, 1) for batch in (1, 8, 64, 256)),
+        *(_attention(128, 7, batch, 1) for batch in (1, 64)),
+        *(_attention(64, 7, batch, 1) for batch in (1, 64)),
+        *(_attention(128, 4, batch, 1, kv_bytes=1) for batch in (1, 64)),
+        _attention(128, 4, 64, 1, block_size=64),
+        _attention(128, 4, 8, 8),
+    ],
+    "prefill_attention": [
+        *(_attention(128, 4, 1, query_len) for query_len in (512, 1024, 4096)),
+        _attention(128, 4, 8, 128),
+        _attention(128, 4, 1, 4096, block_size=64),
+        _attention(128, 4, 1, 4096, kv_bytes=1),
+        _attention(64, 7, 1, 4096),
+    ],
+}
+# Heads of SmolLM2 135M, Qwen2.5 0.5B, MHA of 64; Phi-3 (96); Llama, Qwen2.5 7B, 70B, MHA of 128; Gemma (256).
+_HEADS = [(64, 3), (64, 7), (64, 1), (96, 1), (128, 4), (128, 7), (128, 8), (128, 16), (128, 1), (256, 2), (256, 8)]
+
+
+def tuned_shapes(kernel: str, which: str, capability: int) -> list[Shape]:
+    """`which`: tiny, small (some minutes) or all; the most important first."""
+    if which == "tiny":
+        return _TINY[kernel]
+    if which == "small":
+        return _SMALL[kernel]
+    lengths = [(1, 1), (16, 1), (64, 1), (256, 1), (8, 4), (8, 8)]
+    if kernel == "prefill_attention":
+        lengths = [(8, 64), (1, 512), (1, 1024), (1, 4096)]
+    models = [
+        _attention(head_dim, group, batch, query_len, block_size, kv_bytes)
+        for (head_dim, group), (batch, query_len) in itertools.product(_HEADS, lengths)
+        for block_size, kv_bytes in ((16, 2), (64, 2), (16, 1))
+    ]
+    table = tuning.load_table(kernel, tuning.table_architecture(kernel, capability))
+    listed = [dict(entry.shape) for entry in table]
+    distinct = {tuple(sorted(shape.items())): shape for shape in (*_SMALL[kernel], *models, *listed)}
+    return list(distinct.values())
+
+
+def _decode_contexts(shape: Shape) -> list[int]:
+    token_bytes = 2 * 8 * shape["head_dim"] * shape["kv_bytes"] * shape["batch"]
+    return [length for length in (1024, 8192) if length * token_bytes <= MAX_KV_BYTES]
+
+
+# Tokens that are cached before the query: each shape is measured with every one of these.
+CONTEXTS: dict[str, Callable[[Shape], list[int]]] = {
+    "decode_attention": _decode_contexts,
+    "prefill_attention": lambda shape: [0, 8192],
+}
+TINY_CONTEXT = 40

@@ -1,0 +1,115 @@
+"""Every form in which a Triton kernel is compiled for the models and batches that we serve."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.compiler import Specialization
+from kernels import (
+    activation,
+    decode_attention,
+    kv_cache,
+    logprobs,
+    norm,
+    penalties,
+    prefill_attention,
+    rotary,
+    sampling,
+    step_inputs,
+    token_groups,
+    tuning,
+)
+
+# Head sizes between those that the tables list, and pages of other sizes than 16.
+OTHER_HEAD_DIMS = (80, 96, 192)
+OTHER_BLOCK_SIZES = (32, 64)
+# (query heads per KV head, tokens of a query) whose rows fill tiles of 16, 32 and 64
+DECODE_ROWS = ((1, 1), (7, 4), (8, 8))
+LONG_QUERY = 2048
+_INDEX_ARITHMETIC = ("GROUP", "BLOCK_Q", "BLOCK_SIZE", "REQS")
+CACHE_DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}
+# What a model may ask of attention besides.
+FEATURES: tuple[dict[str, Any], ...] = ({"sliding_window": 4096}, {"soft_cap": 30.0}, {"alibi": True})
+# (heads, KV heads, head_dim, hidden size, intermediate size, vocabulary) of Llama 3.1 8B and Qwen2.5 0.5B
+MODELS = ((32, 8, 128, 4096, 14336, 128256), (14, 2, 64, 896, 4864, 151936))
+
+
+def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
+    """(kernel's name, variant) -> form, each once."""
+    forms = (*attention(capability), *elementwise(capability), *sampling_forms())
+    return {(form.name, form.variant): form for form in forms}
+
+
+def attention(capability: int) -> Iterator[Specialization]:
+    """Both attention kernels, in every configuration that their tables can choose.
+
+    Of entries that differ only in what is index arithmetic one is taken.
+    """
+    seen = set()
+    for kernel in tuning.KERNELS:
+        for entry in tuning.load_table(kernel, tuning.table_architecture(kernel, capability)):
+            form = attention_form(kernel, capability, entry.shape)
+            essence = {name: value for name, value in form.constants.items() if name not in _INDEX_ARITHMETIC}
+            key = (form.name, *form.types.values(), *essence.values(), form.num_warps, form.num_stages)
+            if key not in seen:
+                seen.add(key)
+                yield form
+    model = {"block_size": 16, "kv_bytes": 2, "batch": 1}
+    for head_dim, kv_bytes in itertools.product(OTHER_HEAD_DIMS, (1, 2)):
+        shape = model | {"head_dim": head_dim, "kv_bytes": kv_bytes}
+        for group, query_len in DECODE_ROWS:
+            yield attention_form("decode_attention", capability, shape | {"group": group, "query_len": query_len})
+        yield attention_form("prefill_attention", capability, shape | {"group": 7, "query_len": LONG_QUERY})
+    for kernel, query_len in (("decode_attention", 1), ("prefill_attention", LONG_QUERY)):
+        shape = model | {"head_dim": 128, "group": 4, "query_len": query_len}
+        for block_size in OTHER_BLOCK_SIZES:
+            yield attention_form(kernel, capability, shape | {"block_size": block_size})
+        for features in FEATURES:
+            yield attention_form(kernel, capability, shape, **features)
+
+
+def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **features: Any) -> Specialization:
+    """`shape` as for `tuning.lookup`. The query is bf16, or fp32 as its cache."""
+    config = tuning.lookup(kernel, capability, **shape)
+    cache_dtype = CACHE_DTYPES[shape["kv_bytes"]]
+    query_dtype = torch.float32 if cache_dtype == torch.float32 else torch.bfloat16
+    model = (shape["head_dim"], shape["group"], shape["block_size"], query_dtype, cache_dtype)
+    options: dict[str, Any] = {"capability": capability, "num_reqs": shape["batch"], **features}
+    if kernel == "decode_attention":
+        form = decode_attention.specialization(*model, config, query_len=shape["query_len"], **options)
+    else:
+        form = prefill_attention.specialization(*model, config, **options)
+    return Specialization(*form)
+
+
+def elementwise(capability: int) -> Iterator[Specialization]:
+    for num_heads, num_kv_heads, head_dim, hidden_size, intermediate_size, _ in MODELS:
+        for many in (False, True):
+            heads = (num_heads, num_kv_heads, head_dim, head_dim)
+            yield Specialization(*norm.specialization("bf16", hidden_size, many))
+            yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many))
+            yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many, norm=True))
+            yield Specialization(
+                *rotary.specialization("bf16", *heads, many_tokens=many, fp8=True, native_fp8=capability >= 90)
+            )
+            yield Specialization(*kv_cache.specialization("bf16", num_kv_heads, head_dim, many_tokens=many))
+        for gelu in (False, True):
+            yield Specialization(*activation.specialization("bf16", intermediate_size, gelu))
+    yield Specialization(*step_inputs.specialization(16))
+
+
+def sampling_forms() -> Iterator[Specialization]:
+    for vocab_size in (model[-1] for model in MODELS):
+        for dtype in (torch.bfloat16, torch.float32):
+            yield Specialization(*sampling.specialization(dtype, vocab_size))
+            yield Specialization(*logprobs.specialization(dtype, vocab_size))
+            groups = token_groups.num_groups(vocab_size)
+            for num_rows, has_rows in itertools.product((1, 256), (False, True)):
+                tile = token_groups.statistics_tile(num_rows, groups)
+                yield Specialization(*token_groups.statistics_specialization(dtype, tile=tile, has_rows=has_rows))
+    for kernel in (penalties.count_tokens_kernel, penalties.apply_penalties_kernel):
+        yield Specialization(*penalties.specialization(kernel))

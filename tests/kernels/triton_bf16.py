@@ -1,0 +1,61 @@
+"""Paged attention in bf16, the dtype of most models, in Triton's interpreter. Run by test_triton.py as
+
+    TRITON_INTERPRET=1 python -m tests.kernels.triton_bf16
+
+The interpreter has bf16 as bits in integers, and its tl.dot multiplies these. Here it converts them first. Its casts
+to bf16 truncate, so the tolerance is twice that of rounding.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tests.kernels import triton_attention
+
+_dot = interpreter.InterpreterBuilder.create_dot
+
+
+def _floats(operand: interpreter.TensorHandle) -> np.ndarray:
+    if operand.dtype.scalar != tl.bfloat16:
+        return operand.data
+    return (operand.data.astype(np.uint32) << 16).view(np.float32)
+
+
+def _create_dot(self, a, b, acc, input_precision, max_imprecise):  # type: ignore[no-untyped-def]
+    if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
+        return _dot(self, a, b, acc, input_precision, max_imprecise)
+    product = np.matmul(_floats(a), _floats(b), dtype=np.float32)
+    return interpreter.TensorHandle(product + acc.data, acc.dtype.scalar)
+
+
+CASES: dict[str, tuple[list[int], list[int], tuple[int, int], dict[str, Any]]] = {
+    "decode, splits": ([1, 1, 1], [0, 300, 70], (8, 2), {}),
+    "decode fp8": ([1, 1], [40, 90], (4, 2), {"fp8": True}),
+    "prefill": ([40, 20], [0, 30], (4, 2), {}),
+    "mixed fp8, odd head_dim": ([1, 33], [50, 7], (6, 2), {"fp8": True, "head_dim": 80}),
+}
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+    triton_attention.TOLERANCES[torch.bfloat16] = 2e-2
+    failed = 0
+    for name, (query_lens, context_lens, heads, options) in CASES.items():
+        try:
+            triton_attention.case(query_lens, context_lens, heads, dtype=torch.bfloat16, **options)
+            print(f"ok {name}", flush=True)
+        except AssertionError as error:
+            failed += 1
+            print(f"FAILED {name}: {error}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
