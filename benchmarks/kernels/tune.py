@@ -151,6 +151,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
         print(f"left out for lack of time (--budget): {label}")
     for line in wrong:
         print(f"WRONG: {line}")
+    print("Then: python -m benchmarks.kernels aot, which records what the new configurations use.")
     return 1 if wrong else 0
 
 
