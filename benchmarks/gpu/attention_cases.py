@@ -117,7 +117,7 @@ def _case(
             try:
                 if name.startswith("flashinfer") and flashinfer_build is not None:
                     flashinfer_build.wait(group)
-                result.contestants[name] = peers.contestant(_peer(name, group)(inputs), inputs)
+                result.contestants[name] = _peer(name, group)(inputs)
             # Also what a peer raises when it refuses a shape; that it is missing is printed.
             except Exception as reason:
                 result.notes.append(f"{name}: {(str(reason).strip() or repr(reason)).splitlines()[0]}")
@@ -127,7 +127,7 @@ def _case(
     return Case(group, _name(shape, label), shape.num_bytes, built, num_flops, targets)
 
 
-def _peer(name: str, group: str) -> Callable[[AttentionInputs], list[Call]]:
+def _peer(name: str, group: str) -> Callable[[AttentionInputs], Contestant]:
     if name.startswith("flashinfer"):
         if group == "prefill":
             return peers.flashinfer_prefill

@@ -20,6 +20,7 @@ class Contestant:
     calls: list[Call]
     error: Callable[[], float] | None
     tolerance: float = 1e-2
+    planning_seconds: float = 0.0  # on the host, once per batch, not in its time
 
 
 @dataclass

@@ -130,7 +130,8 @@ class Table:
                 self._notes.add(note)
                 print(f"  missing  {note}", flush=True)
         times = median_seconds({name: c.calls for name, c in built.contestants.items()}, device, built.reset)
-        self._print(case, times, built.notes)
+        planning = {name: c.planning_seconds for name, c in built.contestants.items() if c.planning_seconds}
+        self._print(case, times, planning, built.notes)
 
     def _remove_wrong_peers(self, case: Case, built: Built, device: torch.device) -> None:
         for name, peer in list(built.contestants.items()):
@@ -147,7 +148,7 @@ class Table:
                 built.notes.append(f"{name} on {case.name}: {reason}")
                 del built.contestants[name]
 
-    def _print(self, case: Case, times: dict[str, float], notes: list[str]) -> None:
+    def _print(self, case: Case, times: dict[str, float], planning: dict[str, float], notes: list[str]) -> None:
         ours, ceilings = times[OURS], self._ceilings
         floor = ceilings.floor_seconds(case.num_bytes, case.num_flops)
         tflops = case.num_flops / ours / 1e12
@@ -168,7 +169,11 @@ class Table:
             f"{case.num_bytes / ours / ceilings.copy:>6.2f}{case.num_bytes / ours / ceilings.read:>6.2f}"
             f"{f'{tflops:.0f}' if case.num_flops else '-':>8}  "
             + " ".join(f"{name}:{text}" for name, text in verdicts.items())
-            + "".join(f"; {name} {seconds * 1e6:.2f} ({seconds / ours:.2f}x)" for name, seconds in others.items())
+            + "".join(
+                f"; {name} {seconds * 1e6:.2f} ({seconds / ours:.2f}x)"
+                + (f" plan {planning[name] * 1e6:.0f}" if name in planning else "")
+                for name, seconds in others.items()
+            )
         )
         self._report.row(
             line,
@@ -178,6 +183,7 @@ class Table:
             num_flops=case.num_flops,
             floor_us=floor * 1e6,
             times_us={name: seconds * 1e6 for name, seconds in times.items()},
+            planning_us={name: seconds * 1e6 for name, seconds in planning.items()},
             of_copy=case.num_bytes / ours / ceilings.copy,
             of_read=case.num_bytes / ours / ceilings.read,
             tflops=tflops,

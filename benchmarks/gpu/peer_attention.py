@@ -2,7 +2,7 @@
 
 Every peer gets the KV cache in the layout it likes best, made beforehand: torch's kernels contiguous keys and values
 (the gather from pages is not in their time), FlashAttention 3 its own page layout. What they plan on the host is not
-in their time either.
+in their time either, but printed.
 
 `python -m benchmarks.gpu.peer_attention decode|prefill|sampling` compiles FlashInfer's kernels and ends.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,9 +28,19 @@ from benchmarks.gpu.measure import Call
 FLASHINFER_WORKSPACE_BYTES = 384 << 20
 
 
-def contestant(calls: list[Call], inputs: AttentionInputs) -> Contestant:
+def contestant(calls: list[Call], inputs: AttentionInputs, planning_seconds: float = 0.0) -> Contestant:
     """Checked like ours; what the calls return is `_flat`'s to read."""
-    return Contestant(calls, lambda: error(_flat(calls[0](), inputs), inputs), TOLERANCE)
+    return Contestant(calls, lambda: error(_flat(calls[0](), inputs), inputs), TOLERANCE, planning_seconds)
+
+
+def _planned(plan: Callable[[], object]) -> float:
+    """Plans twice; seconds of the second time, until the device is done. The first one may compile."""
+    plan()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    plan()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 def _flat(output: Any, inputs: AttentionInputs) -> Tensor:
@@ -58,7 +70,7 @@ def _heads_first(inputs: AttentionInputs, index: int) -> Tensor:
     return query.transpose(1, 2).contiguous()
 
 
-def sdpa(inputs: AttentionInputs) -> list[Call]:
+def sdpa(inputs: AttentionInputs) -> Contestant:
     """torch's scaled_dot_product_attention. Of one query token the heads of a group become its query."""
     calls: list[Call] = []
     shape, query_len = inputs.shape, inputs.max_query_len
@@ -82,7 +94,7 @@ def sdpa(inputs: AttentionInputs) -> list[Call]:
             )
         else:
             raise peer_files.PeerMissingError("torch's SDPA has no fast kernel for a causal query behind a context")
-    return calls
+    return contestant(calls, inputs)
 
 
 @functools.cache
@@ -92,7 +104,7 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def flex(inputs: AttentionInputs) -> list[Call]:
+def flex(inputs: AttentionInputs) -> Contestant:
     """FlexAttention, compiled for the shape."""
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -109,18 +121,23 @@ def flex(inputs: AttentionInputs) -> list[Call]:
         key, value = contiguous_kv(inputs, index)
         arguments = {"block_mask": mask, "scale": inputs.scale, "enable_gqa": True}
         calls.append(partial(_compiled_flex(), _heads_first(inputs, index), key, value, **arguments))
-    return calls
+    return contestant(calls, inputs)
 
 
-def fa3(inputs: AttentionInputs) -> list[Call]:
+def fa3(inputs: AttentionInputs) -> Contestant:
     """FlashAttention 3 over pages; how it splits is found out beforehand."""
     ops, shape = peer_files.fa3(), inputs.shape
     max_seq_len = max(shape.seq_lens)
-    schedule = ops.get_scheduler_metadata(
-        len(shape.seq_lens), inputs.max_query_len, max_seq_len, shape.num_heads, shape.num_kv_heads, shape.head_dim,
-        shape.head_dim, shape.dtype, inputs.seq_lens, inputs.query_start_loc, None, None, None, None, shape.block_size,
-        0, True, -1, -1, False, 0, None, 0,
-    )  # fmt: skip
+
+    def plan() -> Tensor:
+        schedule: Tensor = ops.get_scheduler_metadata(
+            len(shape.seq_lens), inputs.max_query_len, max_seq_len, shape.num_heads, shape.num_kv_heads,
+            shape.head_dim, shape.head_dim, shape.dtype, inputs.seq_lens, inputs.query_start_loc, None, None, None,
+            None, shape.block_size, 0, True, -1, -1, False, 0, None, 0,
+        )  # fmt: skip
+        return schedule
+
+    schedule, planning_seconds = plan(), _planned(plan)
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         output: Tensor = ops.fwd(
@@ -135,7 +152,7 @@ def fa3(inputs: AttentionInputs) -> list[Call]:
         # Its pages are [block_size, num_kv_heads, head_dim].
         key, value = (cache[:, part].transpose(1, 2).contiguous() for part in (0, 1))
         calls.append(partial(call, query, key, value))
-    return calls
+    return contestant(calls, inputs, planning_seconds)
 
 
 @functools.cache
@@ -152,7 +169,7 @@ def _page_lists(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
     return starts, ids, (inputs.seq_lens - (num_pages - 1) * block_size).int()
 
 
-def flashinfer_decode(inputs: AttentionInputs, tensor_cores: bool) -> list[Call]:
+def flashinfer_decode(inputs: AttentionInputs, tensor_cores: bool) -> Contestant:
     """FlashInfer's batch decode, planned beforehand; its pages are ours."""
     shape = inputs.shape
     starts, ids, last_page = _page_lists(inputs)
@@ -161,14 +178,16 @@ def flashinfer_decode(inputs: AttentionInputs, tensor_cores: bool) -> list[Call]
         paged_kv_indptr_buffer=starts.clone(), paged_kv_indices_buffer=ids.clone(),
         paged_kv_last_page_len_buffer=last_page.clone(), backend="fa2",
     )  # fmt: skip
-    wrapper.plan(
-        starts, ids, last_page, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
-        q_data_type=shape.dtype, kv_data_type=shape.kv_dtype, sm_scale=inputs.scale,
+    planning_seconds = _planned(
+        lambda: wrapper.plan(
+            starts, ids, last_page, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
+            q_data_type=shape.dtype, kv_data_type=shape.kv_dtype, sm_scale=inputs.scale,
+        )
     )  # fmt: skip
-    return [partial(wrapper.run, *tensors) for tensors in zip(inputs.queries, inputs.kv_caches, strict=True)]
+    return contestant(_runs(wrapper, inputs), inputs, planning_seconds)
 
 
-def flashinfer_prefill(inputs: AttentionInputs) -> list[Call]:
+def flashinfer_prefill(inputs: AttentionInputs) -> Contestant:
     """FlashInfer's batch prefill with the backend it chooses."""
     shape = inputs.shape
     starts, ids, last_page = _page_lists(inputs)
@@ -177,10 +196,17 @@ def flashinfer_prefill(inputs: AttentionInputs) -> list[Call]:
         paged_kv_indptr_buf=starts.clone(), paged_kv_indices_buf=ids.clone(),
         paged_kv_last_page_len_buf=last_page.clone(),
     )  # fmt: skip
-    wrapper.plan(
-        inputs.query_start_loc, starts, ids, last_page, shape.num_heads, shape.num_kv_heads, shape.head_dim,
-        shape.block_size, causal=True, q_data_type=shape.dtype, kv_data_type=shape.kv_dtype, sm_scale=inputs.scale,
+    planning_seconds = _planned(
+        lambda: wrapper.plan(
+            inputs.query_start_loc, starts, ids, last_page, shape.num_heads, shape.num_kv_heads, shape.head_dim,
+            shape.block_size, causal=True, q_data_type=shape.dtype, kv_data_type=shape.kv_dtype,
+            sm_scale=inputs.scale,
+        )
     )  # fmt: skip
+    return contestant(_runs(wrapper, inputs), inputs, planning_seconds)
+
+
+def _runs(wrapper: Any, inputs: AttentionInputs) -> list[Call]:
     return [partial(wrapper.run, *tensors) for tensors in zip(inputs.queries, inputs.kv_caches, strict=True)]
 
 
@@ -192,11 +218,11 @@ def _build(name: str) -> None:
         peer_files.flashinfer().sampling.top_k_top_p_sampling_from_probs(probs, 5, 0.9, seed=1, offset=0)
     for head_dim, num_heads, num_kv_heads in ((128, 32, 8), (64, 14, 2)) if name == "decode" else ():
         inputs = make_inputs(AttentionShape(num_heads, num_kv_heads, head_dim, 16, [1], [64]), device)
-        flashinfer_decode(inputs, tensor_cores=True)[0]()
+        flashinfer_decode(inputs, tensor_cores=True).calls[0]()
         if num_heads // num_kv_heads == 4:
-            flashinfer_decode(inputs, tensor_cores=False)[0]()
+            flashinfer_decode(inputs, tensor_cores=False).calls[0]()
     if name == "prefill":
-        flashinfer_prefill(make_inputs(AttentionShape(32, 8, 128, 16, [64], [64]), device))[0]()
+        flashinfer_prefill(make_inputs(AttentionShape(32, 8, 128, 16, [64], [64]), device)).calls[0]()
     torch.cuda.synchronize()
 
 
