@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import decode_attention, paged_attention, reference
+from kernels import decode_attention, paged_attention, reference, split_kv
 from tests.kernels.batches import Batch, make_batch
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -37,7 +37,7 @@ def check(actual: Tensor, batch: Batch, features: tuple[Any, ...] = (0, 0.0, Non
     alive = (batch.seq_lens > 0).repeat_interleave(query_lens)
     tolerance = TOLERANCES[batch.query.dtype]
     torch.testing.assert_close(actual.float()[alive], expected[alive], atol=tolerance, rtol=tolerance)
-    for buffers in decode_attention._counters.values():
+    for buffers in split_kv._counters.values():
         assert not any(buffer.any() for buffer in buffers), "arrival counters are not back at zero"
 
 
