@@ -70,7 +70,7 @@ def run(groups: list[str], device: torch.device, small: bool, out: Path, budget:
         f"bf16 matmul {ceilings.matmul / 1e12:.1f} TFLOP/s",
     )
     print(
-        f"{'case':44}{'µs':>9}{'floor':>9}{'copy':>6}{'read':>6}{'TFLOP/s':>8}"
+        f"{'case':48}{'µs':>9}{'floor':>9}{'copy':>6}{'read':>6}{'TFLOP/s':>8}"
         "  targets; others in µs (x = their time / ours)",
         flush=True,
     )
@@ -165,7 +165,7 @@ class Table:
         for name in {_peer(name) for name in others}:
             self._ratios[case.group, name].append(_best(times, name) / ours)
         line = (
-            f"{case.group + ' ' + case.name:44}{ours * 1e6:>9.2f}{floor * 1e6:>9.2f}"
+            f"{case.group + ' ' + case.name:48}{ours * 1e6:>9.2f}{floor * 1e6:>9.2f}"
             f"{case.num_bytes / ours / ceilings.copy:>6.2f}{case.num_bytes / ours / ceilings.read:>6.2f}"
             f"{f'{tflops:.0f}' if case.num_flops else '-':>8}  "
             + " ".join(f"{name}:{text}" for name, text in verdicts.items())
