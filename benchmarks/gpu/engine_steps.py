@@ -72,16 +72,21 @@ class Driver:
 
     def prefill(self) -> float:
         """Fills the cache with the prompts' keys and values; prompt tokens per second."""
-        self.runner.reset()
         per_step = max(1, self.runner.limits.max_num_batched_tokens // max(map(len, self._prompts)))
-        started, previous = time.perf_counter(), list[int]()
-        for first in range(0, len(self._prompts), per_step):
+        self._prefill(per_step, per_step)  # compiles
+        started = time.perf_counter()
+        self._prefill(len(self._prompts), per_step)
+        return sum(map(len, self._prompts)) / (time.perf_counter() - started)
+
+    def _prefill(self, num_reqs: int, per_step: int) -> None:
+        self.runner.reset()
+        previous = list[int]()
+        for first in range(0, num_reqs, per_step):
             requests = list(range(first, min(first + per_step, len(self._prompts))))
             new = [self._request(index, len(self._prompts[index]), computed=0) for index in requests]
             output = self._run(requests, _lens(new), new, finished=previous)
             previous = requests
         output.wait()
-        return sum(map(len, self._prompts)) / (time.perf_counter() - started)
 
     def decode(self, num_reqs: int, num_steps: int, depth: int, *, context_len: int | None = None) -> Decoded:
         """num_steps steps of the first requests, all at the same context, `depth` of them in flight.
