@@ -51,9 +51,9 @@ def paged_attention(
         "batch": _FIXED_BATCH if split_size else _next_power_of_2(num_reqs),
     }
     short = SHORT_QUERY.value
-    config = tuning.lookup(
-        "decode_attention", capability, **shape, query_len=1 if split_size else min(max_query_len, short)
-    )
+    # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
+    decode_len = 1 if split_size or max_query_len > short else max_query_len
+    config = tuning.lookup("decode_attention", capability, **shape, query_len=decode_len)
     decode_attention(
         query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
         alibi_slopes, kv_scales, split_size, config,
