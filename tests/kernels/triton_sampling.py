@@ -1,16 +1,18 @@
 """The sampling kernels against their references, in Triton's interpreter on the CPU. Run as
 
-    TRITON_INTERPRET=1 python -m tests.kernels.triton_sampling
+    TRITON_INTERPRET=1 python -m tests.kernels.triton_sampling [--sweep]
 
 in a process of its own, because Triton reads the variable when a kernel is defined. Prints one line per case; the exit
-status tells whether all passed.
+status tells whether all passed. --sweep adds random batches.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -163,6 +165,29 @@ def broken_logprobs() -> None:
     assert (ranks >= 1).all()
 
 
+def sweep_case(seed: int) -> None:
+    choice = random.Random(seed).choice
+    vocab_size = choice([5, 128, 300, 513, 777])
+    logits = random_logits(4, vocab_size, seed=seed, scale=choice([0.01, 0.3, 1.0, 5.0, 30.0]))
+    if choice([True, False, False]):
+        logits = logits.round()  # many equals
+    if choice([True, False, False]):
+        logits[:, :: choice([2, 3])] = -INF
+    lines = [
+        Row(
+            temperature=choice([0.0, 1e-5, 0.3, 1.0, 2.0]),
+            top_k=choice([0, 0, 1, 2, min(50, vocab_size - 1), vocab_size - 1]),
+            top_p=choice([1.0, 0.9, 0.33, 0.01]),
+            min_p=choice([0.0, 0.0, 0.01, 0.4]),
+            seed=seed - 10 * line,
+            position=line,
+            padding=choice([False] * 9 + [True]),
+        )
+        for line in range(4)
+    ]
+    check(logits, lines)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "every mix of parameters": mixes,
     "fp16, bf16": dtypes,
@@ -180,11 +205,14 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
+SWEEP: dict[str, Callable[[], None]] = {f"sweep {seed}": partial(sweep_case, seed) for seed in range(300)}
+
+
 def main() -> int:
     # log(0) = -inf and inf - inf = NaN are meant.
     warnings.filterwarnings("ignore", "divide by zero|invalid value", RuntimeWarning)
     failed = 0
-    for name, case in CASES.items():
+    for name, case in (CASES | (SWEEP if "--sweep" in sys.argv else {})).items():
         try:
             case()
             print(f"ok {name}", flush=True)
