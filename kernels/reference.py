@@ -55,10 +55,10 @@ def paged_attention(
     query_start_loc  int32 [num_reqs + 1]
     seq_lens         int32 [num_reqs], context_len + query_len; 0 = padding
     max_query_len    the longest query of the batch (a launch hint)
-    alibi_slopes     fp32 [num_heads]: slope * (key position - query position) is added to the scaled (and capped) scores
+    alibi_slopes     fp32 [num_heads]: slope * (key position - query position) is added to the scaled, capped scores
     kv_scales        fp32 [2, num_kv_heads]: what the stored keys and values are multiplied with
     split_size       tokens of context that one program reduces: fixed, the result of a request is bitwise independent
-                     of the rest of the batch; 0 = chosen on the device from all lengths (a launch hint: no other effect)
+                     of the rest of the batch; 0 = chosen on the device from all lengths (no other effect)
     returns          [num_tokens, num_heads, head_dim]; tokens of no request are undefined
 
     Query token i of a request stands at position p = seq_len - query_len + i and attends to positions
