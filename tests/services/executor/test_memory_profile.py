@@ -76,6 +76,28 @@ def test_graphs_are_estimated_from_the_two_largest(tmp_path: Path):
     assert captured == 4
 
 
+def test_what_steps_leave_in_torchs_cache_is_not_the_graphs(tmp_path: Path):
+    """Steps leave 1000 bytes behind for the next one; a capture gives them back to the device before it begins."""
+    runner, captured, steps_released = RecordingRunner(tmp_path), 0, 0
+
+    class CachingMeter(FakeMeter):
+        def release(self) -> None:
+            nonlocal steps_released
+            steps_released = len(runner.steps)
+
+    def record(function: Function) -> ReplayedFunction:
+        nonlocal captured
+        captured += 1
+        meter.release()
+        return ReplayedFunction(function)
+
+    def taken() -> int:
+        return {0: 0, 2: 300, 4: 310}[captured] + 1000 * (len(runner.steps) > steps_released)
+
+    meter = CachingMeter(taken)
+    assert measure(runner, (1, 2, 4, 6), meter, lambda: record).graph_bytes == 300 + 3 * 10
+
+
 def test_without_graphs_none_is_captured(tmp_path: Path):
     def recorder() -> Callable[[Function], ReplayedFunction]:
         raise AssertionError
