@@ -88,7 +88,8 @@ def _attention(
         return state.record(module, query, key, value, options), None
     layer = state.layers[module.layer_idx]
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    output = layer(query, key, value, state.attn)
+    # Rotating a part of each head leaves the heads apart, where the kernels ask for a token's side by side.
+    output = layer(query.contiguous(), key, value, state.attn)
     return output.unsqueeze(0), None
 
 

@@ -12,6 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from kernels import reference
+from services.executor.attention import PagedAttention
 from services.executor.layers.rotary import RotaryEmbedding
 from services.executor.loader import Model, load_model
 from services.executor.model_config import ModelConfig, ModelLoadError, RopeConfig
@@ -191,6 +192,24 @@ def test_architectures_through_transformers(tmp_path: Path, case: str) -> None:
     assert_same_logits(model, expected)
     assert model.weight_bytes == 4 * expected.num_parameters()
     assert len(model.attention_layers) == 3
+
+
+@pytest.mark.parametrize("family", ["GPTNeoX", "Phi", "Llama"])
+def test_transformers_queries_are_as_the_gpus_kernels_take_them(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU's kernels take any strides. Where only a part of each head is rotated, they differ from the others'."""
+    expected = save_tiny(tmp_path, family, partial_rotary_factor=0.5)
+    strides = []
+    attend = PagedAttention.__call__
+
+    def call(layer: PagedAttention, query: torch.Tensor, *args: Any) -> torch.Tensor:
+        strides.append((query.stride(1), query.stride(2)))
+        return attend(layer, query, *args)
+
+    monkeypatch.setattr(PagedAttention, "__call__", call)
+    assert_same_logits(load(tmp_path, model_impl="transformers"), expected)
+    assert set(strides) == {(48 // 6, 1)}
 
 
 def test_transformers_model_reports_its_windows(tmp_path: Path) -> None:
