@@ -35,7 +35,7 @@ _WARPS = 8
 _TILE = 32  # groups read at a time: 16 logits per thread
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def token_logprobs_kernel(
     logits_ptr,  # [L, vocab_size]
     token_ids_ptr,  # int64 [L]

@@ -115,7 +115,9 @@ def group_statistics(logits: Tensor, rows: Tensor | None, temperature: Tensor | 
     """
     num_rows, vocab_size = logits.shape
     groups = num_groups(vocab_size)
-    maxima, scores = torch.empty((2, num_rows, groups), dtype=torch.float32, device=logits.device).unbind()
+    # Not halves of one: the second would begin at a multiple of 16 bytes for some num_rows only, and Triton compiles
+    # every kernel that gets it for either case, the rarer one while serving.
+    maxima, scores = (torch.empty((num_rows, groups), dtype=torch.float32, device=logits.device) for _ in range(2))
     tile = statistics_tile(num_rows, groups)
     group_statistics_kernel[(triton.cdiv(groups, tile), num_rows)](
         logits,
