@@ -170,14 +170,17 @@ class ModelRunner:
     ) -> None:
         """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
 
-        Every request samples a token, so that the sampler's part is in the profile too. The first one has up to
-        context_len tokens more, as if computed before. All write to block 0, which therefore must not be in use.
+        The first ones are as long as they can be, the others have one token. Every request samples a token, so that
+        the sampler's part is in the profile too. The very first has up to context_len tokens more, as if computed
+        before. All write to block 0, which therefore must not be in use.
         """
         limits = self.limits
         num_tokens = min(num_tokens, limits.max_num_batched_tokens)
         num_reqs = min(num_reqs, limits.max_num_seqs, num_tokens)
-        lens = [num_tokens // num_reqs + (index < num_tokens % num_reqs) for index in range(num_reqs)]
-        lens = [min(length, limits.max_model_len - 1) for length in lens]
+        lens, left = list[int](), num_tokens
+        for others in reversed(range(num_reqs)):
+            lens.append(min(left - others, limits.max_model_len - 1))
+            left -= lens[-1]
         context_lens = [min(context_len, limits.max_model_len - 1 - lens[0]), *[0] * (num_reqs - 1)]
         self.reset()
         self.execute(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,15 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str, notes: list[str] | None = None) -> Iterator[None]:
-        """notes: what the phase has to tell of itself, when it ends."""
+        """notes: what the phase has to tell of itself, when it ends. Raises OutOfMemoryError where torch does."""
         started = time.perf_counter()
-        yield
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise memory.OutOfMemoryError(
+                f"the device ran out of memory at start ({name.replace('_', ' ')}): lower --max-num-batched-tokens, "
+                f"--max-num-seqs or --gpu-memory-utilization ({error})"
+            ) from error
         seconds = time.perf_counter() - started
         stats.LOAD_SECONDS.labels(name).set(seconds)
         self._texts.append(f"{name.replace('_', ' ')} {seconds:.2f} s{''.join(f' ({note})' for note in notes or ())}")
@@ -251,14 +258,25 @@ def _warm_up(runner: ModelRunner, device: torch.device) -> None:
         runner.dummy_run(2, 32)
         runner.dummy_run(2, 2)
         return
-    # Attention is compiled by how many requests a step has and how long its longest query is; a mixed step launches
-    # what decodes and prefills of its size do.
-    limits = runner.limits
-    for num_reqs in (1, 8, 64, limits.max_num_seqs):
-        for query_len in (1, 2, 4, 8, 16, 64, 1024):
-            if num_reqs * query_len <= limits.max_num_batched_tokens:
-                runner.dummy_run(num_reqs, num_reqs * query_len)
-    runner.dummy_run(8, 8, sampling=memory_profile.COSTLY_SAMPLING)
+    for num_reqs, num_tokens in warm_up_steps(runner.limits):
+        runner.dummy_run(num_reqs, num_tokens)
+    # The sampler's first pass has two tile sizes, for few and for many rows.
+    for num_reqs in (1, runner.limits.max_num_seqs):
+        runner.dummy_run(num_reqs, num_reqs, sampling=memory_profile.COSTLY_SAMPLING)
+
+
+def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
+    """(requests, tokens) of dummy runs, in which one request is long, that compile every attention kernel of serving.
+
+    It is compiled by how many requests a step has, in powers of four from 128 on (`attention_tile.requests_padded`),
+    and tuned for that and for the longest query (`kernels/tuning`).
+    """
+    max_tokens = limits.max_num_batched_tokens
+    max_reqs = min(limits.max_num_seqs, max_tokens)
+    sizes = takewhile(lambda size: size < max_reqs, (4**power for power in count()))
+    lengths = (1, 2, 4, 8, 16, 64, 1024)
+    steps = {(size, min(size - 1 + length, max_tokens)) for size in (*sizes, max_reqs) for length in lengths}
+    return sorted(steps)
 
 
 def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
