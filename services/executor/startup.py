@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 # What the attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
+_MIN_CUDA_MAJOR = 8  # of the compute capability
 
 Progress = Callable[[float, str], None]
 
@@ -115,7 +116,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     ModelLoadError.
     """
     device, phases = resolve_device(config.device), Phases()
-    _check_block_size(config.block_size, device)
+    if device.type == "cuda":
+        _check_cuda(config, device)
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or usable_cores())
     with phases("weights"):
@@ -152,10 +154,17 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     return runner, info
 
 
-def _check_block_size(block_size: int, device: torch.device) -> None:
-    if device.type == "cuda" and block_size not in _CUDA_BLOCK_SIZES:
+def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
+    """Refuses, before weights are read, what would only fail in the first step."""
+    if config.block_size not in _CUDA_BLOCK_SIZES:
         sizes = ", ".join(map(str, _CUDA_BLOCK_SIZES))
-        raise StartupError(f"--block-size {block_size}: the CUDA kernels take {sizes}; use one of them")
+        raise StartupError(f"--block-size {config.block_size}: the CUDA kernels take {sizes}; use one of them")
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < _MIN_CUDA_MAJOR:
+        raise StartupError(
+            f"--device cuda: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; the CUDA kernels "
+            f"need {_MIN_CUDA_MAJOR}.0 (Ampere) or above; use --device cpu or another GPU"
+        )
 
 
 def _limits(config: ExecutorConfig, model: Model, device: torch.device) -> Limits:

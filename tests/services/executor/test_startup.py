@@ -139,6 +139,21 @@ def test_cuda_without_cuda_is_an_error():
         resolve_device("cuda")
 
 
+@pytest.mark.parametrize(
+    ("capability", "block_size", "message"),
+    [((7, 5), 16, r"Fake GPU has compute capability 7\.5.* 8\.0 .*or above"), ((9, 0), 8, "--block-size 8: .* 16, 32")],
+)
+def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
+    capability: tuple[int, int], block_size: int, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
+    with pytest.raises(StartupError, match=message):
+        start(Path("no such model"), device="cuda", block_size=block_size)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_the_cache_is_zero_and_of_the_dtype_asked_for(tmp_path: Path, dtype: torch.dtype):
     model = tiny_llama(tmp_path)
