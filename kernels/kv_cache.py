@@ -26,14 +26,21 @@ def slot_pointers(kv_cache_ptr, slots, heads, block_stride, BLOCK_SIZE: tl.const
 
 @triton.jit
 def head_scales(scales_ptr, heads, in_heads):
-    """The scales of a tile's heads (both [HEADS]) as [1, HEADS, 1]; None for a cache without scales."""
-    return None if scales_ptr is None else tl.load(scales_ptr + heads, mask=in_heads, other=1.0)[None, :, None]
+    """The scales of a tile's heads (both [HEADS]) as [1, HEADS, 1]; for a cache without scales ones that nobody uses.
+
+    (Functions that return None are for Triton from 3.7 on.)
+    """
+    if scales_ptr is None:
+        scales = tl.full(heads.shape, 1.0, tl.float32)
+    else:
+        scales = tl.load(scales_ptr + heads, mask=in_heads, other=1.0)
+    return scales[None, :, None]
 
 
 @triton.jit
 def to_cache(x, scales, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """x [TOKENS, HEADS, dims] as the cache stores it: if there are scales, divided by them and rounded to e4m3."""
-    return x.to(dtype) if scales is None else e4m3_from_fp32(tl.div_rn(x.to(tl.float32), scales), NATIVE_FP8)
+    """x [TOKENS, HEADS, dims] as the cache stores it: in an fp8 cache (uint8) divided by the scales, as e4m3."""
+    return e4m3_from_fp32(tl.div_rn(x.to(tl.float32), scales), NATIVE_FP8) if dtype == tl.uint8 else x.to(dtype)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
