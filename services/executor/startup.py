@@ -162,8 +162,8 @@ def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
     major, minor = torch.cuda.get_device_capability(device)
     if major < _MIN_CUDA_MAJOR:
         raise StartupError(
-            f"--device cuda: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; the CUDA kernels "
-            f"need {_MIN_CUDA_MAJOR}.0 (Ampere) or above; use --device cpu or another GPU"
+            f"--device cuda: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; the CUDA "
+            f"kernels need {_MIN_CUDA_MAJOR}.0 (Ampere) or above; use --device cpu or another GPU"
         )
 
 
