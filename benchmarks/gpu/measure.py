@@ -92,6 +92,9 @@ class _Replays:
     graphs: list[torch.cuda.CUDAGraph]
     calls_per_graph: int
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]]
+    # Lives as long as the others: with the first graph that ends, torch frees the cuBLAS workspace of all graphs that
+    # were captured on the same stream.
+    trial: _Replays | None = None
 
     def run(self, index: int, reset: Call | None) -> None:
         if reset is not None:
@@ -134,12 +137,13 @@ def _capture_all(calls: Sequence[Call], reset: Call | None) -> _Replays:
         calls_per_graph = len(calls) * math.ceil(calls_per_graph / len(calls))
     order = [calls[index % len(calls)] for index in range(num_graphs * calls_per_graph)]
     graphs = [_capture(order[first : first + calls_per_graph]) for first in range(0, len(order), calls_per_graph)]
-    return _Replays(graphs, calls_per_graph, [])
+    return _Replays(graphs, calls_per_graph, [], trial)
 
 
 def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # The outer context goes back to the caller's stream where capturing fails: torch's own then stays on its stream.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         for call in calls:
             call()
     return graph

@@ -26,12 +26,12 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """Recorded by running `function` once without executing it; its memory comes from `pool`."""
+    """Recorded by running `function` once on `stream` without executing it; its memory comes from `pool`."""
 
-    def __init__(self, function: Function, pool: Any) -> None:
+    def __init__(self, function: Function, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
         # thread_local: other threads may use the device meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.output = function()
 
     def replay(self) -> None:
@@ -39,9 +39,13 @@ class CudaGraph:
 
 
 def cuda_recorder() -> Callable[[Function], Graph]:
-    """Records graphs that share one memory pool: they never run at the same time."""
-    pool = torch.cuda.graph_pool_handle()
-    return lambda function: CudaGraph(function, pool)
+    """Records graphs that share one memory pool: they never run at the same time.
+
+    And a stream of their own: with the first graph that ends, torch frees the cuBLAS workspace of all that were
+    recorded on its stream.
+    """
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    return lambda function: CudaGraph(function, pool, stream)
 
 
 class CudaGraphs:
