@@ -147,6 +147,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     if setup.graph_sizes:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
             runner.capture_graphs(setup.graph_sizes, progress)
+            runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     logger.info("ready: %s", phases)
     info = _describe(setup, runner)
     stats.WEIGHT_BYTES.set(info.weight_bytes)
