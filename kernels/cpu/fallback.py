@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import reference
-from kernels.cpu.sampling import apply_penalties, sample_tokens, token_logprobs
+from kernels.cpu import sampling
+from kernels.cpu.sampling import apply_penalties
 from kernels.reference import (
     add_rms_norm,
     gelu_tanh_and_mul,
@@ -17,6 +21,7 @@ from kernels.reference import (
     step_inputs,
     store_kv,
 )
+from kernels.reference_sampling import GROUP_SIZE
 
 __all__ = [
     "add_rms_norm",
@@ -90,3 +95,33 @@ def paged_attention(
             result = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
             output[start:end] = result[0].transpose(0, 1)
     return output
+
+
+class TokenGroups:
+    """See `kernels.cpu.sampling.TokenGroups`."""
+
+    def __init__(self, logits: Tensor, lines: np.ndarray, scales: np.ndarray) -> None:
+        if len(lines) < len(logits):
+            logits = logits[torch.from_numpy(lines)]
+        scaled = logits * torch.from_numpy(scales)[:, None]  # fp32, whatever the logits are
+        padded = F.pad(scaled, (0, -logits.shape[1] % GROUP_SIZE), value=float("-inf"))
+        groups = padded.unflatten(1, (-1, GROUP_SIZE))
+        self._groups, self.maxima = groups.numpy(), groups.amax(-1).numpy()
+
+    def masses(self, line: np.ndarray, lowest: np.ndarray, origin: np.ndarray) -> np.ndarray:
+        maxima = self.maxima[line]
+        index, group = (maxima >= lowest[:, None]).nonzero()
+        values = torch.from_numpy(self.members(line[index], group))
+        exponents = values - torch.from_numpy(origin[index, None])
+        exponents.masked_fill_(values < torch.from_numpy(lowest[index, None]), -np.inf)
+        masses = np.zeros_like(maxima)
+        # exp() takes several times as long of -inf and of what underflows; e^-80 is too little to be drawn or to count.
+        masses[index, group] = exponents.clamp_(min=-80).exp_().sum(-1).numpy()
+        return masses
+
+    def members(self, line: np.ndarray, group: np.ndarray) -> np.ndarray:
+        return self._groups[line, group]
+
+
+sample_tokens = partial(sampling.sample_tokens, TokenGroups)
+token_logprobs = partial(sampling.token_logprobs, TokenGroups)

@@ -5,13 +5,17 @@ Importing this module raises BuildError where the C++ kernels cannot be compiled
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.cpu import sampling
 from kernels.cpu.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
 from kernels.cpu.paged import paged_attention, rotary_store_kv, store_kv
-from kernels.cpu.sampling import apply_penalties, sample_tokens, token_logprobs
+from kernels.cpu.sampling import apply_penalties
+from kernels.cpu.token_groups import TokenGroups
 
 __all__ = [
     "add_rms_norm",
@@ -34,6 +38,9 @@ _add_rms_norm = bind("add_rms_norm", I, *[P] * 4, L, I, F, I)
 _gated = bind("gated", I, I, P, P, L, I, I)
 _linear = bind("linear", I, *[P] * 4, *[L] * 3, I)
 _step_inputs = bind("step_inputs", *[P] * 6, L, P, P, L, *[P] * 5, L, L, I)
+
+sample_tokens = partial(sampling.sample_tokens, TokenGroups)
+token_logprobs = partial(sampling.token_logprobs, TokenGroups)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

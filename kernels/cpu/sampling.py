@@ -1,13 +1,14 @@
 """The sampling ops on the CPU, all rows at once, the way of the Triton kernels (`kernels.sampling`).
 
-torch passes over the logits once, for the maximum of each group of 128 token ids; what is asked next concerns few
-groups, which are gathered. Its argmax and topk over a whole vocabulary cost ten times as much as that pass. What is
-small is numpy's, whose calls cost less.
+Whole vocabularies are read by `TokenGroups` only: once for the maximum of each group of 128 token ids, and at most once
+a round for the masses of groups that matter. What is left is small, and numpy's: no OpenMP team has to meet.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +23,33 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
+class TokenGroups(Protocol):
+    """L lines of logits, times a scale each, in groups of GROUP_SIZE token ids; the last is filled up with -inf.
+
+    In C++ (`token_groups`) and in torch (`fallback`). Values are fp32; indices int64.
+    """
+
+    maxima: np.ndarray
+    """[L, num_groups]; NaN of a group that has one"""
+
+    def masses(self, line: np.ndarray, lowest: np.ndarray, origin: np.ndarray) -> np.ndarray:
+        """[N, num_groups]: the sums of exp(value - origin [N]) over values >= lowest [N] of the lines line [N].
+
+        0 for a group with NaN.
+        """
+        ...
+
+    def members(self, line: np.ndarray, group: np.ndarray) -> np.ndarray:
+        """[N, GROUP_SIZE]: the values of the groups group [N] of the lines line [N]."""
+        ...
+
+
+# Of logits [S, vocab_size], lines int64 [L] of them, and scales fp32 [L]
+MakeGroups = Callable[[Tensor, np.ndarray, np.ndarray], TokenGroups]
+
+
 def sample_tokens(
+    make_groups: MakeGroups,
     logits: Tensor,
     rows: Tensor,
     temperature: Tensor,
@@ -39,12 +66,12 @@ def sample_tokens(
     positions, sampled = num_tokens.numpy(), np.zeros(len(row), dtype=np.int64)
     greedy, random = (is_live & ~is_random).nonzero()[0], (is_live & is_random).nonzero()[0]
     if len(greedy):
-        sampled[greedy] = _most_probable(_select(logits, greedy))
+        sampled[greedy] = _most_probable(make_groups(logits, greedy, np.ones(len(greedy), dtype=np.float32)))
     if len(random):
         drawn = row[random]
         sampled[random] = _draw(
-            _select(logits, random),
-            temperature.numpy()[drawn],
+            make_groups(logits, random, 1 / temperature.numpy()[drawn]),
+            logits.shape[1],
             top_k.numpy()[drawn],
             top_p.numpy()[drawn],
             min_p.numpy()[drawn],
@@ -57,30 +84,16 @@ def sample_tokens(
     return torch.from_numpy(sampled)
 
 
-def _select(logits: Tensor, lines: np.ndarray) -> Tensor:
-    return logits if len(lines) == len(logits) else logits[torch.from_numpy(lines)]
-
-
-def _grouped(logits: Tensor) -> Tensor:
-    """[S, vocab_size] -> [S, num_groups, GROUP_SIZE], filled up with -inf."""
-    padding = -logits.shape[1] % GROUP_SIZE
-    if padding:
-        logits = torch.nn.functional.pad(logits, (0, padding), value=float("-inf"))
-    return logits.unflatten(1, (-1, GROUP_SIZE))
-
-
-def _most_probable(logits: Tensor) -> np.ndarray:
-    groups = _grouped(logits)
-    group = groups.amax(-1).float().numpy().argmax(-1)
-    members = groups[torch.arange(len(groups)), torch.from_numpy(group)]
-    return group * GROUP_SIZE + members.float().numpy().argmax(-1)
+def _most_probable(groups: TokenGroups) -> np.ndarray:
+    group = groups.maxima.argmax(-1)
+    return group * GROUP_SIZE + groups.members(np.arange(len(group)), group).argmax(-1)
 
 
 # log(0) = -inf is meant; a broken model's logits may be NaN or inf.
 @np.errstate(divide="ignore", invalid="ignore")
 def _draw(
-    logits: Tensor,
-    temperature: np.ndarray,
+    groups: TokenGroups,
+    vocab_size: int,
     top_k: np.ndarray,
     top_p: np.ndarray,
     min_p: np.ndarray,
@@ -88,63 +101,42 @@ def _draw(
     positions: np.ndarray,
 ) -> np.ndarray:
     """Token ids int64 [R] of random rows, in rounds: those whose draw is rejected draw again in the next."""
-    scaled = logits * torch.from_numpy(1 / temperature)[:, None]  # fp32, whatever the logits are
-    tensor = _grouped(scaled)
-    groups, maxima = tensor.numpy(), tensor.amax(-1).numpy()  # [R, num_groups, GROUP_SIZE], [R, num_groups]
-    num_groups = maxima.shape[1]
-    highest = maxima.max(-1)
-    origin = np.where(np.isfinite(highest), highest, np.float32(0))  # subtracted before exp()
-    lowest = _lowest_kept(groups, maxima, highest, top_k, min_p, scaled.shape[1])
-    left = np.arange(len(groups))  # rows still to be decided; what follows is of these
-    if (lowest > -_INF).any():
-        sums = _masses(groups, left, maxima >= lowest[:, None], lowest, origin)
-    else:
-        sums = _weights(tensor, origin[:, None, None])
-    needed = np.where(top_p < 1, top_p * sums.sum(-1), _INF)  # of the mass, for a nucleus
+    num_rows, num_groups = groups.maxima.shape
+    highest = groups.maxima.max(-1)
+    origin = _exp_origin(highest)
+    lowest = _lowest_kept(groups, highest, top_k, min_p, vocab_size)
+    left = np.arange(num_rows)  # rows still to be decided; what follows is of these
+    masses = groups.masses(left, lowest, origin)
+    needed = np.where(top_p < 1, top_p * masses.sum(-1), _INF)  # of the mass, for a nucleus
     keys = _mix(
         _mix(seeds.astype(np.uint64) * _GOLDEN_GAMMA + _GOLDEN_GAMMA) + positions.astype(np.uint64) * _GOLDEN_GAMMA
     )
-    tokens = np.empty(len(groups), dtype=np.int64)
+    tokens = np.empty(num_rows, dtype=np.int64)
     for draw in itertools.count():
         noise = _gumbel_noise(keys, draw, num_groups + GROUP_SIZE)
-        group = (np.log(sums) + noise[:, :num_groups]).argmax(-1)
-        members = groups[left, group]
+        group = (np.log(masses) + noise[:, :num_groups]).argmax(-1)
+        members = groups.members(left, group)
         noisy = np.where(members >= lowest[:, None], members + noise[:, num_groups:], -_INF)
         member = noisy.argmax(-1)
         tokens[left] = group * GROUP_SIZE + member
         # What is more probable decides whether the token is in the nucleus; if not, it is what is left.
         value = members[np.arange(len(left)), member]
-        above = (maxima > value[:, None]) & (needed < _INF)[:, None]
-        if not above.any():
+        unsure = ((needed < _INF) & (highest[left] > value)).nonzero()[0]
+        if not len(unsure):
             break
         lowest = np.nextafter(value, _INF)
-        sums = _masses(groups, left, above, lowest, origin)
-        rejected = (above.any(-1) & (sums.sum(-1) >= needed)).nonzero()[0]
+        masses = groups.masses(left[unsure], lowest[unsure], origin[left[unsure]])
+        is_rejected = masses.sum(-1) >= needed[unsure]
+        rejected, masses = unsure[is_rejected], masses[is_rejected]
         if not len(rejected):
             break
-        left, maxima, origin, lowest, needed = (x[rejected] for x in (left, maxima, origin, lowest, needed))
-        sums, keys = sums[rejected], keys[rejected]
+        left, lowest, needed, keys = left[rejected], lowest[rejected], needed[rejected], keys[rejected]
     return tokens
 
 
-def _weights(values: Tensor, origin: np.ndarray) -> np.ndarray:
-    """[..., num]: sums over the last dimension of exp(values - origin), but of e^-80 where that is less.
-
-    That is too little to be drawn or to count; and exp() of -inf and of what underflows takes several times as long.
-    """
-    return (values - torch.from_numpy(origin)).clamp_(min=-80).exp_().sum(-1).numpy()
-
-
-def _masses(
-    groups: np.ndarray, left: np.ndarray, wanted: np.ndarray, lowest: np.ndarray, origin: np.ndarray
-) -> np.ndarray:
-    """[L, num_groups]: the sum of weights of tokens >= lowest [L] in the wanted [L, num_groups] groups of rows left."""
-    line, group = wanted.nonzero()
-    values = groups[left[line], group]
-    values[values < lowest[line, None]] = -_INF
-    sums = np.zeros(wanted.shape, dtype=np.float32)
-    sums[line, group] = _weights(torch.from_numpy(values), origin[line, None])
-    return sums
+def _exp_origin(highest: np.ndarray) -> np.ndarray:
+    """Subtracted before exp()."""
+    return np.where(np.isfinite(highest), highest, np.float32(0))
 
 
 def _gumbel_noise(keys: np.ndarray, draw: int, count: int) -> np.ndarray:
@@ -162,35 +154,41 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _lowest_kept(
-    groups: np.ndarray, maxima: np.ndarray, highest: np.ndarray, top_k: np.ndarray, min_p: np.ndarray, vocab_size: int
+    groups: TokenGroups, highest: np.ndarray, top_k: np.ndarray, min_p: np.ndarray, vocab_size: int
 ) -> np.ndarray:
     """fp32 [R]: the lowest value that min-p and top-k leave; -inf = all."""
     lowest = np.where(min_p > 0, highest + np.log(min_p), -_INF)
     limited = ((top_k < vocab_size) & ~np.isnan(highest)).nonzero()[0]
     if len(limited):
-        kth = _kth_largest(groups, maxima[limited], limited, top_k[limited])
+        kth = _kth_largest(groups, limited, top_k[limited])
         lowest[limited] = np.maximum(lowest[limited], kth)
     return lowest
 
 
-def _kth_largest(groups: np.ndarray, maxima: np.ndarray, lines: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """fp32 [L]: the k-th largest value of each row groups[lines], whose group maxima are [L, num_groups].
+def _kth_largest(groups: TokenGroups, lines: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """fp32 [L]: the k-th largest value of each of the lines.
 
     At least k values are as large as the k-th largest maximum: little more than k have to be sorted.
     """
+    maxima = groups.maxima[lines]
     num_groups, every = maxima.shape[1], np.arange(len(lines))
     ordered = np.sort(maxima, axis=1)
     bound = np.where(k <= num_groups, ordered[every, num_groups - np.minimum(k, num_groups)], -_INF)
-    line, group = (maxima >= bound[:, None]).nonzero()
-    values = groups[lines[line], group]
-    hit, member = (values >= bound[line, None]).nonzero()
-    line, values = line[hit], values[hit, member]
+    line, _, values = _at_least(groups, lines, bound)
     counts = np.bincount(line, minlength=len(lines))
     place = np.arange(len(line)) - (counts.cumsum() - counts)[line]
     candidates = np.full((len(lines), counts.max()), -_INF, dtype=np.float32)
     candidates[line, place] = values
     candidates.sort(axis=1)
     return candidates[every, candidates.shape[1] - k]
+
+
+def _at_least(groups: TokenGroups, lines: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All values >= bound [L] of the lines [L]: which of the lines, token ids, values; by line, rising ids."""
+    line, group = (groups.maxima[lines] >= bound[:, None]).nonzero()
+    members = groups.members(lines[line], group)
+    hit, member = (members >= bound[line, None]).nonzero()
+    return line[hit], group[hit] * GROUP_SIZE + member, members[hit, member]
 
 
 def apply_penalties(
@@ -224,32 +222,40 @@ def apply_penalties(
     logits[where] = values
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+@np.errstate(divide="ignore", invalid="ignore")
+def token_logprobs(
+    make_groups: MakeGroups, logits: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.token_logprobs`."""
-    logits, chosen = logits.float(), token_ids[:, None]
-    chosen_logits = logits.gather(-1, chosen)
-    ranks = (logits > chosen_logits).sum(-1) + 1
-    top_ids = _most_probable_ids(logits, num_top) if num_top else chosen[:, :0]
-    ids = torch.cat([chosen, top_ids], dim=-1)
-    return ids, logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True), ranks
+    lines, ones = np.arange(len(logits)), np.ones(len(logits), dtype=np.float32)
+    groups = make_groups(logits, lines, ones)
+    chosen = token_ids.numpy()
+    chosen_logits = groups.members(lines, chosen // GROUP_SIZE)[lines, chosen % GROUP_SIZE]
+    above, _, _ = _at_least(groups, lines, np.nextafter(chosen_logits, _INF))
+    ranks = np.bincount(above, minlength=len(lines)) + 1
 
+    highest = groups.maxima.max(-1)
+    origin = _exp_origin(highest)
+    log_mass = np.log(groups.masses(lines, np.full(len(lines), -_INF), origin).sum(-1))
+    logsumexp = np.where(np.isfinite(highest), origin + log_mass, highest)
 
-def _most_probable_ids(logits: Tensor, num_top: int) -> Tensor:
-    """int64 [L, num_top], falling; of equals the lowest id first, which topk does not promise."""
-    groups = _grouped(logits)
-    maxima = groups.amax(-1)
-    if maxima.isnan().any():
-        return _most_probable_ids(
-            logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")), num_top
+    if np.isnan(highest).any():
+        groups = make_groups(
+            logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")), lines, ones
         )
-    lines = np.arange(len(logits))
-    lowest = _kth_largest(groups.numpy(), maxima.numpy(), lines, np.full(len(logits), num_top))
-    line, group = (maxima.numpy() >= lowest[:, None]).nonzero()
-    values = groups.numpy()[line, group]
-    hit, member = (values >= lowest[line, None]).nonzero()
-    line, values, ids = line[hit], values[hit, member], group[hit] * GROUP_SIZE + member
-    # The padding behind the vocabulary is -inf, and last: it is never among the first num_top <= vocab_size.
+    top_ids, top_logits = _largest(groups, lines, num_top)
+    ids = np.concatenate([chosen[:, None], top_ids], axis=1)
+    logprobs = np.concatenate([chosen_logits[:, None], top_logits], axis=1) - logsumexp[:, None]
+    return torch.from_numpy(ids), torch.from_numpy(logprobs), torch.from_numpy(ranks)
+
+
+def _largest(groups: TokenGroups, lines: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids int64 [L, count] and values fp32 [L, count], falling; of equals the lowest id first. No NaN."""
+    if count == 0:
+        return np.empty((len(lines), 0), dtype=np.int64), np.empty((len(lines), 0), dtype=np.float32)
+    line, ids, values = _at_least(groups, lines, _kth_largest(groups, lines, np.full(len(lines), count)))
+    # The padding behind the vocabulary is -inf, and last: it is never among the first count <= vocab_size.
     order = np.lexsort((ids, -values, line))
-    counts = np.bincount(line, minlength=len(logits))
-    first = counts.cumsum() - counts
-    return torch.from_numpy(ids[order[first[:, None] + np.arange(num_top)]])
+    counts = np.bincount(line, minlength=len(lines))
+    first = order[(counts.cumsum() - counts)[:, None] + np.arange(count)]
+    return ids[first], values[first]

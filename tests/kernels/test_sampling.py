@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.cpu import sampling
+from kernels.cpu import fallback, native
 from kernels.reference_sampling import GROUP_SIZE, gumbel_noise
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
@@ -26,20 +28,22 @@ from tests.kernels.sampling_batches import (
 # 0.999 quantiles of the chi-square distribution, by degrees of freedom
 CHI_SQUARE = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5}
 
+IMPLEMENTATIONS = [pytest.param(native, id="cpp"), pytest.param(fallback, id="torch")]
 
-def check(logits: Tensor, lines: list[Row]) -> Tensor:
-    """Returns the tokens, which are the reference's."""
-    actual = SamplingBatch(logits, lines)
-    expected = actual.copy()
-    sampled = sampling.sample_tokens(*actual.args())
-    assert_same(actual, sampled, expected, reference.sample_tokens(*expected.args()))
-    return sampled
+
+def check(logits: Tensor, lines: list[Row]) -> None:
+    """In C++ and in torch the tokens are the reference's."""
+    expected = SamplingBatch(logits, lines)
+    wanted = reference.sample_tokens(*expected.args())
+    for implementation in (native, fallback):
+        actual = SamplingBatch(logits, lines)
+        assert_same(actual, implementation.sample_tokens(*actual.args()), expected, wanted)
 
 
 def draws(logits: Tensor, count: int, **parameters: float) -> Tensor:
     """Tokens of `count` rows with these logits [vocab_size], alike but for their seeds and positions."""
     lines = [Row(seed=index // 50, position=index % 50, **parameters) for index in range(count)]  # type: ignore[arg-type]
-    return sampling.sample_tokens(*SamplingBatch(logits.expand(count, -1), lines).args())
+    return native.sample_tokens(*SamplingBatch(logits.expand(count, -1), lines).args())
 
 
 # The CPU implementation against the reference
@@ -76,15 +80,38 @@ def test_equal_and_impossible_tokens(lines: list[Row], seed: int):
     check(logits, lines)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits(dtype: torch.dtype):
-    lines = [Row(temperature=0.0), Row(seed=1), Row(top_k=7, seed=2), Row(temperature=0.6, top_p=0.5, seed=3)]
-    check(random_logits(4, 1000, scale=1.0).to(dtype), lines)
+MIXED_LINES = [Row(temperature=0.0), Row(seed=1), Row(top_k=7, seed=2), Row(temperature=0.6, top_p=0.5, seed=3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [3, 128, 1000, 20_011])
+def test_dtypes_and_vocabularies_of_any_size(dtype: torch.dtype, vocab_size: int):
+    """The largest is shared by threads, the smallest is less than a group, or a vector."""
+    check(
+        random_logits(4, vocab_size, scale=1.0).to(dtype), [replace(line, top_k=line.top_k % 5) for line in MIXED_LINES]
+    )
+
+
+def test_logits_in_rows_and_columns_of_any_stride():
+    logits = random_logits(8, 700)
+    check(logits[::2, 50:633], MIXED_LINES)
+    check(logits[0].expand(4, -1), MIXED_LINES)
+    check(logits.T[:4], [replace(line, top_k=0) for line in MIXED_LINES])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_nan_is_the_most_probable(implementation: ModuleType):
+    """As in torch's argmax, and wherever in a group: a broken model is broken alike everywhere."""
+    logits = random_logits(4, 300)
+    logits[0, 299] = logits[1, 130] = logits[1, 200] = logits[2, 0] = torch.nan
+    logits[3, :] = -torch.inf
+    sampled = implementation.sample_tokens(*SamplingBatch(logits, [Row(temperature=0.0)] * 4).args())
+    assert sampled.tolist() == [299, 130, 0, 0]
 
 
 def test_broken_models_yield_some_id_of_the_vocabulary():
     vocab_size = 200
-    for implementation in (sampling, reference):
+    for implementation in (native, fallback, reference):
         for logits in broken_logits(vocab_size):
             for lines in BROKEN_LINES:
                 sampled = implementation.sample_tokens(*SamplingBatch(logits, lines).args())
@@ -101,29 +128,34 @@ def test_penalties_change_each_seen_token_once():
     ]
     arguments = (batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, *columns)
     expected = logits.clone()
-    sampling.apply_penalties(logits, *arguments)
+    native.apply_penalties(logits, *arguments)
     reference.apply_penalties(expected, *arguments)
     torch.testing.assert_close(logits, expected)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_top", [0, 1, 20, 300])
-def test_logprobs_with_ties(num_top: int):
+def test_logprobs_with_ties(num_top: int, dtype: torch.dtype, implementation: ModuleType):
     logits = random_logits(5, 300)
     logits[1] = logits[1].round()
     logits[2], logits[2, 200] = -torch.inf, 1.0
     logits[3, ::2], logits[3, 1::2] = 0.0, -0.0
+    logits = logits.to(dtype)
     token_ids = torch.tensor([5, 299, 200, 7, 250])
-    actual = sampling.token_logprobs(logits, token_ids, num_top)
+    actual = implementation.token_logprobs(logits, token_ids, num_top)
     expected = reference.token_logprobs(logits, token_ids, num_top)
     assert torch.equal(actual[0], expected[0])
     torch.testing.assert_close(actual[1], expected[1], atol=1e-5, rtol=1e-5)
     assert torch.equal(actual[2], expected[2])
 
 
-def test_logprobs_of_a_broken_model_name_ids_of_the_vocabulary():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_logprobs_of_a_broken_model_name_ids_of_the_vocabulary(implementation: ModuleType):
     for logits in broken_logits(200):
-        ids, _, _ = sampling.token_logprobs(logits, torch.tensor([7, 7]), 5)
+        ids, logprobs, _ = implementation.token_logprobs(logits, torch.tensor([7, 7]), 5)
         assert ((ids >= 0) & (ids < 200)).all()
+        assert logprobs[logits.isnan().any(-1)].isnan().all()
 
 
 # Truncation: which tokens are drawn at all, of a distribution flat enough that each shows in 1500 draws

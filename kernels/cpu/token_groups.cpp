@@ -1,0 +1,108 @@
+// Passes over the logits by groups of 128 token ids, for the sampling ops. A line is logits + lines[l] * stride; its values are
+// scaled by scales[l] in fp32, rounded once. The last group is filled up with -inf. G is the number of groups.
+
+#include <algorithm>
+
+#include "parallel.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int GROUP_SIZE = 128;
+constexpr int GROUP_VECTORS = GROUP_SIZE / LANES;
+constexpr int64_t GROUPS_PER_CHUNK = 64;
+
+struct Lines {
+    const void* logits;
+    int64_t stride;  // in elements
+    const int64_t* lines;
+    const float* scales;
+    int64_t num_lines;
+    int64_t vocab_size;
+
+    int64_t num_groups() const { return (vocab_size + GROUP_SIZE - 1) / GROUP_SIZE; }
+
+    template <class T>
+    void load_group(int64_t line, int64_t group, f32x16* values) const {
+        const T* p = (const T*)logits + lines[line] * stride + group * GROUP_SIZE;
+        const int count = (int)std::min<int64_t>(GROUP_SIZE, vocab_size - group * GROUP_SIZE);
+        for (int i = 0; i < GROUP_VECTORS; i++) {
+            const int left = count - i * LANES;
+            values[i] = left > 0 ? load(p + i * LANES, left) * scales[line] : splat(-INFINITY);
+            for (int lane = left; lane > 0 && lane < LANES; lane++) values[i][lane] = -INFINITY;
+        }
+    }
+
+    // f(line, group) for all of them; threads share the groups of a line, too.
+    template <class F>
+    void for_groups(int threads, F&& f) const {
+        const int64_t groups = num_groups(), chunks = (groups + GROUPS_PER_CHUNK - 1) / GROUPS_PER_CHUNK;
+        parallel::for_each(threads, num_lines * chunks, [&](int64_t chunk) {
+            const int64_t line = chunk / chunks, first = chunk % chunks * GROUPS_PER_CHUNK;
+            for (int64_t group = first; group < std::min(groups, first + GROUPS_PER_CHUNK); group++) f(line, group);
+        });
+    }
+};
+
+// NaN where one of them is.
+float max_or_nan(const f32x16* values) {
+    f32x16 m = values[0];
+    for (int i = 1; i < GROUP_VECTORS; i++) m = ((values[i] > m) | (values[i] != values[i])) ? values[i] : m;
+    const i32x16 is_nan = m != m;
+    int any = 0;
+    for (int lane = 0; lane < LANES; lane++) any |= is_nan[lane];
+    return any ? NAN : max(m);
+}
+
+}  // namespace
+
+extern "C" {
+
+// maxima [num_lines, G]; NaN of a group with NaN
+void pagewire_group_maxima(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
+                           int64_t num_lines, int64_t vocab_size, float* maxima, int threads) {
+    const Lines l{logits, stride, lines, scales, num_lines, vocab_size};
+    with_dtype(dtype, [&](auto t) {
+        l.for_groups(threads, [&](int64_t line, int64_t group) {
+            f32x16 values[GROUP_VECTORS];
+            l.load_group<decltype(t)>(line, group, values);
+            maxima[line * l.num_groups() + group] = max_or_nan(values);
+        });
+    });
+}
+
+// masses [num_lines, G]: the sums of exp(value - origin) over values >= lowest; lowest, origin [num_lines]. Groups whose
+// maximum is below lowest, or NaN, are not read.
+void pagewire_group_masses(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
+                           int64_t num_lines, int64_t vocab_size, const float* maxima, const float* lowest,
+                           const float* origin, float* masses, int threads) {
+    const Lines l{logits, stride, lines, scales, num_lines, vocab_size};
+    with_dtype(dtype, [&](auto t) {
+        l.for_groups(threads, [&](int64_t line, int64_t group) {
+            const int64_t index = line * l.num_groups() + group;
+            f32x16 total = {};
+            if (maxima[index] >= lowest[line]) {
+                f32x16 values[GROUP_VECTORS];
+                l.load_group<decltype(t)>(line, group, values);
+                for (const f32x16 v : values)
+                    total += v >= splat(lowest[line]) ? exp2((v - origin[line]) * LOG2E) : f32x16{};
+            }
+            masses[index] = sum(total);
+        });
+    });
+}
+
+// out [num_members, 128]: the values of group groups[i] of the line members[i]
+void pagewire_group_members(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
+                            int64_t num_lines, int64_t vocab_size, const int64_t* members, const int64_t* groups,
+                            int64_t num_members, float* out) {
+    const Lines l{logits, stride, lines, scales, num_lines, vocab_size};
+    with_dtype(dtype, [&](auto t) {
+        for (int64_t i = 0; i < num_members; i++) {
+            f32x16 values[GROUP_VECTORS];
+            l.load_group<decltype(t)>(members[i], groups[i], values);
+            std::memcpy(out + i * GROUP_SIZE, values, sizeof values);
+        }
+    });
+}
+}

@@ -1,0 +1,58 @@
+"""Passes over logits by groups of token ids, in C++: each reads what it needs once, on the kernels' own threads."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from kernels.cpu.library import I, L, P, bind, dtype_code, threads_for
+from kernels.reference_sampling import GROUP_SIZE
+
+_LINES = (I, P, L, P, P, L, L)
+_group_maxima = bind("group_maxima", *_LINES, P, I)
+_group_masses = bind("group_masses", *_LINES, *[P] * 4, I)
+_group_members = bind("group_members", *_LINES, P, P, L, P)
+
+
+class TokenGroups:
+    """See `kernels.cpu.sampling.TokenGroups`."""
+
+    def __init__(self, logits: Tensor, lines: np.ndarray, scales: np.ndarray) -> None:
+        self._logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        self._lines, self._scales = np.ascontiguousarray(lines, np.int64), np.ascontiguousarray(scales, np.float32)
+        self.maxima = np.empty((len(lines), -(-logits.shape[1] // GROUP_SIZE)), dtype=np.float32)
+        _group_maxima(*self._arguments(self._lines, self._scales), self.maxima.ctypes.data, self._threads(len(lines)))
+
+    def masses(self, line: np.ndarray, lowest: np.ndarray, origin: np.ndarray) -> np.ndarray:
+        lines, scales, maxima = self._lines[line], self._scales[line], self.maxima[line]
+        lowest, origin = np.ascontiguousarray(lowest, np.float32), np.ascontiguousarray(origin, np.float32)
+        masses = np.empty_like(maxima)
+        _group_masses(
+            *self._arguments(lines, scales),
+            maxima.ctypes.data,
+            lowest.ctypes.data,
+            origin.ctypes.data,
+            masses.ctypes.data,
+            self._threads(len(lines)),
+        )
+        return masses
+
+    def members(self, line: np.ndarray, group: np.ndarray) -> np.ndarray:
+        line, group = np.ascontiguousarray(line, np.int64), np.ascontiguousarray(group, np.int64)
+        members = np.empty((len(line), GROUP_SIZE), dtype=np.float32)
+        _group_members(
+            *self._arguments(self._lines, self._scales),
+            line.ctypes.data,
+            group.ctypes.data,
+            len(line),
+            members.ctypes.data,
+        )
+        return members
+
+    def _arguments(self, lines: np.ndarray, scales: np.ndarray) -> tuple[int, ...]:
+        logits = self._logits
+        address, stride, vocab_size = logits.data_ptr(), logits.stride(0), logits.shape[1]
+        return dtype_code(logits), address, stride, lines.ctypes.data, scales.ctypes.data, len(lines), vocab_size
+
+    def _threads(self, num_lines: int) -> int:
+        return threads_for(num_lines * self._logits.shape[1])
