@@ -118,6 +118,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     device, phases = resolve_device(config.device), Phases()
     if device.type == "cuda":
         _check_cuda(config, device)
+    else:
+        stats.CPU_BACKEND.labels(_cpu_kernels()).set(1)
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or usable_cores())
     with phases("weights"):
@@ -132,8 +134,10 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             seed=config.seed,
             progress=progress,
         )
-    if device.type == "cpu":
-        stats.CPU_BACKEND.labels(kernels.cpu_backend()).set(1)
+    if device.type == "cpu" and kernels.cpu_backend() == "triton" and model.config.dtype == torch.bfloat16:
+        raise StartupError(
+            "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
+        )
     limits = _limits(config, model, device)
     kv_cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, model.config.dtype)
     setup = Setup(config, model, limits, kv_cache_dtype, _graph_sizes(config, model, limits, device), device)
@@ -166,6 +170,14 @@ def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
             f"--device cuda: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; the CUDA "
             f"kernels need {_MIN_CUDA_MAJOR}.0 (Ampere) or above; use --device cpu or another GPU"
         )
+
+
+def _cpu_kernels() -> str:
+    """Raises StartupError if the environment asks for kernels that there are not."""
+    try:
+        return kernels.cpu_backend()
+    except ValueError as error:
+        raise StartupError(str(error)) from error
 
 
 def _limits(config: ExecutorConfig, model: Model, device: torch.device) -> Limits:

@@ -26,7 +26,9 @@ _REQUESTS = Gauge("pagewire:executor_rows_used", "Requests that hold a row")
 WEIGHT_BYTES = Gauge("pagewire:executor_weight_bytes", "Bytes of the model's weights")
 KV_CACHE_BYTES = Gauge("pagewire:executor_kv_cache_bytes", "Bytes of the KV cache")
 LOAD_SECONDS = Gauge("pagewire:executor_load_seconds", "Time that starting took, by phase", ["phase"])
-CPU_BACKEND = Gauge("pagewire:executor_cpu_kernels", "1 for the CPU kernels in use: cpp, or torch (slow)", ["backend"])
+CPU_BACKEND = Gauge(
+    "pagewire:executor_cpu_kernels", "1 for the CPU kernels in use: cpp, torch (slow), or triton (tests)", ["backend"]
+)
 
 
 def step_kind(step: Step) -> str:

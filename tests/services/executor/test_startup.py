@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import decode_attention, paged_attention, prefill_attention, tuning
+from kernels import cpu, decode_attention, paged_attention, prefill_attention, tuning
 from pagewire import cgroup
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
@@ -152,6 +152,21 @@ def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
     with pytest.raises(StartupError, match=message):
         start(Path("no such model"), device="cuda", block_size=block_size)
+
+
+@pytest.mark.parametrize("choice", ["tritn", "triton"])
+def test_cpu_kernels_that_cannot_be_had_are_refused_at_once(choice: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu, "backend", cpu.choose)
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", choice)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(StartupError, match=rf"PAGEWIRE_CPU_KERNELS='{choice}'"):
+        start(Path("no such model"))
+
+
+def test_the_interpreter_is_refused_what_it_computes_wrongly(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu, "backend", lambda: "triton")
+    with pytest.raises(StartupError, match=r"bfloat16 wrongly; add --dtype float32"):
+        start(directory, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
