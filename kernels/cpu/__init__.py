@@ -24,7 +24,7 @@ def choose() -> str:
     of the process, and a model in fp32 or fp16 (the interpreter multiplies bf16 wrongly). Raises ValueError for
     anything else.
     """
-    choice = os.environ.get("PAGEWIRE_CPU_KERNELS", "cpp")
+    choice = os.environ.get("PAGEWIRE_CPU_KERNELS") or "cpp"  # empty is unset, as with all our variables
     if choice == "torch":
         logger.warning("CPU kernels: plain torch, as PAGEWIRE_CPU_KERNELS asks (several times slower than C++)")
     elif choice == "triton":

@@ -163,6 +163,15 @@ def test_cpu_kernels_that_cannot_be_had_are_refused_at_once(choice: str, monkeyp
         start(Path("no such model"))
 
 
+def test_an_empty_choice_of_cpu_kernels_is_none(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PAGEWIRE_CPU_KERNELS", raising=False)
+    default = cpu.choose()
+    monkeypatch.setattr(cpu, "backend", cpu.choose)
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "")
+    start(directory)
+    assert cpu.backend() == default
+
+
 def test_the_interpreter_is_refused_what_it_computes_wrongly(directory: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu, "backend", lambda: "triton")
     with pytest.raises(StartupError, match=r"bfloat16 wrongly; add --dtype float32"):
