@@ -1,4 +1,4 @@
-"""One process runs the executor on the GPU's kernels, in Triton's interpreter; its tokens are those of the CPU's."""
+"""The executor on the GPU's kernels, without a GPU: its tokens in Triton's interpreter, and what it has compiled."""
 
 from __future__ import annotations
 
@@ -31,3 +31,18 @@ def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path) -> None:
     answer = json.loads(result.stdout)
     assert answer["backend"] == "triton"
     assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path)
+
+
+def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.services.executor.triton_forms", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    forms = json.loads(result.stdout)
+    assert forms["warm-up"] > 10 and forms["serving"] == []
