@@ -66,7 +66,7 @@ def merge(
     dims = tl.arange(0, DIMS)
     # Pipelined, because the latency of a load is all that this loop costs; large tiles less deeply, for the sake of
     # shared memory (16 KiB a stage from 4096 elements on). What other multiprocessors stored is seen because the
-    # caller's atomic acquires, which empties the L1 cache; ".cg" keeps partials out of it, as far as copies are 16 bytes.
+    # caller's atomic acquires, which empties the L1 cache; ".cg" keeps out of it what is copied by 16 bytes.
     TILE: tl.constexpr = in_rows.shape[0] * DIMS
     STAGES: tl.constexpr = 4 if TILE <= 2048 else (3 if TILE <= 4096 else 2)
     for split in tl.range(0, num_splits, num_stages=STAGES):
