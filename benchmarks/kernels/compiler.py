@@ -85,7 +85,7 @@ def compile_for(specialization: Specialization, capability: int) -> Resources:
         (i,): [["tt.divisibility", 16]]
         for i, parameter in enumerate(specialization.kernel.params)
         if not parameter.do_not_specialize
-        and (signature[parameter.name].startswith("*") or parameter.name.endswith("stride"))
+        and (signature[parameter.name].startswith("*") or parameter.name.endswith(("stride", "vocab_size")))
     }
     source = ASTSource(specialization.kernel, signature, constexprs=dict(specialization.constants), attrs=aligned)
     options = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
