@@ -120,6 +120,12 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         _check_cuda(config, device)
     else:
         stats.CPU_BACKEND.labels(_cpu_kernels()).set(1)
+    max_num_seqs, max_num_batched_tokens = _batch_limits(config, device)
+    sizes = capture_sizes(
+        config.cudagraph_capture_sizes,
+        config.max_cudagraph_capture_size,
+        min(max_num_seqs, max_num_batched_tokens),
+    )
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or usable_cores())
     with phases("weights"):
@@ -138,9 +144,15 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         raise StartupError(
             "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
         )
-    limits = _limits(config, model, device)
+    limits = Limits(
+        max_num_seqs,
+        max_num_batched_tokens,
+        max_model_len=config.max_model_len or model.config.max_position_embeddings,
+        block_size=config.block_size,
+    )
     kv_cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, model.config.dtype)
-    setup = Setup(config, model, limits, kv_cache_dtype, _graph_sizes(config, model, limits, device), device)
+    graph_sizes = sizes if _uses_graphs(config, model, device) else ()
+    setup = Setup(config, model, limits, kv_cache_dtype, graph_sizes, device)
     num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
     with phases("kv_cache"):
@@ -180,14 +192,10 @@ def _cpu_kernels() -> str:
         raise StartupError(str(error)) from error
 
 
-def _limits(config: ExecutorConfig, model: Model, device: torch.device) -> Limits:
-    on_cpu = device.type == "cpu"
-    return Limits(
-        max_num_seqs=config.max_num_seqs or (128 if on_cpu else 256),
-        max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_cpu else 8192),
-        max_model_len=config.max_model_len or model.config.max_position_embeddings,
-        block_size=config.block_size,
-    )
+def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens)"""
+    default = (128, 2048) if device.type == "cpu" else (256, 8192)
+    return config.max_num_seqs or default[0], config.max_num_batched_tokens or default[1]
 
 
 def _within(limits: Limits, num_blocks: int) -> Limits:
@@ -195,10 +203,8 @@ def _within(limits: Limits, num_blocks: int) -> Limits:
     return replace(limits, max_model_len=min(limits.max_model_len, num_blocks * limits.block_size))
 
 
-def _graph_sizes(config: ExecutorConfig, model: Model, limits: Limits, device: torch.device) -> tuple[int, ...]:
-    """Wrong flags are refused on every device; where there are no graphs, whoever asked for some is told why."""
-    asked, max_size = config.cudagraph_capture_sizes, config.max_cudagraph_capture_size
-    sizes = capture_sizes(asked, max_size, min(limits.max_num_seqs, limits.max_num_batched_tokens))
+def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
+    """Where there are no graphs, whoever asked for some is told why."""
     if config.enforce_eager:
         reason = "--enforce-eager turns them off"
     elif device.type != "cuda":
@@ -206,10 +212,10 @@ def _graph_sizes(config: ExecutorConfig, model: Model, limits: Limits, device: t
     elif not model.capturable:
         reason = f"{model.config.architecture} runs in transformers' code, which cannot be captured"
     else:
-        return sizes
-    if asked or max_size or device.type == "cuda":
+        return True
+    if config.cudagraph_capture_sizes or config.max_cudagraph_capture_size or device.type == "cuda":
         logger.info("no CUDA graphs: %s", reason)
-    return ()
+    return False
 
 
 def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
