@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,8 @@ from services.executor.loader import Model, load_model
 from services.executor.memory import MemoryProfile, mib
 from services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
 from services.executor.model_runner import Limits, ModelRunner
+from services.executor.phases import Phases
+from services.executor.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -84,31 +83,6 @@ class Setup:
         )
 
 
-class Phases:
-    """Seconds that each phase of starting took."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    @contextmanager
-    def __call__(self, name: str, notes: list[str] | None = None) -> Iterator[None]:
-        """notes: what the phase has to tell of itself, when it ends. Raises OutOfMemoryError where torch does."""
-        started = time.perf_counter()
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise memory.OutOfMemoryError(
-                f"the device ran out of memory at start ({name.replace('_', ' ')}): lower --max-num-batched-tokens, "
-                f"--max-num-seqs or --gpu-memory-utilization ({error})"
-            ) from error
-        seconds = time.perf_counter() - started
-        stats.LOAD_SECONDS.labels(name).set(seconds)
-        self._texts.append(f"{name.replace('_', ' ')} {seconds:.2f} s{''.join(f' ({note})' for note in notes or ())}")
-
-    def __str__(self) -> str:
-        return ", ".join(self._texts)
-
-
 def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[ModelRunner, ExecutorInfo]:
     """Loads the model and makes it ready. Call it on the thread that will execute steps.
 
@@ -159,7 +133,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         runner = setup.runner(num_blocks, _within(limits, num_blocks))
     progress(1.0, "warm-up")
     with phases("warm_up"):
-        _warm_up(runner, device)
+        warm_up(runner, device)
     if setup.graph_sizes:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
             runner.capture_graphs(setup.graph_sizes, progress)
@@ -278,33 +252,6 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "limits": asdict(setup.limits),
         "graph_sizes": setup.graph_sizes,
     }
-
-
-def _warm_up(runner: ModelRunner, device: torch.device) -> None:
-    """Compiles and faults in what the first requests would otherwise wait for: prefill, mixed and decode steps."""
-    if device.type == "cpu":
-        runner.dummy_run(2, 32)
-        runner.dummy_run(2, 2)
-        return
-    for num_reqs, num_tokens in warm_up_steps(runner.limits):
-        runner.dummy_run(num_reqs, num_tokens)
-    # The sampler's first pass has two tile sizes, for few and for many rows.
-    for num_reqs in (1, runner.limits.max_num_seqs):
-        runner.dummy_run(num_reqs, num_reqs, sampling=memory_profile.COSTLY_SAMPLING)
-
-
-def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
-    """(requests, tokens) of dummy runs, in which one request is long, that compile every attention kernel of serving.
-
-    It is compiled by how many requests a step has, in powers of four from 128 on (`attention_tile.requests_padded`),
-    and tuned for that and for the longest query (`kernels/tuning`).
-    """
-    max_tokens = limits.max_num_batched_tokens
-    max_reqs = min(limits.max_num_seqs, max_tokens)
-    sizes = takewhile(lambda size: size < max_reqs, (4**power for power in count()))
-    lengths = (1, 2, 4, 8, 16, 64, 1024)
-    steps = {(size, min(size - 1 + length, max_tokens)) for size in (*sizes, max_reqs) for length in lengths}
-    return sorted(steps)
 
 
 def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:

@@ -18,15 +18,9 @@ from services.executor.capture_sizes import capture_sizes
 from services.executor.loader import load_model
 from services.executor.memory import OutOfMemoryError
 from services.executor.model_runner import Limits, ModelRunner
-from services.executor.startup import (
-    ExecutorInfo,
-    Phases,
-    Setup,
-    cuda_cache_bytes,
-    resolve_device,
-    start_runner,
-    warm_up_steps,
-)
+from services.executor.phases import Phases
+from services.executor.startup import ExecutorInfo, Setup, cuda_cache_bytes, resolve_device, start_runner
+from services.executor.warm_up import warm_up_steps
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
 

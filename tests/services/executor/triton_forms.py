@@ -22,10 +22,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from kernels import cpu
-from services.executor import startup
 from services.executor.loader import load_model
 from services.executor.model_runner import DUMMY_SAMPLING, Limits, ModelRunner
 from services.executor.step import RowSampling
+from services.executor.warm_up import warm_up
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, write_tiny_llama
 
 # REQS is 128 or 512; the 200 tokens of the vocabulary are 2 groups.
@@ -79,7 +79,7 @@ def main() -> int:
     cpu.implementation = implementation
     model = load_model(write_tiny_llama(Path(sys.argv[1])), dtype="float16", device=CPU, load_format="dummy")
     runner = ModelRunner(model, LIMITS, 4096, CPU)
-    startup._warm_up(runner, torch.device("cuda"))
+    warm_up(runner, torch.device("cuda"))
     warmed_up = len(forms)
     for num_reqs, length, sampling in product((1, 3, 8, 129), (1, 3, 20), (DUMMY_SAMPLING, *EXTRAS)):
         runner.dummy_run(num_reqs, num_reqs - 1 + length, sampling=sampling)
