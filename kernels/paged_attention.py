@@ -31,9 +31,9 @@ def paged_attention(
 ) -> Tensor:
     """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
 
-    Short queries go to one kernel, long ones to another: a batch of both launches two. With split_size, and many long
-    requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size partial rows
-    of num_heads * head_dim fp32.
+    Short queries go to one kernel, long ones to another: a batch with a long query launches both. With split_size, and
+    many long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size
+    partial rows of num_heads * head_dim fp32.
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_reqs = seq_lens.shape[0]

@@ -15,7 +15,7 @@ _MIN_TEMPERATURE = 1e-5
 
 
 def column_values(params: RowSampling, vocab_size: int) -> dict[str, float | int]:
-    """The row's values in the columns that kernels read (`request_state.RowColumns`)."""
+    """The row's values in the columns that kernels read (`row_columns.RowColumns`)."""
     return {
         "temperature": params.temperature if params.temperature >= _MIN_TEMPERATURE else 0,
         "top_p": params.top_p,

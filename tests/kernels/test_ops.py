@@ -14,13 +14,11 @@ import kernels
 from kernels import reference
 from kernels.cpu import fallback, native
 from tests.kernels.batches import StepRows, make_batch, make_heads, make_step
+from tests.kernels.sampling_batches import Row, SamplingBatch, random_logits
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
-implementations = pytest.mark.parametrize(
-    "cpu", [native, fallback], ids=lambda module: module.__name__.rpartition(".")[2]
-)
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 
 
@@ -90,6 +88,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     batch = make_batch([1, 5], [20, 0], num_heads=4, num_kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32)
     x, weight = torch.randn(6, 64), torch.randn(64)
     heads = torch.randn(6, 4, 32), torch.randn(6, 2, 32)
+    sampled = SamplingBatch(random_logits(2, 300), [Row(top_p=0.8, position=3), Row(temperature=0.0)])
     return {
         "paged_attention": (*batch.args(), 7, 20.0),
         "store_kv": (heads[1], heads[1] + 1, torch.zeros(3, 2, 2, 16, 32), torch.arange(6)),
@@ -99,6 +98,17 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "gelu_tanh_and_mul": (x,),
         "linear": (x, torch.randn(9, 64), None),
         "step_inputs": (*make_step(StepRows(), [(3, 20), (-1, 2), (0, 1)]).values(), StepRows.BLOCK_SIZE),
+        "sample_tokens": sampled.args(),
+        "apply_penalties": (
+            sampled.logits,
+            torch.tensor([1, 0], dtype=torch.int32),  # batch indices
+            torch.tensor([0, 2], dtype=torch.int32),  # rows
+            torch.randint(0, 300, (3, 20), dtype=torch.int32),
+            torch.tensor([9, 0, 20]),
+            torch.tensor([4, 0, 20]),
+            *(1.5 * torch.ones(3) for _ in range(3)),
+        ),
+        "token_logprobs": (sampled.logits, torch.tensor([5, 299]), 3),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,7 @@ def test_readers_wait_for_a_buffer() -> None:
         nonlocal reading, most
         reading += 1
         most = max(most, reading)
+        time.sleep(0.005)  # long enough for another reader to come, if nothing stops it
         staged.fill_(7)
         reading -= 1
 
