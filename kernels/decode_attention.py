@@ -230,8 +230,9 @@ def decode_attention(
 ) -> None:
     """The requests of up to SHORT_QUERY query tokens, to their places in out; arguments as `paged_attention` has them.
 
-    config: block_n (keys of a tile; 32 or more, for with 16 every warp would compute all of it), num_warps, num_stages,
-    programs_per_sm (that the splits should make), min_split (tokens of a split, at least).
+    config: block_n (keys of a tile; in 16 bits 32 or more, for with 16 keys every warp would compute all of it on the
+    tensor cores), num_warps, num_stages, programs_per_sm (that the splits should make), min_split (tokens of a split,
+    at least).
     """
     num_tokens, num_heads, head_dim = query.shape
     num_reqs = seq_lens.shape[0]

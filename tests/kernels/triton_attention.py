@@ -4,7 +4,7 @@
 
 in a process of its own, because Triton reads the variable when a kernel is defined. fp32 and fp16 only: the
 interpreter multiplies bf16 bit patterns. In every batch what no request owns is NaN, and block ids past a request's
-length are garbage. Prints one line per case; the exit status tells whether all passed.
+length are garbage. With --sweep, random combinations instead (minutes).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels import decode_attention, paged_attention, reference, split_kv
 from tests.kernels.batches import Batch, make_batch
+from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
 
@@ -221,19 +222,5 @@ def sweep_case(seed: int) -> None:
 SWEEP = {f"sweep {seed}": partial(sweep_case, seed) for seed in range(150)}
 
 
-def main() -> int:
-    torch.manual_seed(0)
-    cases = SWEEP if "--sweep" in sys.argv[1:] else CASES
-    failed = 0
-    for name, run in cases.items():
-        try:
-            run()
-            print(f"ok {name}", flush=True)
-        except AssertionError as error:
-            failed += 1
-            print(f"FAILED {name}: {error}", flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(CASES, SWEEP))

@@ -9,7 +9,8 @@ to bf16 truncate, so the tolerance is twice that of rounding.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from tests.kernels import triton_attention
+from tests.kernels.interpreted import run_cases
 
 _dot = interpreter.InterpreterBuilder.create_dot
 
@@ -34,28 +36,17 @@ def _create_dot(self, a, b, acc, input_precision, max_imprecise):  # type: ignor
     return interpreter.TensorHandle(product + acc.data, acc.dtype.scalar)
 
 
-CASES: dict[str, tuple[list[int], list[int], tuple[int, int], dict[str, Any]]] = {
-    "decode, splits": ([1, 1, 1], [0, 300, 70], (8, 2), {}),
-    "decode fp8": ([1, 1], [40, 90], (4, 2), {"fp8": True}),
-    "prefill": ([40, 20], [0, 30], (4, 2), {}),
-    "mixed fp8, odd head_dim": ([1, 33], [50, 7], (6, 2), {"fp8": True, "head_dim": 80}),
+bf16 = partial(triton_attention.case, dtype=torch.bfloat16)
+
+CASES: dict[str, Callable[[], None]] = {
+    "decode, splits": partial(bf16, [1, 1, 1], [0, 300, 70], (8, 2)),
+    "decode fp8": partial(bf16, [1, 1], [40, 90], (4, 2), fp8=True),
+    "prefill": partial(bf16, [40, 20], [0, 30], (4, 2)),
+    "mixed fp8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), fp8=True, head_dim=80),
 }
 
 
-def main() -> int:
-    torch.manual_seed(0)
+if __name__ == "__main__":
     interpreter.InterpreterBuilder.create_dot = _create_dot
     triton_attention.TOLERANCES[torch.bfloat16] = 2e-2
-    failed = 0
-    for name, (query_lens, context_lens, heads, options) in CASES.items():
-        try:
-            triton_attention.case(query_lens, context_lens, heads, dtype=torch.bfloat16, **options)
-            print(f"ok {name}", flush=True)
-        except AssertionError as error:
-            failed += 1
-            print(f"FAILED {name}: {error}", flush=True)
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(CASES))

@@ -1,16 +1,14 @@
 """The elementwise Triton kernels against the references, in Triton's interpreter on the CPU. Run by test_triton.py as
 
-    TRITON_INTERPRET=1 python -m tests.kernels.triton_elementwise
+    TRITON_INTERPRET=1 python -m tests.kernels.triton_elementwise [--sweep]
 
 in a process of its own, because Triton reads the variable when a kernel is defined; with --sweep, random combinations
-instead (minutes). fp32 and fp16 only: the interpreter rounds bf16 wrongly. Prints one line per case; the exit status
-tells whether all passed.
+instead (minutes). fp32 and fp16 only: the interpreter rounds bf16 wrongly.
 """
 
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -23,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import activation, fp8, kv_cache, norm, reference, rotary, step_inputs
+from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
 # Stands where nothing may write; no slot, token or block id of these tests.
@@ -366,18 +365,5 @@ SWEEP: dict[str, Callable[[], None]] = {
 }
 
 
-def main() -> int:
-    failed = 0
-    for name, case in (SWEEP if "--sweep" in sys.argv else CASES).items():
-        torch.manual_seed(0)
-        try:
-            case()
-            print(f"ok {name}", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED {name}: {traceback.format_exc()}", flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(CASES, SWEEP))

@@ -1,9 +1,9 @@
-"""The sampling kernels against their references, in Triton's interpreter on the CPU. Run as
+"""The sampling kernels against their references, in Triton's interpreter on the CPU. Run by test_triton.py as
 
     TRITON_INTERPRET=1 python -m tests.kernels.triton_sampling [--sweep]
 
-in a process of its own, because Triton reads the variable when a kernel is defined. Prints one line per case; the exit
-status tells whether all passed. --sweep adds random batches.
+in a process of its own, because Triton reads the variable when a kernel is defined. With --sweep, random
+batches instead.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels import logprobs, penalties, reference, sampling
+from tests.kernels.interpreted import run_cases
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
     Row,
@@ -208,19 +209,7 @@ CASES: dict[str, Callable[[], None]] = {
 SWEEP: dict[str, Callable[[], None]] = {f"sweep {seed}": partial(sweep_case, seed) for seed in range(300)}
 
 
-def main() -> int:
+if __name__ == "__main__":
     # log(0) = -inf and inf - inf = NaN are meant.
     warnings.filterwarnings("ignore", "divide by zero|invalid value", RuntimeWarning)
-    failed = 0
-    for name, case in (CASES | (SWEEP if "--sweep" in sys.argv else {})).items():
-        try:
-            case()
-            print(f"ok {name}", flush=True)
-        except AssertionError as error:
-            failed += 1
-            print(f"FAILED {name}: {error}", flush=True)
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(CASES, SWEEP))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,32 +18,27 @@ pytest.importorskip("triton", reason="triton is not installed")
 ROOT = Path(__file__).parents[3]
 
 
-def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path) -> None:
+def answer_of(module: str, directory: Path, **environment: str) -> Any:
+    """What the module prints, as JSON."""
     result = subprocess.run(
-        [sys.executable, "-m", "tests.services.executor.triton_executor", str(tmp_path)],
+        [sys.executable, "-m", f"tests.services.executor.{module}", str(directory)],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PAGEWIRE_CPU_KERNELS": "triton"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
         timeout=280,
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    answer = json.loads(result.stdout)
+    return json.loads(result.stdout)
+
+
+def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path) -> None:
+    answer = answer_of("triton_executor", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
     assert answer["backend"] == "triton"
     assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path)
 
 
 def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.services.executor.triton_forms", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    forms = json.loads(result.stdout)
+    forms = answer_of("triton_forms", tmp_path, TRITON_INTERPRET="0")
     assert forms["warm-up"] > 10 and forms["serving"] == []
