@@ -2,25 +2,22 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernels import cpu, decode_attention, paged_attention, prefill_attention, tuning
+from kernels import cpu
 from pagewire import cgroup
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from services.executor import kv_cache, memory, stats
-from services.executor.capture_sizes import capture_sizes
 from services.executor.loader import load_model
 from services.executor.memory import OutOfMemoryError
 from services.executor.model_runner import Limits, ModelRunner
 from services.executor.phases import Phases
 from services.executor.startup import ExecutorInfo, Setup, cuda_cache_bytes, resolve_device, start_runner
-from services.executor.warm_up import warm_up_steps
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
 
@@ -196,20 +193,6 @@ def test_a_cache_of_another_16_bit_type_is_refused(directory: Path):
     assert start(directory, dtype="bfloat16", kv_cache_dtype="bfloat16")[1].dtype == "bfloat16"
 
 
-def test_default_capture_sizes():
-    assert capture_sizes(None, None, 10) == (1, 2, 4, 8, 10)
-    assert capture_sizes(None, None, 1) == (1,)
-    sizes = capture_sizes(None, None, 300)
-    assert sizes[:6] == (1, 2, 4, 8, 16, 24) and sizes[-6:] == (240, 248, 256, 272, 288, 300)
-    assert capture_sizes(None, None, 4096)[-1] == 512
-    assert capture_sizes(None, 1000, 4096)[-2:] == (992, 1000)
-    assert capture_sizes(None, 24, 300) == (1, 2, 4, 8, 16, 24)
-
-
-def test_capture_sizes_as_asked():
-    assert capture_sizes((8, 1, 8, 3), None, 8) == capture_sizes((8, 1, 8, 3), 8, 8) == (1, 3, 8)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -269,49 +252,6 @@ def test_memory_that_runs_out_at_start_says_what_to_lower(directory: Path, monke
     monkeypatch.setattr(kv_cache, "allocate", allocate)
     with pytest.raises(OutOfMemoryError, match=r"\(kv cache\): lower --max-num-batched-tokens.*2\.00 GiB"):
         start(directory)
-
-
-class Compiled(set[tuple[object, ...]]):
-    """In a Triton kernel's place: which constants it would be compiled for."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *args, **constants: self.add(tuple(sorted(constants.items())))
-
-
-@pytest.mark.parametrize("architecture", [80, 89, 90])
-@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (9, 3)], ids=str)
-@pytest.mark.parametrize("max_num_seqs", [100, 256, 1000])
-@pytest.mark.parametrize("max_num_batched_tokens", [64, 2048])
-def test_warm_up_compiles_all_attention_kernels(
-    architecture: int,
-    heads: tuple[int, int],
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    compiled = Compiled()
-    monkeypatch.setattr(tuning, "capability_of", lambda device: architecture)
-    monkeypatch.setattr(decode_attention, "decode_attention_kernel", compiled)
-    monkeypatch.setattr(prefill_attention, "prefill_attention_kernel", compiled)
-    head_dim = 64
-
-    def launch(num_reqs: int, longest: int) -> None:
-        query = torch.empty(num_reqs - 1 + longest, heads[0], head_dim, device="meta")
-        kv_cache = torch.empty(1, 2, heads[1], 16, head_dim, device="meta")
-        table = torch.empty(num_reqs, 64, dtype=torch.int32, device="meta")
-        start_loc, seq_lens = (torch.empty(num_reqs + n, dtype=torch.int32, device="meta") for n in (1, 0))
-        paged_attention.paged_attention(query, kv_cache, table, start_loc, seq_lens, longest, 1.0)
-
-    limits = Limits(max_num_seqs, max_num_batched_tokens, 4096, 16)
-    for num_reqs, num_tokens in warm_up_steps(limits):
-        assert num_tokens <= max_num_batched_tokens
-        launch(num_reqs, num_tokens - num_reqs + 1)
-    warm = set(compiled)
-    for num_reqs in (1, 2, 3, 7, 8, 9, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1000):
-        for longest in (*range(1, 18), 32, 33, 65, 100, 128, 129, 256, 257, 513, 1024, 2048):
-            if num_reqs <= max_num_seqs and num_reqs - 1 + longest <= max_num_batched_tokens:
-                launch(num_reqs, longest)
-                assert compiled == warm, (num_reqs, longest)
 
 
 def test_progress_is_reported(directory: Path):

@@ -1,0 +1,53 @@
+"""What the warm-up compiles, by which constants the launchers ask for."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels import decode_attention, paged_attention, prefill_attention, tuning
+from services.executor.model_runner import Limits
+from services.executor.warm_up import warm_up_steps
+
+
+class Compiled(set[tuple[object, ...]]):
+    """In a Triton kernel's place: which constants it would be compiled for."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **constants: self.add(tuple(sorted(constants.items())))
+
+
+@pytest.mark.parametrize("architecture", [80, 89, 90])
+@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (9, 3)], ids=str)
+@pytest.mark.parametrize("max_num_seqs", [100, 256, 1000])
+@pytest.mark.parametrize("max_num_batched_tokens", [64, 2048])
+def test_warm_up_compiles_all_attention_kernels(
+    architecture: int,
+    heads: tuple[int, int],
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    compiled = Compiled()
+    monkeypatch.setattr(tuning, "capability_of", lambda device: architecture)
+    monkeypatch.setattr(decode_attention, "decode_attention_kernel", compiled)
+    monkeypatch.setattr(prefill_attention, "prefill_attention_kernel", compiled)
+    head_dim = 64
+
+    def launch(num_reqs: int, longest: int) -> None:
+        query = torch.empty(num_reqs - 1 + longest, heads[0], head_dim, device="meta")
+        kv_cache = torch.empty(1, 2, heads[1], 16, head_dim, device="meta")
+        table = torch.empty(num_reqs, 64, dtype=torch.int32, device="meta")
+        start_loc, seq_lens = (torch.empty(num_reqs + n, dtype=torch.int32, device="meta") for n in (1, 0))
+        paged_attention.paged_attention(query, kv_cache, table, start_loc, seq_lens, longest, 1.0)
+
+    limits = Limits(max_num_seqs, max_num_batched_tokens, 4096, 16)
+    for num_reqs, num_tokens in warm_up_steps(limits):
+        assert num_tokens <= max_num_batched_tokens
+        launch(num_reqs, num_tokens - num_reqs + 1)
+    warm = set(compiled)
+    for num_reqs in (1, 2, 3, 7, 8, 9, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1000):
+        for longest in (*range(1, 18), 32, 33, 65, 100, 128, 129, 256, 257, 513, 1024, 2048):
+            if num_reqs <= max_num_seqs and num_reqs - 1 + longest <= max_num_batched_tokens:
+                launch(num_reqs, longest)
+                assert compiled == warm, (num_reqs, longest)
