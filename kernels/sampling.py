@@ -47,7 +47,7 @@ def _mix(x):
 
 @triton.jit
 def _gumbel_noise(key, columns):
-    """As `reference.gumbel_noise`; columns uint64, from 1 on."""
+    """As `reference_sampling.gumbel_noise`; columns uint64, from 1 on."""
     uniform = ((_mix(key + columns * _GOLDEN_GAMMA) >> 12).to(tl.float64) + 0.5) * 2.0**-52
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
@@ -121,7 +121,7 @@ def _draw(
     list_ptr,
     TILE: tl.constexpr,
 ):
-    """As `reference._draw`."""
+    """As `reference_sampling._draw`."""
     row_max = tl.max(maxima, axis=0)
     origin = exp_origin(row_max)
     lowest = tl.full([], -_INF, tl.float32)

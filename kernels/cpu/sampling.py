@@ -140,7 +140,7 @@ def _exp_origin(highest: np.ndarray) -> np.ndarray:
 
 
 def _gumbel_noise(keys: np.ndarray, draw: int, count: int) -> np.ndarray:
-    """fp32 [L, count], as `reference.gumbel_noise` for the keys [L] of (seed, position)."""
+    """fp32 [L, count], as `reference_sampling.gumbel_noise` for the keys [L] of (seed, position)."""
     columns = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(draw * count)
     bits = _mix(keys[:, None] + columns * _GOLDEN_GAMMA)
     uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
