@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.reference_sampling import GROUP_SIZE
 from kernels.token_groups import (
+    ROW_WARPS,
     TRITON_TYPES,
     exp_origin,
     from_ordered,
@@ -23,6 +24,7 @@ from kernels.token_groups import (
     load_listed,
     load_scaled,
     num_groups,
+    row_constants,
     to_ordered,
 )
 
@@ -30,9 +32,6 @@ _GROUP_SIZE = tl.constexpr(GROUP_SIZE)
 _INF = tl.constexpr(float("inf"))
 # Below every ordered float: a group of which nothing is left. -inf is a logit like any other.
 _NOTHING = tl.constexpr(-(2**31))
-
-_WARPS = 8
-_TILE = 32  # groups read at a time: 16 logits per thread
 
 
 @triton.jit(do_not_specialize=["num_top"])
@@ -122,14 +121,10 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
         groups,
         logits.stride(0),
         num_top,
-        **_constants(vocab_size),
-        num_warps=_WARPS,
+        **row_constants(vocab_size),
+        num_warps=ROW_WARPS,
     )
     return top_ids, logprobs, ranks
-
-
-def _constants(vocab_size: int) -> dict[str, int]:
-    return {"PADDED_GROUPS": triton.next_power_of_2(num_groups(vocab_size)), "TILE": _TILE}
 
 
 def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, str], dict[str, Any], int]:
@@ -151,4 +146,4 @@ def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, 
         "logits_stride": "i32",
         "num_top": "i32",
     }
-    return token_logprobs_kernel, types, _constants(vocab_size), _WARPS
+    return token_logprobs_kernel, types, row_constants(vocab_size), ROW_WARPS

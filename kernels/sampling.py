@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.reference_sampling import GROUP_SIZE
 from kernels.token_groups import (
+    ROW_WARPS,
     TRITON_TYPES,
     exp_origin,
     from_ordered,
@@ -24,6 +25,7 @@ from kernels.token_groups import (
     load_listed,
     load_scaled,
     num_groups,
+    row_constants,
     to_ordered,
 )
 
@@ -33,9 +35,6 @@ _INF = tl.constexpr(float("inf"))
 _GOLDEN_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
-
-_WARPS = 8
-_TILE = 32  # groups read at a time: 16 logits per thread
 
 
 @triton.jit
@@ -266,14 +265,10 @@ def sample_tokens(
         groups,
         logits.stride(0),
         token_ids.stride(0),
-        **_constants(vocab_size),
-        num_warps=_WARPS,
+        **row_constants(vocab_size),
+        num_warps=ROW_WARPS,
     )
     return sampled
-
-
-def _constants(vocab_size: int) -> dict[str, int]:
-    return {"PADDED_GROUPS": triton.next_power_of_2(num_groups(vocab_size)), "TILE": _TILE}
 
 
 def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, str], dict[str, Any], int]:
@@ -300,4 +295,4 @@ def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, 
         "logits_stride": "i32",
         "token_ids_stride": "i32",
     }
-    return choose_token_kernel, types, _constants(vocab_size), _WARPS
+    return choose_token_kernel, types, row_constants(vocab_size), ROW_WARPS

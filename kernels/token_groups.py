@@ -24,6 +24,9 @@ TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "f
 _GROUP_SIZE = tl.constexpr(GROUP_SIZE)
 _INF = tl.constexpr(float("inf"))
 _WARPS = 4
+# Of the second kernels, one program per row.
+ROW_WARPS = 8
+_ROW_TILE = 32  # groups read at a time: 16 logits per thread
 
 
 @triton.jit
@@ -105,6 +108,11 @@ def load_listed(logits, scale, vocab_size, list_ptr, start, count, TILE: tl.cons
 
 def num_groups(vocab_size: int) -> int:
     return triton.cdiv(vocab_size, GROUP_SIZE)
+
+
+def row_constants(vocab_size: int) -> dict[str, int]:
+    """What a second kernel is compiled for."""
+    return {"PADDED_GROUPS": triton.next_power_of_2(num_groups(vocab_size)), "TILE": _ROW_TILE}
 
 
 def group_statistics(logits: Tensor, rows: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
