@@ -112,6 +112,10 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     }
 
 
+def test_every_op_is_checked_as_registered() -> None:
+    assert set(op_arguments()) == {name for name in reference.__all__ if hasattr(torch.ops.pagewire, name)}
+
+
 @pytest.mark.parametrize("name", list(op_arguments()))
 def test_registered_op_is_the_reference(name: str) -> None:
     assert kernels.cpu_backend() == "cpp"

@@ -19,6 +19,8 @@ from benchmarks.kernels.compiler import ARCHITECTURES
 from benchmarks.kernels.specializations import all_forms
 
 ROOT = Path(__file__).parents[2]
+# Modules with a sweep of random cases beside those that always run.
+SWEPT = ["triton_attention", "triton_elementwise", "triton_sampling", "triton_step_inputs"]
 
 
 def run_module(module: str, *arguments: str, timeout: float = 280, **environment: str) -> None:
@@ -38,14 +40,14 @@ def run_module(module: str, *arguments: str, timeout: float = 280, **environment
     assert lines and not failures
 
 
-@pytest.mark.parametrize("module", ["triton_attention", "triton_bf16", "triton_elementwise", "triton_sampling"])
+@pytest.mark.parametrize("module", [*SWEPT, "triton_bf16"])
 def test_values_in_the_interpreter(module: str) -> None:
     run_module(module, TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("module", ["triton_attention", "triton_elementwise", "triton_sampling"])
+@pytest.mark.parametrize("module", SWEPT)
 def test_sweep_in_the_interpreter(module: str) -> None:
     run_module(module, "--sweep", timeout=3500, TRITON_INTERPRET="1")
 

@@ -12,20 +12,16 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from types import ModuleType
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import activation, fp8, kv_cache, norm, reference, rotary, step_inputs
+from kernels import activation, fp8, kv_cache, norm, reference, rotary
 from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
-# Stands where nothing may write; no slot, token or block id of these tests.
-SENTINEL = -77
 NAN = float("nan")
 FP8 = torch.float8_e4m3fn
 
@@ -40,11 +36,6 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
     actual, expected = actual.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)
     different = (actual != expected).nonzero()
     assert len(different) == 0, f"{len(different)} bytes differ, the first at {different[0].tolist()}"
-
-
-def both(op: str, module: ModuleType) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The op's kernel and its reference."""
-    return getattr(module, op), getattr(reference, op)
 
 
 # --- fp8 ---
@@ -162,10 +153,9 @@ def rotary_case(
     num_blocks = -(-num_tokens // block_size) + 4
     actual = make_cache(num_blocks, num_kv_heads, block_size, head_dim, cache_dtype or dtype)
     expected = actual.clone()
-    run, run_reference = both("rotary_store_kv", rotary)
-    for function, tensor, cache in ((run, rows, actual), (run_reference, expected_rows, expected)):
+    for module, tensor, cache in ((rotary, rows, actual), (reference, expected_rows, expected)):
         qkv = tensor[:, :width].view(num_tokens, -1, head_dim)
-        function(positions, qkv, cos_sin, cache, slots, *weights, 1e-5, scales)
+        module.rotary_store_kv(positions, qkv, cos_sin, cache, slots, *weights, 1e-5, scales)
     queries = (slice(None), slice(0, num_heads * head_dim))
     if not norm:
         assert_same_bits(rows[queries], expected_rows[queries])
@@ -231,73 +221,6 @@ def activation_case(dtype: torch.dtype, num_tokens: int, size: int) -> None:
         assert_close(getattr(activation, name)(x), getattr(reference, name)(x))
 
 
-# --- step_inputs ---
-
-
-def step_inputs_case(seed: int, num_reqs: int, block_size: int, max_query_len: int, max_model_len: int = 512) -> None:
-    """Three steps of a random batch: padding rows, requests that enter with a cached prefix, several new blocks.
-
-    Where nothing may read (unknown tokens, table entries past the blocks) stands a sentinel; the reference's outputs
-    hold the same sentinels as the kernel's, so that a stray write shows as a difference.
-    """
-    random = torch.Generator().manual_seed(seed)
-
-    def draw(low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=random))
-
-    max_num_seqs, max_blocks = num_reqs + 3, -(-max_model_len // block_size)
-    token_ids = torch.randint(0, 50000, (max_num_seqs, max_model_len), generator=random, dtype=torch.int32)
-    num_computed_tokens = torch.full((max_num_seqs,), SENTINEL)
-    row_block_table = torch.full((max_num_seqs, max_blocks), SENTINEL, dtype=torch.int32)
-    num_blocks = [0] * max_num_seqs
-    next_block = iter(torch.randperm(4 * max_num_seqs * max_blocks, generator=random).tolist())
-    for row in range(max_num_seqs):  # a cached prefix of whole blocks: not computed here, its blocks come as new ones
-        num_computed_tokens[row] = block_size * draw(0, 3)
-    for _ in range(3):
-        rows = torch.randperm(max_num_seqs, generator=random)[:num_reqs].tolist()
-        rows = [-1 if draw(0, 4) == 0 else row for row in rows]
-        query_lens, blocks_before, new_blocks, new_starts = [], [], [], [0]
-        for row in rows:
-            query_lens.append(draw(1, max_query_len))
-            blocks_before.append(num_blocks[row] if row >= 0 else SENTINEL)
-            if row >= 0:
-                seq_len = int(num_computed_tokens[row]) + query_lens[-1]
-                spare = draw(0, 1)  # a block that this step does not reach yet
-                wanted = min(max_blocks, -(-seq_len // block_size) + spare)
-                new_blocks += [next(next_block) for _ in range(wanted - num_blocks[row])]
-                num_blocks[row] = max(wanted, num_blocks[row])
-            new_starts.append(len(new_blocks))
-        query_start_loc = torch.tensor([0, *query_lens]).cumsum(0).int()
-        read = (
-            torch.tensor(rows, dtype=torch.int32),
-            query_start_loc,
-            torch.tensor(blocks_before, dtype=torch.int32),
-            torch.tensor(new_starts, dtype=torch.int32),
-            torch.tensor([*new_blocks, SENTINEL], dtype=torch.int32),
-            token_ids,
-        )
-        num_tokens = int(query_start_loc[-1]) + 2
-        changed = (num_computed_tokens, row_block_table)
-        written = (
-            *(torch.full((num_tokens,), SENTINEL) for _ in range(3)),
-            torch.full((num_reqs,), SENTINEL, dtype=torch.int32),
-            torch.full((num_reqs, max_blocks + 5), SENTINEL, dtype=torch.int32)[:, :max_blocks],
-        )
-        actual = [tensor.clone() for tensor in (*changed, *written)]
-        expected = [tensor.clone() for tensor in (*changed, *written)]
-        run, run_reference = both("step_inputs", step_inputs)
-        run(*read, *actual, block_size)
-        run_reference(*read, *expected, block_size)
-        for index, (got, want) in enumerate(zip(actual, expected, strict=True)):
-            assert torch.equal(got, want), f"argument {len(read) + index}: {got.tolist()} instead of {want.tolist()}"
-        num_computed_tokens, row_block_table = expected[:2]
-
-
-def long_prompt_case() -> None:
-    """More tokens and more pages than one loop iteration takes."""
-    step_inputs_case(seed=5, num_reqs=2, block_size=1, max_query_len=2500, max_model_len=8192)
-
-
 F32, F16 = torch.float32, torch.float16
 MANY = kv_cache.MANY_TOKENS + 5  # tokens enough for the large tiles, the last of them ragged
 CASES: dict[str, Callable[[], None]] = {
@@ -328,12 +251,6 @@ CASES: dict[str, Callable[[], None]] = {
     "add_rms_norm, one element": partial(norm_case, F32, 2, 1),
     "activations": partial(activation_case, F32, 3, 200),
     "activations fp16, several tiles": partial(activation_case, F16, 2, 2600),
-    "step_inputs decode": partial(step_inputs_case, 0, 9, 16, 1),
-    "step_inputs mixed": partial(step_inputs_case, 1, 6, 16, 40),
-    "step_inputs small pages": partial(step_inputs_case, 2, 5, 3, 70),
-    "step_inputs large pages": partial(step_inputs_case, 3, 7, 64, 90),
-    "step_inputs one request": partial(step_inputs_case, 4, 1, 32, 100),
-    "step_inputs long prompts": long_prompt_case,
 }
 
 
@@ -354,15 +271,7 @@ def random_rotary_case(seed: int) -> None:
     )
 
 
-def random_step_case(seed: int) -> None:
-    random = Random(seed)
-    step_inputs_case(seed, random.randint(1, 40), random.choice([1, 16, 32, 64]), random.choice([1, 17, 130]))
-
-
-SWEEP: dict[str, Callable[[], None]] = {
-    **{f"rotary, seed {seed}": partial(random_rotary_case, seed) for seed in range(50)},
-    **{f"step_inputs, seed {seed}": partial(random_step_case, seed) for seed in range(100)},
-}
+SWEEP: dict[str, Callable[[], None]] = {f"rotary, seed {seed}": partial(random_rotary_case, seed) for seed in range(50)}
 
 
 if __name__ == "__main__":
