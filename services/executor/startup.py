@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # What the attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
+_MAX_HEAD_DIM = 256
 _MIN_CUDA_MAJOR = 8  # of the compute capability
 
 Progress = Callable[[float, str], None]
@@ -114,10 +115,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             seed=config.seed,
             progress=progress,
         )
-    if device.type == "cpu" and kernels.cpu_backend() == "triton" and model.config.dtype == torch.bfloat16:
-        raise StartupError(
-            "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
-        )
+    _check_model(model, device)
     limits = Limits(
         max_num_seqs,
         max_num_batched_tokens,
@@ -164,6 +162,20 @@ def _cpu_kernels() -> str:
         return kernels.cpu_backend()
     except ValueError as error:
         raise StartupError(str(error)) from error
+
+
+def _check_model(model: Model, device: torch.device) -> None:
+    """Refuses what no kernel computes, before a step finds out."""
+    config = model.config
+    if config.head_dim % 8 or config.head_dim > _MAX_HEAD_DIM:
+        raise StartupError(
+            f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {_MAX_HEAD_DIM}; this "
+            f"model's have {config.head_dim}"
+        )
+    if device.type == "cpu" and kernels.cpu_backend() == "triton" and config.dtype == torch.bfloat16:
+        raise StartupError(
+            "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
+        )
 
 
 def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, int]:

@@ -55,6 +55,13 @@ def test_a_started_runner_works(directory: Path):
     assert len(driver.generate(0, 3, first=12)) == 3
 
 
+def test_a_head_size_that_no_kernel_takes_is_refused(tmp_path: Path):
+    config = write_tiny_llama(tmp_path) / "config.json"
+    config.write_text(config.read_text().replace('"head_dim": 8', '"head_dim": 12'))
+    with pytest.raises(StartupError, match=r"multiple of 8 elements.* have 12"):
+        start(tmp_path)
+
+
 def test_a_request_needs_room_for_a_prompt_and_an_answer(directory: Path):
     with pytest.raises(StartupError, match="--max-model-len"):
         start(directory, max_model_len=1)
