@@ -179,6 +179,8 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
         values = st.lists(st.integers(int(valid.minimum or 0)), min_size=1).map(tuple)
     else:
         values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+        if field.metadata["secret"]:
+            values = values.map(str.strip)
     return values | st.just(field.default)
 
 
