@@ -10,6 +10,10 @@ A head size that is no power of two is cut in two where padding would waste much
 Values of an fp8 cache are read as pairs of neighbours, 16 bits each: no instruction transposes bytes on their way from
 shared memory to the tensor cores. Then `acc` holds the even elements of a head and `acc_rest` the odd ones, until
 `in_order` puts them together. (With an fp8 cache REST is 0.)
+
+The two kernels repeat each other's lines before the loop and the call of `attend` in it. They are two programs
+because one that branches between short and long queries loses its software pipelining; a helper for those lines
+would return a dozen values.
 """
 
 from __future__ import annotations
