@@ -34,6 +34,15 @@ _OPS: dict[str, str] = {
     "silu_and_mul(Tensor x) -> Tensor": "activation",
     "gelu_tanh_and_mul(Tensor x) -> Tensor": "activation",
     "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor": "linear",
+    # Quantized weights: codes, scales, offsets, codebook and permutation are a PackedGrouped's.
+    "grouped_linear(Tensor x, Tensor codes, Tensor scales, Tensor? offsets, Tensor? codebook, Tensor? permutation, "
+    "Tensor? bias, int out_features, int bits, int group_size, int zero_point) -> Tensor": "grouped_linear",
+    "grouped_embedding(Tensor token_ids, Tensor codes, Tensor scales, Tensor? offsets, Tensor? codebook, "
+    "int num_rows, int row_size, int bits, int group_size, int zero_point, ScalarType dtype) -> Tensor": (
+        "grouped_linear"
+    ),
+    "int8_linear(Tensor x, Tensor weight, Tensor scales, Tensor? input_scale, Tensor? bias) -> Tensor": "int8_linear",
+    "fp8_linear(Tensor x, Tensor weight, Tensor scales, Tensor? input_scale, Tensor? bias) -> Tensor": "fp8_linear",
     "step_inputs(Tensor rows, Tensor query_start_loc, Tensor num_blocks, Tensor new_block_start_loc, "
     "Tensor new_block_ids, Tensor token_ids, Tensor(a!) num_computed_tokens, Tensor(b!) row_block_table, "
     "Tensor(c!) input_ids, Tensor(d!) positions, Tensor(e!) slot_mapping, Tensor(f!) seq_lens, "

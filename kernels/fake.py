@@ -36,6 +36,33 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+def grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    *form: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def grouped_embedding(token_ids: Tensor, codes: Tensor, *args: Any) -> Tensor:
+    row_size, dtype = args[4], args[-1]
+    return token_ids.new_empty((*token_ids.shape, row_size), dtype=dtype)
+
+
+def int8_linear(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def fp8_linear(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+    return int8_linear(x, weight)
+
+
 def step_inputs(*args: Any) -> None:
     return None
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from kernels import reference
 from kernels.cpu import sampling
+from kernels.cpu.quantized import fp8_linear, grouped_embedding, grouped_linear, int8_linear
 from kernels.cpu.sampling import apply_penalties
 from kernels.reference import (
     add_rms_norm,
@@ -26,7 +27,11 @@ from kernels.reference_sampling import GROUP_SIZE
 __all__ = [
     "add_rms_norm",
     "apply_penalties",
+    "fp8_linear",
     "gelu_tanh_and_mul",
+    "grouped_embedding",
+    "grouped_linear",
+    "int8_linear",
     "linear",
     "paged_attention",
     "rotary_store_kv",

@@ -1,0 +1,165 @@
+"""Quantized weights in the layout of a device's kernels. A packed weight is called like a linear layer.
+
+Packing happens once, when a model is loaded; the packed tensors are what the weights cache keeps.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import kernels
+from kernels.quantized.weights import Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight
+
+_grouped_linear = torch.ops.pagewire.grouped_linear.default
+_grouped_embedding = torch.ops.pagewire.grouped_embedding.default
+_int8_linear = torch.ops.pagewire.int8_linear.default
+_fp8_linear = torch.ops.pagewire.fp8_linear.default
+
+# layout -> module with pack(GroupedWeight) -> PackedGrouped and unpack(PackedGrouped) -> GroupedWeight
+LAYOUTS = {"cpu": "kernels.cpu.grouped_layout", "cuda": "kernels.grouped_layout"}
+
+
+class PackedWeight(Protocol):
+    """A weight of N outputs and K inputs on a device."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)"""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [num_tokens, K], bias [N] -> x @ weight.T + bias [num_tokens, N], in x's dtype"""
+
+
+@dataclass(frozen=True)
+class PackedGrouped:
+    """A GroupedWeight; what the tensors hold is known to the layout's module alone (and named there)."""
+
+    layout: str  # a key of LAYOUTS
+    shape: tuple[int, int]
+    bits: int  # of a packed code: a layout may take more than the weight needs
+    group_size: int
+    zero_point: int
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    codebook: Tensor | None
+    permutation: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.codes, self.scales, self.offsets, self.codebook, self.permutation)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return _grouped_linear(
+            x,
+            self.codes,
+            self.scales,
+            self.offsets,
+            self.codebook,
+            self.permutation,
+            bias,
+            self.shape[0],
+            self.bits,
+            self.group_size,
+            self.zero_point,
+        )
+
+    def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """token_ids int64 [num_tokens] -> the rows [num_tokens, K] of the weight, dequantized"""
+        return _grouped_embedding(
+            token_ids,
+            self.codes,
+            self.scales,
+            self.offsets,
+            self.codebook,
+            self.shape[0],
+            self.shape[1],
+            self.bits,
+            self.group_size,
+            self.zero_point,
+            dtype,
+        )
+
+
+@dataclass(frozen=True)
+class PackedInt8:
+    """As `Int8Weight`."""
+
+    weight: Tensor
+    scales: Tensor
+    input_scale: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)"""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.weight, self.scales, self.input_scale)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return _int8_linear(x, self.weight, self.scales, self.input_scale, bias)
+
+
+@dataclass(frozen=True)
+class PackedFp8:
+    """As `Fp8Weight`."""
+
+    weight: Tensor
+    scales: Tensor
+    input_scale: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)"""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.weight, self.scales, self.input_scale)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return _fp8_linear(x, self.weight, self.scales, self.input_scale, bias)
+
+
+def pack(weight: QuantizedWeight) -> PackedWeight:
+    """Rearranges a weight for the kernels of the device that it is on."""
+    device = weight.codes.device if isinstance(weight, GroupedWeight) else weight.weight.device
+    layout = "cuda" if device.type == "cuda" or kernels.cpu_backend() == "triton" else "cpu"
+    if isinstance(weight, Int8Weight):
+        if layout == "cpu":  # whose kernels quantize activations by groups, with finer scales than the format's
+            return pack_grouped(_as_grouped(weight), layout)
+        return PackedInt8(weight.weight.contiguous(), weight.scales, weight.input_scale)
+    if isinstance(weight, Fp8Weight):
+        return PackedFp8(weight.weight.contiguous(), weight.scales, weight.input_scale)
+    return pack_grouped(weight, layout)
+
+
+def pack_grouped(weight: GroupedWeight, layout: str) -> PackedGrouped:
+    """layout: a key of LAYOUTS."""
+    packed: PackedGrouped = importlib.import_module(LAYOUTS[layout]).pack(weight)
+    return packed
+
+
+def unpack_grouped(packed: PackedGrouped) -> GroupedWeight:
+    """A weight that dequantizes to the same numbers as the one that was packed."""
+    weight: GroupedWeight = importlib.import_module(LAYOUTS[packed.layout]).unpack(packed)
+    return weight
+
+
+def _as_grouped(weight: Int8Weight) -> GroupedWeight:
+    codes = (weight.weight.to(torch.int16) + 128).to(torch.uint8)
+    return GroupedWeight(codes, 8, weight.shape[1], weight.scales[:, None], zero_point=128)
+
+
+def _nbytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
