@@ -11,6 +11,8 @@ import torch
 
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from services.executor.models import ARCHITECTURES
+from services.executor.quantization import Quantization
+from services.executor.quantization.methods import quantization_of
 from services.executor.weights import WeightSource
 from services.executor.weights.gguf import GgufSource, gguf_architecture, gguf_config, gguf_eos_token_ids
 from services.executor.weights.gguf_file import GgufFile
@@ -49,6 +51,16 @@ class DirectoryCheckpoint:
     def weights(self, config: ModelConfig) -> WeightSource:
         return SafetensorsSource(self.path)
 
+    def quantization(self, weights: WeightSource | None) -> Quantization | None:
+        """weights: None if they are random."""
+        config = self._raw.get("quantization_config")
+        if config is None:
+            return None
+        try:
+            return quantization_of(config, None if weights is None else weights.shapes)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self.path}/config.json: {error}") from error
+
 
 class GgufCheckpoint:
     """One `.gguf` file with metadata, tokenizer and weights."""
@@ -69,6 +81,9 @@ class GgufCheckpoint:
 
     def weights(self, config: ModelConfig) -> WeightSource:
         return GgufSource(self._file, config)
+
+    def quantization(self, weights: WeightSource | None) -> Quantization | None:
+        return None
 
 
 def open_checkpoint(path: Path, load_format: str) -> DirectoryCheckpoint | GgufCheckpoint:

@@ -6,19 +6,24 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kernels.quantized import QuantizedWeight
 from pagewire.process import usable_cores
 from services.executor import memory
 from services.executor.attention import AttentionMetadata, PagedAttention
 from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint, open_checkpoint
+from services.executor.layers.weights import Shard
 from services.executor.model_config import ModelConfig, ModelLoadError
 from services.executor.models import ARCHITECTURES
 from services.executor.models.decoder import DecoderModel
+from services.executor.quantization.install import check_shard, install, read_shard
+from services.executor.quantization.methods import check_requested
 from services.executor.weights import WeightSource
 from services.executor.weights.dummy import fill_random
 from services.executor.weights.kv_scales import is_attention_scale, read_kv_scales
@@ -66,6 +71,7 @@ def load_model(
     model_impl: str = "auto",
     max_model_len: int | None = None,
     kv_scales: bool = False,
+    quantization: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Model:
@@ -96,7 +102,7 @@ def load_model(
         loaded: Model = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
         progress(1.0, checkpoint.path.name)
     else:
-        loaded = _load_own(checkpoint, torch_dtype, device, load_format, max_model_len, seed, progress)
+        loaded = _load_own(checkpoint, torch_dtype, device, load_format, max_model_len, seed, quantization, progress)
     if kv_scales:
         weights = None if load_format == "dummy" else checkpoint.weights(loaded.config)
         _set_kv_scales(loaded, weights, checkpoint.path, device)
@@ -110,24 +116,45 @@ def _load_own(
     load_format: str,
     max_model_len: int | None,
     seed: int,
+    quantization: str | None,
     progress: Progress,
 ) -> DecoderModel:
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
-    # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
-    shapes = DecoderModel(config, length, torch.device("meta"))
     weights = None if load_format == "dummy" else checkpoint.weights(config)
+    found = checkpoint.quantization(weights)
+    check_requested(quantization, found)
+    # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
+    shapes = DecoderModel(config, length, torch.device("meta"), found)
+    stored = 0
     if weights is not None:
-        check_tensors(checkpoint.path, weights, shapes.load_targets(), shapes.ignored)
-    memory.check_weights_fit(shapes.weight_bytes, device)
-    model = DecoderModel(config, length, device)
+        stored = check_tensors(checkpoint.path, weights, shapes)
+    memory.check_weights_fit(shapes.weight_bytes + stored, device)
+    model = DecoderModel(config, length, device, found)
+    num_threads = min(_MAX_THREADS[device.type], usable_cores())
     if weights is not None:
-        num_threads = min(_MAX_THREADS[device.type], usable_cores())
         read_tensors(weights, model.load_targets(), progress, num_threads, _staging(model, device, num_threads))
     else:
         fill_random(model.load_targets(), seed)
         progress(1.0, "random weights")
+    if modules := model.quantized_modules():
+        read = partial(_read_shard, weights, config.dtype, torch.Generator().manual_seed(seed))
+        install(modules, read, device, progress, num_threads)
     return model
+
+
+def _read_shard(
+    weights: WeightSource | None, dtype: torch.dtype, generator: torch.Generator, shard: Shard
+) -> QuantizedWeight | Tensor:
+    if shard.format is None:
+        tensor = torch.empty(shard.out_features, shard.in_features, dtype=dtype)
+        if weights is None:
+            return tensor.normal_(0.0, 0.02, generator=generator)
+        weights.read_into(f"{shard.name}.weight", tensor)
+        return tensor
+    if weights is None:
+        return shard.format.random(shard.out_features, shard.in_features, generator)
+    return read_shard(weights, shard)
 
 
 def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
@@ -152,13 +179,26 @@ def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> in
     return max_model_len
 
 
-def check_tensors(
-    path: Path, weights: WeightSource, targets: Mapping[str, Tensor], ignored: Callable[[str], bool]
-) -> None:
-    """Raises ModelLoadError naming the tensors that are missing, unexpected or of the wrong shape."""
+def check_tensors(path: Path, weights: WeightSource, model: DecoderModel) -> int:
+    """Bytes of quantized tensors. Raises ModelLoadError naming tensors missing, unexpected or of a wrong shape."""
+    targets = dict(model.load_targets())
     missing = [name for name in targets if name not in weights.shapes]
+    quantized: list[str] = []
+    for shard in (shard for module in model.quantized_modules() for shard in module.shards):
+        if shard.format is None:
+            targets[f"{shard.name}.weight"] = torch.empty(shard.out_features, shard.in_features, device="meta")
+            continue
+        try:
+            missing += check_shard(weights, shard)
+            suffixes = shard.format.tensors(shard.out_features, shard.in_features)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{path}: {error}") from error
+        quantized += [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
+    known = {*targets, *quantized}
     unexpected = [
-        name for name in weights.shapes if name not in targets and not ignored(name) and not is_attention_scale(name)
+        name
+        for name in weights.shapes
+        if name not in known and not model.ignored(name) and not is_attention_scale(name)
     ]
     if missing or unexpected:
         raise ModelLoadError(
@@ -170,6 +210,7 @@ def check_tensors(
             raise ModelLoadError(
                 f"{path}: tensor {name}: expected shape {list(target.shape)}, found {list(weights.shapes[name])}"
             )
+    return sum(weights.stored_bytes(name) for name in quantized)
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,6 @@ def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) ->
 
     Raises ModelLoadError naming the key when one is missing or has a value we do not implement.
     """
-    if "quantization_config" in raw:
-        raise ModelLoadError("config key quantization_config: quantized checkpoints are not supported; use a GGUF file")
     num_heads = required(raw, "num_attention_heads")
     hidden_size = required(raw, "hidden_size")
     num_layers = required(raw, "num_hidden_layers")

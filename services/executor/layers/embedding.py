@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.executor.layers import ops
 from services.executor.layers.placement import Placement
+from services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, QuantizedModule, Shard
+from services.executor.model_config import ModelLoadError
 
 
 class Embedding:
     """`weight` is [vocab_size, hidden_size]; `project` is the tied output head."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("dtype", "shards", "weight")
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
-        self.weight = placement.empty(vocab_size, hidden_size)
+    def __init__(self, name: str, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        shard = Shard(placement.name(name), vocab_size, hidden_size, placement.format(name))
+        self.shards: tuple[Shard, ...] = (shard,)
+        self.dtype: torch.dtype = placement.dtype
+        self.weight: PackedWeight = (
+            Dense(placement.empty(vocab_size, hidden_size))
+            if shard.format is None
+            else NotLoaded(vocab_size, hidden_size)
+        )
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """input_ids [num_tokens] -> [num_tokens, hidden_size]"""
-        return functional.embedding(input_ids, self.weight)
+        weight = self.weight
+        if isinstance(weight, PackedGrouped):
+            return weight.embed(input_ids, self.dtype)
+        assert isinstance(weight, Dense)
+        return functional.embedding(input_ids, weight.tensor)
 
     def project(self, hidden: Tensor) -> Tensor:
         """hidden [S, hidden_size] -> logits [S, vocab_size]"""
-        return ops.linear(hidden, self.weight, None)
+        return self.weight(hidden, None)
 
-    def load_targets(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{name}.weight", self.weight
+    @property
+    def parts(self) -> tuple[PackedWeight, ...]:
+        return (self.weight,)
+
+    def install(self, parts: Sequence[PackedWeight]) -> None:
+        (weight,) = parts
+        if not isinstance(weight, Dense | PackedGrouped):
+            raise ModelLoadError(f"tensor {self.shards[0].name}.weight: an embedding cannot be stored in this format")
+        self.weight = weight
+
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        if isinstance(self.weight, Dense):
+            yield f"{self.shards[0].name}.weight", self.weight.tensor
+
+    def quantized_modules(self) -> Iterator[QuantizedModule]:
+        """Itself, if it is quantized."""
+        if self.shards[0].format is not None:
+            yield self

@@ -1,13 +1,13 @@
-"""Linear layers. Quantized execution replaces this class and nothing else."""
+"""Linear layers, dense or quantized."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from services.executor.layers import ops
 from services.executor.layers.placement import Placement
+from services.executor.layers.weights import Dense, NotLoaded, PackedWeight, QuantizedModule, Shard, Stacked
 
 
 class Linear:
@@ -21,19 +21,39 @@ class Linear:
 
     def __init__(self, in_features: int, shards: Mapping[str, int], placement: Placement, *, bias: bool) -> None:
         out_features = sum(shards.values())
-        self.shards = shards
-        self.weight = placement.empty(out_features, in_features)
+        self.shards = tuple(
+            Shard(placement.name(name), size, in_features, placement.format(name)) for name, size in shards.items()
+        )
+        self.weight: PackedWeight = (
+            Dense(placement.empty(out_features, in_features))
+            if all(shard.format is None for shard in self.shards)
+            else NotLoaded(out_features, in_features)
+        )
         self.bias = placement.empty(out_features) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features]"""
-        return ops.linear(x, self.weight, self.bias)
+        return self.weight(x, self.bias)
 
-    def load_targets(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint tensor name, the view it is written to); `prefix` ends with a dot or is empty."""
+    @property
+    def parts(self) -> tuple[PackedWeight, ...]:
+        return self.weight.parts if isinstance(self.weight, Stacked) else (self.weight,)
+
+    def install(self, parts: Sequence[PackedWeight]) -> None:
+        self.weight = parts[0] if len(parts) == 1 else Stacked(parts)
+
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint tensor name, the view it is written to)"""
         start = 0
-        for name, size in self.shards.items():
-            yield f"{prefix}{name}.weight", self.weight[start : start + size]
+        for shard in self.shards:
+            stop = start + shard.out_features
+            if isinstance(self.weight, Dense):
+                yield f"{shard.name}.weight", self.weight.tensor[start:stop]
             if self.bias is not None:
-                yield f"{prefix}{name}.bias", self.bias[start : start + size]
-            start += size
+                yield f"{shard.name}.bias", self.bias[start:stop]
+            start = stop
+
+    def quantized_modules(self) -> Iterator[QuantizedModule]:
+        """Itself, if any of its shards is quantized."""
+        if any(shard.format is not None for shard in self.shards):
+            yield self

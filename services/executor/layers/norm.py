@@ -13,9 +13,10 @@ from services.executor.layers.placement import Placement
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in fp32."""
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("eps", "name", "weight")
 
-    def __init__(self, size: int, eps: float, placement: Placement) -> None:
+    def __init__(self, name: str, size: int, eps: float, placement: Placement) -> None:
+        self.name = placement.name(name)
         self.weight = placement.empty(size)
         self.eps = eps
 
@@ -23,5 +24,5 @@ class RMSNorm:
         """Adds x to the residual stream in place and returns the stream normalised."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
-    def load_targets(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{name}.weight", self.weight
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        yield f"{self.name}.weight", self.weight

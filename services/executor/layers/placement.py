@@ -1,17 +1,32 @@
-"""Where a layer's weights live and in what precision."""
+"""Where a layer's weights live, in what precision, and what the checkpoint calls them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from services.executor.quantization import Quantization, WeightFormat
+
 
 @dataclass(frozen=True)
 class Placement:
+    """`prefix` is the checkpoint's name of the module being built, with a dot at its end; empty for the model."""
+
     dtype: torch.dtype
     device: torch.device
+    quantization: Quantization | None = None
+    prefix: str = ""
+
+    def within(self, module: str) -> Placement:
+        return replace(self, prefix=f"{self.prefix}{module}.")
+
+    def name(self, module: str) -> str:
+        return self.prefix + module
+
+    def format(self, module: str) -> WeightFormat | None:
+        return None if self.quantization is None else self.quantization.format(self.name(module))
 
     def empty(self, *shape: int) -> Tensor:
         """Memory for a weight that the loader fills."""

@@ -12,6 +12,7 @@ from services.executor.layers.linear import Linear
 from services.executor.layers.norm import RMSNorm
 from services.executor.layers.placement import Placement
 from services.executor.layers.rotary import RotaryEmbedding
+from services.executor.layers.weights import QuantizedModule
 from services.executor.model_config import ModelConfig
 
 
@@ -26,8 +27,8 @@ class SelfAttention:
         shards = {"q_proj": out_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv = Linear(config.hidden_size, shards, placement, bias=config.qkv_bias)
         self.o = Linear(out_size, {"o_proj": config.hidden_size}, placement, bias=config.attention_output_bias)
-        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
-        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.q_norm = RMSNorm("q_norm", head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.k_norm = RMSNorm("k_norm", head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
         self.rotary = rotary
         self.attention = PagedAttention(head_dim**-0.5, config.sliding_windows[layer_idx])
         self.eps = config.rms_norm_eps
@@ -54,9 +55,13 @@ class SelfAttention:
         output = attention.attend(qkv.narrow(1, 0, self.num_heads), attn)
         return self.o(output.view(num_tokens, self.out_size))
 
-    def load_targets(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield from self.qkv.load_targets(prefix)
-        yield from self.o.load_targets(prefix)
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.qkv.load_targets()
+        yield from self.o.load_targets()
         if self.q_norm is not None and self.k_norm is not None:
-            yield from self.q_norm.load_targets(f"{prefix}q_norm")
-            yield from self.k_norm.load_targets(f"{prefix}k_norm")
+            yield from self.q_norm.load_targets()
+            yield from self.k_norm.load_targets()
+
+    def quantized_modules(self) -> Iterator[QuantizedModule]:
+        yield from self.qkv.quantized_modules()
+        yield from self.o.quantized_modules()

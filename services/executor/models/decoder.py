@@ -15,7 +15,9 @@ from services.executor.layers.norm import RMSNorm
 from services.executor.layers.placement import Placement
 from services.executor.layers.rotary import RotaryEmbedding
 from services.executor.layers.self_attention import SelfAttention
+from services.executor.layers.weights import QuantizedModule
 from services.executor.model_config import ModelConfig
+from services.executor.quantization import Quantization
 
 
 class DecoderLayer:
@@ -25,21 +27,25 @@ class DecoderLayer:
 
     def __init__(self, config: ModelConfig, layer_idx: int, rotary: RotaryEmbedding, placement: Placement) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(size, eps, placement)
-        self.attention = SelfAttention(config, layer_idx, rotary, placement)
-        self.post_attention_norm = RMSNorm(size, eps, placement)
-        self.mlp = GatedMLP(config, placement)
+        self.input_norm = RMSNorm("input_layernorm", size, eps, placement)
+        self.attention = SelfAttention(config, layer_idx, rotary, placement.within("self_attn"))
+        self.post_attention_norm = RMSNorm("post_attention_layernorm", size, eps, placement)
+        self.mlp = GatedMLP(config, placement.within("mlp"))
 
     def __call__(self, positions: Tensor, hidden: Tensor, residual: Tensor, attn: AttentionMetadata) -> Tensor:
         """hidden is the previous layer's output; the sum of all layers so far is kept in `residual`, in place."""
         hidden = self.attention(positions, self.input_norm.add(hidden, residual), attn)
         return self.mlp(self.post_attention_norm.add(hidden, residual))
 
-    def load_targets(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield from self.input_norm.load_targets(f"{prefix}input_layernorm")
-        yield from self.attention.load_targets(f"{prefix}self_attn.")
-        yield from self.post_attention_norm.load_targets(f"{prefix}post_attention_layernorm")
-        yield from self.mlp.load_targets(f"{prefix}mlp.")
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.input_norm.load_targets()
+        yield from self.attention.load_targets()
+        yield from self.post_attention_norm.load_targets()
+        yield from self.mlp.load_targets()
+
+    def quantized_modules(self) -> Iterator[QuantizedModule]:
+        yield from self.attention.quantized_modules()
+        yield from self.mlp.quantized_modules()
 
 
 class DecoderModel:
@@ -47,13 +53,23 @@ class DecoderModel:
 
     capturable = True
 
-    def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
-        placement = Placement(config.dtype, device)
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_model_len: int,
+        device: torch.device,
+        quantization: Quantization | None = None,
+    ) -> None:
+        placement = Placement(config.dtype, device, quantization)
+        body = placement.within("model")
         rotary = RotaryEmbedding(config, max_model_len, device)
         self.config = config
-        self.embed = Embedding(config.vocab_size, config.hidden_size, placement)
-        self.layers = [DecoderLayer(config, layer_idx, rotary, placement) for layer_idx in range(config.num_layers)]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, placement)
+        self.embed = Embedding("embed_tokens", config.vocab_size, config.hidden_size, body)
+        self.layers = [
+            DecoderLayer(config, layer_idx, rotary, body.within(f"layers.{layer_idx}"))
+            for layer_idx in range(config.num_layers)
+        ]
+        self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, body)
         self.lm_head = (
             None
             if config.tie_word_embeddings
@@ -67,7 +83,9 @@ class DecoderModel:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(target.nbytes for target in self.load_targets().values())
+        """Of what is loaded; packed weights included."""
+        dense = sum(target.nbytes for target in self.load_targets().values())
+        return dense + sum(part.nbytes for module in self.quantized_modules() for part in module.parts)
 
     def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:
         """One [num_blocks, 2, num_kv_heads, block_size, head_dim] per attention layer, in layer order."""
@@ -87,14 +105,23 @@ class DecoderModel:
         return self.embed.project(hidden) if self.lm_head is None else self.lm_head(hidden)
 
     def load_targets(self) -> dict[str, Tensor]:
-        """Checkpoint tensor name (Hugging Face) -> the memory it is written to, of the shape it must have."""
-        targets = dict(self.embed.load_targets("model.embed_tokens"))
-        for layer_idx, layer in enumerate(self.layers):
-            targets.update(layer.load_targets(f"model.layers.{layer_idx}."))
-        targets.update(self.norm.load_targets("model.norm"))
+        """Name of a dense tensor (Hugging Face) -> the memory it is written to, of the shape it must have."""
+        targets = dict(self.embed.load_targets())
+        for layer in self.layers:
+            targets.update(layer.load_targets())
+        targets.update(self.norm.load_targets())
         if self.lm_head is not None:
-            targets.update(self.lm_head.load_targets(""))
+            targets.update(self.lm_head.load_targets())
         return targets
+
+    def quantized_modules(self) -> list[QuantizedModule]:
+        """Layers whose weights the loader reads, packs and installs."""
+        modules = list(self.embed.quantized_modules())
+        for layer in self.layers:
+            modules.extend(layer.quantized_modules())
+        if self.lm_head is not None:
+            modules.extend(self.lm_head.quantized_modules())
+        return modules
 
     def ignored(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although the model has no place for it."""

@@ -16,5 +16,12 @@ class WeightSource(Protocol):
     def dtype(self, name: str) -> torch.dtype:
         """What the tensor is read as before it is converted. Raises ModelLoadError for what cannot be a weight."""
 
+    def raw(self, name: str) -> Tensor:
+        """The tensor as stored; of a GGUF file its blocks, uint8 [rows, bytes per row], rows in the model's order."""
+
+    def raw_dtype(self, name: str) -> torch.dtype: ...
+
+    def stored_bytes(self, name: str) -> int: ...
+
     def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
         """Writes as many rows of the tensor as `target` (host memory) has, converted to target's dtype."""

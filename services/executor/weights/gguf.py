@@ -54,6 +54,19 @@ class GgufSource:
     def dtype(self, name: str) -> torch.dtype:
         return torch.float32
 
+    def raw(self, name: str) -> Tensor:
+        tensor, order = self._tensors[name], self._row_order(name)
+        return torch.from_numpy(tensor.data if order is None else tensor.data[order])
+
+    def raw_dtype(self, name: str) -> torch.dtype:
+        return torch.uint8
+
+    def stored_bytes(self, name: str) -> int:
+        return self._tensors[name].data.nbytes
+
+    def type(self, name: str) -> GGMLQuantizationType:
+        return self._tensors[name].type
+
     def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
         tensor, order = self._tensors[name], self._row_order(name)
         num_rows = target.shape[0]

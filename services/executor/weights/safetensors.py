@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,16 @@ from torch import Tensor
 from services.executor.model_config import ModelLoadError
 
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TYPES = _FLOAT_TYPES | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
 
 
 class SafetensorsSource:
@@ -42,16 +53,26 @@ class SafetensorsSource:
         if (dtype := _FLOAT_TYPES.get(self._types[name])) is None:
             raise ModelLoadError(
                 f"{self._paths[name]}: tensor {name} has type {self._types[name]}, expected {', '.join(_FLOAT_TYPES)}; "
-                "quantized checkpoints are not supported"
+                "what is quantized must be named in quantization_config"
             )
         return dtype
 
-    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
-        self.dtype(name)
+    def raw(self, name: str) -> Tensor:
         try:
-            tensor = self._files[name].get_tensor(name)  # a view of the mapped file
+            tensor: Tensor = self._files[name].get_tensor(name)  # a view of the mapped file
         except SafetensorError as error:
             raise ModelLoadError(f"{self._paths[name]}: cannot read tensor {name} ({error})") from error
+        return tensor
+
+    def raw_dtype(self, name: str) -> torch.dtype:
+        return _TYPES[self._types[name]]
+
+    def stored_bytes(self, name: str) -> int:
+        return math.prod(self.shapes[name]) * self.raw_dtype(name).itemsize
+
+    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
+        self.dtype(name)
+        tensor = self.raw(name)
         target.copy_(tensor.narrow(0, first_row, len(target)) if target.ndim else tensor)
 
 

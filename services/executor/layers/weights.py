@@ -1,0 +1,98 @@
+"""What a layer multiplies with: a dense weight, a quantized one, or several stacked that differ in form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.quantized import PackedGrouped, PackedWeight
+from services.executor.layers import ops
+from services.executor.quantization import WeightFormat
+
+
+class Dense:
+    """`tensor` [out_features, in_features]"""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tensor.shape[0], self.tensor.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.linear(x, self.tensor, bias)
+
+
+class Stacked:
+    """Weights of different forms whose outputs lie side by side."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[PackedWeight]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        outputs, start = [], 0
+        for part in self.parts:
+            stop = start + part.shape[0]
+            outputs.append(part(x, None if bias is None else bias[start:stop]))
+            start = stop
+        return torch.cat(outputs, dim=-1)
+
+
+class NotLoaded:
+    """In place of a quantized weight until the loader installs it."""
+
+    __slots__ = ("nbytes", "shape")
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        self.shape = (out_features, in_features)
+        self.nbytes = 0
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        raise RuntimeError("a quantized weight was used before it was loaded")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A weight as the checkpoint has it: part of a layer's."""
+
+    name: str  # of the module, e.g. model.layers.0.self_attn.q_proj
+    out_features: int
+    in_features: int
+    format: WeightFormat | None  # None: <name>.weight, dense
+
+
+class QuantizedModule(Protocol):
+    """A layer that needs at least one quantized weight; the loader reads its shards and installs what they become."""
+
+    shards: tuple[Shard, ...]
+
+    @property
+    def parts(self) -> tuple[PackedWeight, ...]:
+        """What is installed."""
+
+    def install(self, parts: Sequence[PackedWeight]) -> None:
+        """parts: all outputs of all shards, in order; neighbouring shards may have become one part."""
+
+
+__all__ = ["Dense", "NotLoaded", "PackedGrouped", "PackedWeight", "QuantizedModule", "Shard", "Stacked"]
