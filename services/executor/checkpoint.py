@@ -12,9 +12,16 @@ import torch
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from services.executor.models import ARCHITECTURES
 from services.executor.quantization import Quantization
+from services.executor.quantization.gguf import GgufQuantization
 from services.executor.quantization.methods import quantization_of
 from services.executor.weights import WeightSource
-from services.executor.weights.gguf import GgufSource, gguf_architecture, gguf_config, gguf_eos_token_ids
+from services.executor.weights.gguf import (
+    GgufSource,
+    checkpoint_name,
+    gguf_architecture,
+    gguf_config,
+    gguf_eos_token_ids,
+)
 from services.executor.weights.gguf_file import GgufFile
 from services.executor.weights.safetensors import SafetensorsSource
 
@@ -83,7 +90,7 @@ class GgufCheckpoint:
         return GgufSource(self._file, config)
 
     def quantization(self, weights: WeightSource | None) -> Quantization | None:
-        return None
+        return GgufQuantization({checkpoint_name(name): tensor.type for name, tensor in self._file.tensors.items()})
 
 
 def open_checkpoint(path: Path, load_format: str) -> DirectoryCheckpoint | GgufCheckpoint:
