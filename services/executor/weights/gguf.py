@@ -136,7 +136,7 @@ def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
     arch = file.metadata["general.architecture"]
     try:
-        config = ARCHITECTURES[_CLASSES[arch]](_config_keys(file, arch), dtype)
+        config = ARCHITECTURES[_CLASSES[arch]](gguf_config_keys(file), dtype)
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from error
     tensor = file.tensors.get(_ROPE_FACTORS)
@@ -148,7 +148,10 @@ def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_factors=factors))
 
 
-def _config_keys(file: GgufFile, arch: str) -> dict[str, Any]:
+def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
+    """What `config.json` would say, of an architecture that we implement. Raises ModelLoadError naming the key."""
+    arch = file.metadata["general.architecture"]
+
     def value(key: str, default: Any = None) -> Any:
         return file.metadata.get(f"{arch}.{key}", default)
 
