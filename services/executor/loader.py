@@ -22,7 +22,7 @@ from services.executor.layers.weights import Shard
 from services.executor.model_config import ModelConfig, ModelLoadError
 from services.executor.models import ARCHITECTURES
 from services.executor.models.decoder import DecoderModel
-from services.executor.quantization.install import check_shard, install, read_shard
+from services.executor.quantization.install import check_shard, install, read_shard, tensor_specs
 from services.executor.quantization.methods import check_requested
 from services.executor.weights import WeightSource
 from services.executor.weights.dummy import fill_random
@@ -190,7 +190,7 @@ def check_tensors(path: Path, weights: WeightSource, model: DecoderModel) -> int
             continue
         try:
             missing += check_shard(weights, shard)
-            suffixes = shard.format.tensors(shard.out_features, shard.in_features)
+            suffixes = tensor_specs(shard)
         except ModelLoadError as error:
             raise ModelLoadError(f"{path}: {error}") from error
         quantized += [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]

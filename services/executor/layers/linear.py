@@ -22,7 +22,8 @@ class Linear:
     def __init__(self, in_features: int, shards: Mapping[str, int], placement: Placement, *, bias: bool) -> None:
         out_features = sum(shards.values())
         self.shards = tuple(
-            Shard(placement.name(name), size, in_features, placement.format(name)) for name, size in shards.items()
+            Shard(placement.name(name), size, in_features, placement.format(name), bias)
+            for name, size in shards.items()
         )
         self.weight: PackedWeight = (
             Dense(placement.empty(out_features, in_features))

@@ -80,6 +80,7 @@ class Shard:
     out_features: int
     in_features: int
     format: WeightFormat | None  # None: <name>.weight, dense
+    has_bias: bool = False  # <name>.bias is the layer's, not the format's
 
 
 class QuantizedModule(Protocol):

@@ -16,9 +16,16 @@ from kernels.quantized import QuantizedWeight
 class TensorSpec:
     """A tensor that a quantized weight is made of, as the checkpoint must have it."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # -1: of any length
     dtypes: tuple[torch.dtype, ...]  # any of these
     optional: bool = False
+    also: tuple[tuple[int, ...], ...] = ()  # further shapes that the same numbers are stored in
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return any(
+            len(shape) == len(allowed) and all(size in (-1, found) for size, found in zip(allowed, shape, strict=True))
+            for allowed in (self.shape, *self.also)
+        )
 
 
 class WeightFormat(Protocol):
@@ -27,6 +34,7 @@ class WeightFormat(Protocol):
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         """Suffix of the tensor's name, e.g. "qweight", -> what it must look like.
 
+        "bias" is that of a layer without one: some tools write zeros, which `read` may ignore.
         Raises ModelLoadError if no weight of this shape can be stored so (a group size that does not divide, ...).
         """
 

@@ -11,22 +11,33 @@ from torch import Tensor
 from kernels.quantized import PackedWeight, QuantizedWeight, pack, stack, to_device
 from services.executor.layers.weights import Dense, QuantizedModule, Shard
 from services.executor.model_config import ModelLoadError
+from services.executor.quantization.formats import TensorSpec
 from services.executor.weights import WeightSource
+
+
+def tensor_specs(shard: Shard) -> dict[str, TensorSpec]:
+    """What a quantized shard is made of. Raises ModelLoadError naming the module if its shape cannot be stored so."""
+    assert shard.format is not None
+    try:
+        specs = dict(shard.format.tensors(shard.out_features, shard.in_features))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"module {shard.name}: {error}") from error
+    if shard.has_bias:
+        specs.pop("bias", None)
+    return specs
 
 
 def check_shard(weights: WeightSource, shard: Shard) -> list[str]:
     """Names of a quantized shard's tensors that are missing. Raises ModelLoadError for a wrong shape or type."""
-    assert shard.format is not None
     missing = []
-    for suffix, spec in shard.format.tensors(shard.out_features, shard.in_features).items():
+    for suffix, spec in tensor_specs(shard).items():
         name = f"{shard.name}.{suffix}"
         if name not in weights.shapes:
             missing += [] if spec.optional else [name]
             continue
-        if weights.shapes[name] != spec.shape:
-            raise ModelLoadError(
-                f"tensor {name}: expected shape {list(spec.shape)}, found {list(weights.shapes[name])}"
-            )
+        if not spec.fits(weights.shapes[name]):
+            expected = " or ".join(str(list(shape)) for shape in (spec.shape, *spec.also))
+            raise ModelLoadError(f"tensor {name}: expected shape {expected}, found {list(weights.shapes[name])}")
         if weights.raw_dtype(name) not in spec.dtypes:
             expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
             raise ModelLoadError(f"tensor {name}: expected {expected}, found {weights.raw_dtype(name)}")
@@ -36,8 +47,7 @@ def check_shard(weights: WeightSource, shard: Shard) -> list[str]:
 def read_shard(weights: WeightSource, shard: Shard) -> QuantizedWeight:
     """Raises ModelLoadError naming the module for values that cannot be."""
     assert shard.format is not None
-    specs = shard.format.tensors(shard.out_features, shard.in_features)
-    names = {suffix: f"{shard.name}.{suffix}" for suffix in specs}
+    names = {suffix: f"{shard.name}.{suffix}" for suffix in tensor_specs(shard)}
     tensors = {suffix: weights.raw(name) for suffix, name in names.items() if name in weights.shapes}
     try:
         return shard.format.read(tensors, shard.out_features, shard.in_features)

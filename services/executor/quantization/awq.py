@@ -1,0 +1,179 @@
+"""AWQ as AutoAWQ writes it: 4 bits, a scale and a zero point per group; its layouts gemm, gemv and gemv_fast.
+
+Sources: `awq/modules/linear/{gemm,gemv,gemv_fast}.py` of AutoAWQ 0.2.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.quantized import GroupedWeight
+from services.executor.model_config import ModelLoadError
+from services.executor.quantization.dummy import random_grouped
+from services.executor.quantization.formats import TensorSpec, WeightFormat
+from services.executor.quantization.settings import (
+    SCALE_DTYPES,
+    check_multiple,
+    checked_scales,
+    group_size_of,
+    groups_of,
+    one_of,
+    stored_quantized,
+    strings_of,
+)
+from services.executor.quantization.unpack import unpack
+
+_BITS = 4
+_ZERO_POINT = 8  # of weights without stored zero points
+_PER_WORD = 32 // _BITS
+_NIBBLE_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)  # "gemm": where a word holds each of its eight columns
+
+
+def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> AwqQuantization:
+    """Raises ModelLoadError naming the key for what is not supported."""
+    one_of(config, "bits" if "bits" in config else "w_bit", [_BITS])
+    group_size = group_size_of(config, "group_size" if "group_size" in config else "q_group_size")
+    version = str(config.get("version") or config.get("format") or "gemm").lower()
+    if version not in _FORMATS:
+        raise ModelLoadError(
+            f"config key quantization_config.version: {version!r} is not supported, expected one of "
+            f"{', '.join(_FORMATS)}; quantize the model again with version gemm"
+        )
+    has_zeros = one_of(config, "zero_point", [True, False], default=True)
+    return AwqQuantization(
+        _FORMATS[version](group_size, has_zeros), strings_of(config, "modules_to_not_convert"), names
+    )
+
+
+class AwqQuantization:
+    """All linear layers alike, but for those left dense."""
+
+    method = "awq"
+
+    def __init__(self, weight_format: WeightFormat, dense: tuple[str, ...], names: Collection[str] | None) -> None:
+        self._format = weight_format
+        self._dense = dense
+        self._names = names
+
+    def format(self, module: str) -> WeightFormat | None:
+        if any(part in module for part in self._dense) or not stored_quantized(module, "qweight", self._names):
+            return None
+        return self._format
+
+
+@dataclass(frozen=True)
+class _AwqFormat:
+    group_size: int
+    has_zeros: bool
+
+    def random(self, out_features: int, in_features: int, generator: torch.Generator) -> GroupedWeight:
+        shape = (out_features, in_features)
+        return random_grouped(shape, _BITS, self.group_size, generator, has_offsets=self.has_zeros)
+
+
+class GemmFormat(_AwqFormat):
+    """Words of eight outputs each, in the order that AutoAWQ's kernel wants them in."""
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        check_multiple("the number of outputs", out_features, _PER_WORD)
+        _, groups = groups_of(in_features, self.group_size)
+        num_words = out_features // _PER_WORD
+        return {
+            "qweight": TensorSpec((in_features, num_words), (torch.int32,)),
+            "qzeros": TensorSpec((groups, num_words), (torch.int32,), optional=not self.has_zeros),
+            "scales": TensorSpec((groups, out_features), SCALE_DTYPES),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+        zeros = tensors.get("qzeros")
+        return GroupedWeight(
+            _unpack_columns(tensors["qweight"]),
+            _BITS,
+            groups_of(in_features, self.group_size)[0],
+            checked_scales("scales", tensors["scales"]).t().contiguous(),
+            offsets=None if zeros is None else _unpack_columns(zeros),
+            zero_point=_ZERO_POINT if zeros is None else 0,
+        )
+
+
+class GemvFormat(_AwqFormat):
+    """Words of eight inputs each; zero points and scales padded to whole kernel steps."""
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        check_multiple("the number of inputs", in_features, _PER_WORD)
+        width = _padded_words(in_features, self.group_size)
+        return {
+            "qweight": TensorSpec((out_features, in_features // _PER_WORD), (torch.int32,)),
+            "qzeros": TensorSpec((out_features, width), (torch.int32,), optional=not self.has_zeros),
+            "scales": TensorSpec((out_features, width * _PER_WORD), SCALE_DTYPES),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+        size, groups = groups_of(in_features, self.group_size)
+        zeros = tensors.get("qzeros")
+        return GroupedWeight(
+            unpack(tensors["qweight"], _BITS),
+            _BITS,
+            size,
+            checked_scales("scales", tensors["scales"][:, :groups]).contiguous(),
+            offsets=None if zeros is None else unpack(zeros, _BITS)[:, :groups].contiguous(),
+            zero_point=_ZERO_POINT if zeros is None else 0,
+        )
+
+
+class GemvFastFormat(_AwqFormat):
+    """Words of four codes, rows and inputs interleaved; "qzeros" is -zero point * scale: added to scale * code."""
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        check_multiple("the number of outputs", out_features, _PER_WORD)
+        check_multiple("the number of inputs", in_features, 64)
+        padded = _padded_words(in_features, self.group_size) * _PER_WORD
+        return {
+            "qweight": TensorSpec((out_features // 4, in_features), (torch.int16,)),
+            "qzeros": TensorSpec((padded, out_features), SCALE_DTYPES),
+            "scales": TensorSpec((padded, out_features), SCALE_DTYPES),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+        size, groups = groups_of(in_features, self.group_size)
+        # Nibbles of four rows follow each other in steps of 64 inputs. Of 32 inputs, (a, b, c) of [4, 4, 2] is at
+        # (b, c, a): pairs are dealt out to four words, and in a word first all even ones, then all odd ones.
+        nibbles = unpack(tensors["qweight"], _BITS).view(out_features // 4, in_features // 64, 4, 2, 4, 2, 4)
+        codes = nibbles.permute(0, 2, 1, 3, 6, 4, 5).reshape(out_features, in_features)
+        scales = checked_scales("scales", tensors["scales"][:groups])
+        minimums = checked_scales("qzeros", tensors["qzeros"][:groups]).to(scales.dtype)
+        return GroupedWeight(codes, _BITS, size, scales.t().contiguous(), offsets=minimums.t().contiguous())
+
+
+_FORMATS: dict[str, type[GemmFormat | GemvFormat | GemvFastFormat]] = {
+    "gemm": GemmFormat,
+    "gemv": GemvFormat,
+    "gemv_fast": GemvFastFormat,
+}
+
+
+def _unpack_columns(words: Tensor) -> Tensor:
+    """words int32 [R, C] -> uint8 [8 * C, R]"""
+    words = words.t().contiguous()
+    codes = torch.empty(words.shape[0], _PER_WORD, words.shape[1], dtype=torch.uint8)
+    for column, nibble in enumerate(_NIBBLE_OF_COLUMN):
+        codes[:, column] = (words >> (4 * nibble)) & 15
+    return codes.flatten(0, 1)
+
+
+def _padded_words(in_features: int, group_size: int) -> int:
+    """Words of eight zero points that "gemv" and "gemv_fast" keep for an output."""
+    size, groups = groups_of(in_features, group_size)
+    if in_features % size or (size < 128 and size not in (32, 64)):
+        raise ModelLoadError(
+            f"group size {size} does not fit {in_features} inputs in AWQ versions gemv and gemv_fast, expected 32, 64 "
+            "or from 128 on and a divisor; quantize the model again with version gemm"
+        )
+    step = 128 // min(size, 128)
+    num_words = -(-groups // _PER_WORD)
+    return -(-num_words // step) * step

@@ -1,0 +1,22 @@
+"""Small integers out of the words that checkpoints pack them in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """words integers [R, C] -> uint8 [R, C * codes per word]: code i of a word is in its bits from i * bits on.
+
+    bits: 1, 2, 4 or 8.
+    """
+    packed = words.contiguous().view(torch.uint8)  # little-endian, as safetensors stores
+    per_byte = 8 // bits
+    if per_byte == 1:
+        return packed
+    codes = torch.empty(*packed.shape, per_byte, dtype=torch.uint8)
+    mask = 2**bits - 1
+    for i in range(per_byte):
+        torch.bitwise_and(packed >> (i * bits), mask, out=codes[..., i])
+    return codes.flatten(1)
