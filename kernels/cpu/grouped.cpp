@@ -1,0 +1,54 @@
+// The ops on grouped weights: which product fits the weight, the dtype and the number of tokens.
+
+#include <cmath>
+
+#include "grouped_linear.h"
+
+namespace {
+
+constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
+
+// Measured: the number of tokens from which decoding the weights for the matrix unit pays.
+constexpr int64_t AMX_MIN_TOKENS = 24;
+
+bool fits_bytes(const GroupedWeight& w) {
+    if (w.bits != 4) return false;
+    for (int i = 0; i < SMALL_CODEBOOK; i++)
+        if (!(std::abs(w.codebook[i]) <= 127) || w.codebook[i] != std::floor(w.codebook[i])) return false;
+    return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [tokens, in], bias [out] or null, result [tokens, out]: of one dtype, contiguous
+void pagewire_grouped_linear(int dtype, const void* x, const uint8_t* codes, int scale_kind, const char* scales,
+                             int offset_kind, const char* offsets, const float* codebook, const int32_t* permutation,
+                             const void* bias, void* result, int64_t tokens, int64_t in, int64_t out, int bits,
+                             int64_t group_size, int zero_point, int threads) {
+    if (tokens == 0 || out == 0) return;
+    GroupedWeight w = {codes, scales, offsets, codebook, in, out, bits, (int)std::min(group_size, in),
+                       zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
+    const Output output = {dtype, result, bias, tokens, out};
+    if (tokens * in * out < SERIAL_WORK) threads = 1;
+    if (dtype == FLOAT32) return grouped_linear_float(w, x, permutation, output, threads);
+    if (tokens >= AMX_MIN_TOKENS && grouped_linear_amx(w, x, permutation, output, threads)) return;
+    if (codebook) {
+        if (!fits_bytes(w)) return grouped_linear_float(w, x, permutation, output, threads);
+        w.zero_point = TABLE_ZERO_POINT;
+    }
+    grouped_linear_int8(w, x, permutation, output, threads);
+}
+
+// Rows `ids` [count] of a weight -> result [count, in], contiguous
+void pagewire_grouped_embedding(int dtype, const int64_t* ids, int64_t count, const uint8_t* codes, int scale_kind,
+                                const char* scales, int offset_kind, const char* offsets, const float* codebook,
+                                void* result, int64_t in, int64_t out, int bits, int64_t group_size, int zero_point,
+                                int threads) {
+    const GroupedWeight w = {codes, scales, offsets, codebook, in, out, bits, (int)std::min(group_size, in),
+                             zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
+    grouped_rows(w, ids, count, dtype, result, threads);
+}
+
+}

@@ -1,0 +1,129 @@
+// Grouped quantized weights in the layout of `grouped_layout.py`, and what every kernel on them reads.
+//
+// Outputs come in tiles of 16, one per vector lane. A tile's codes follow each other along the inputs in units of 32
+// inputs: 8 quads (a quad is 4 neighbouring inputs in the 4 bytes of a lane, as the integer dot product wants them)
+// of `bits` * 64 bytes. Groups are padded with zero codes, to 16 inputs or to a multiple of 32, so that they begin at
+// a unit, or at half a unit.
+#pragma once
+
+#include <algorithm>
+
+#include "vector.h"
+
+constexpr int TILE = LANES;        // outputs
+constexpr int UNIT = 32;           // inputs
+constexpr int QUADS = UNIT / 4;
+constexpr int SUPER_SIZE = 256;    // inputs that share a scale of scales
+constexpr int MAX_BLOCK = 64;      // inputs that share an activation scale, at most
+constexpr int SMALL_CODEBOOK = 16;
+
+// What a tensor of scales or offsets holds per tile: 16 numbers per group; TWO_LEVEL: for each SUPER_SIZE inputs 16
+// float16 and then 16 bytes per group, which they multiply.
+enum GroupKind : int { NONE = 0, HALF = 1, SINGLE = 2, ZEROS = 3, TWO_LEVEL = 4 };
+
+struct GroupedWeight {
+    const uint8_t* codes;
+    const char* scales;
+    const char* offsets;
+    const float* codebook;  // [2^bits] or null
+    int64_t in, out;
+    int bits, group_size, zero_point;
+    GroupKind scale_kind, offset_kind;
+
+    int64_t groups() const { return (in + group_size - 1) / group_size; }
+    int padded_group() const { return group_size <= UNIT / 2 ? UNIT / 2 : (group_size + UNIT - 1) / UNIT * UNIT; }
+    int64_t padded_in() const { return (groups() * padded_group() + UNIT - 1) / UNIT * UNIT; }
+    int64_t padded_groups() const { return padded_in() / padded_group(); }
+    int64_t tiles() const { return (out + TILE - 1) / TILE; }
+    int64_t units() const { return padded_in() / UNIT; }
+    int64_t unit_bytes() const { return bits * 64; }
+    const uint8_t* tile_codes(int64_t tile) const { return codes + tile * units() * unit_bytes(); }
+    // Inputs that share an activation scale and a conversion of integer sums to floats.
+    int block() const {
+        const int group = padded_group();
+        return group % MAX_BLOCK == 0 ? MAX_BLOCK : std::min(group, UNIT);
+    }
+    // Whether offsets are added to scale * code; else they are subtracted from the code.
+    bool has_minimums() const { return offset_kind != NONE && offset_kind != ZEROS; }
+};
+
+static inline i32x16 load_signed(const char* p) { return __builtin_convertvector(load_raw<i8x16>(p), i32x16); }
+static inline i32x16 load_unsigned(const char* p) { return __builtin_convertvector(load_raw<u8x16>(p), i32x16); }
+
+// The 16 numbers of each of a tile's groups as floats: `offsets` says which tensor. out [padded_groups, 16]
+static inline void expand_groups(const GroupedWeight& w, int64_t tile, bool offsets, float* out) {
+    const GroupKind kind = offsets ? w.offset_kind : w.scale_kind;
+    const char* data = offsets ? w.offsets : w.scales;
+    const int64_t groups = w.groups();
+    const auto each = [&](auto value) {
+        for (int64_t g = 0; g < groups; g++) store(out + g * TILE, value(g));
+    };
+    switch (kind) {
+        case NONE: each([&](int64_t) { return splat(w.zero_point); }); break;
+        case HALF: each([&](int64_t g) { return load((const f16*)data + (tile * groups + g) * TILE); }); break;
+        case SINGLE: each([&](int64_t g) { return load((const float*)data + (tile * groups + g) * TILE); }); break;
+        case ZEROS:
+            each([&](int64_t g) {
+                return __builtin_convertvector(load_unsigned(data + (tile * groups + g) * TILE), f32x16);
+            });
+            break;
+        case TWO_LEVEL: {
+            const int64_t per_super = SUPER_SIZE / w.group_size, supers = (w.in + SUPER_SIZE - 1) / SUPER_SIZE;
+            const int64_t super_bytes = TILE * (2 + per_super);
+            each([&](int64_t g) {
+                const char* super = data + (tile * supers + g / per_super) * super_bytes;
+                const char* group = super + TILE * (2 + g % per_super);
+                const i32x16 level = offsets ? load_unsigned(group) : load_signed(group);
+                return __builtin_convertvector(level, f32x16) * load((const f16*)super);
+            });
+            break;
+        }
+    }
+    for (int64_t g = groups; g < w.padded_groups(); g++) store(out + g * TILE, f32x16{});
+}
+
+// ---- codes of a unit: quads[q] has inputs 4q .. 4q + 3 of a lane's output in the lane's bytes ----
+//
+// Planes: 4 low bits, two quads to a vector; then (or alone) 2 bits, four quads to a vector; then 1 bit, eight quads.
+
+static inline u32x16 plane(const uint8_t* p, int vector) { return load_raw<u32x16>(p + vector * 64); }
+
+// Bits [from, from + width) of each byte, moved to bit `to`.
+static inline u32x16 field(u32x16 bytes, int from, int width, int to) {
+    const uint32_t mask = ((1u << width) - 1 << to) * 0x01010101u;
+    return (from > to ? bytes >> (from - to) : bytes << (to - from)) & mask;
+}
+
+template <int BITS>
+static inline void unpack_unit(const uint8_t* p, u32x16 quads[QUADS]) {
+    constexpr int NIBBLES = BITS >= 4 ? 4 : 0, REST = BITS - NIBBLES;
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; q++) {
+        if constexpr (BITS == 8) {
+            quads[q] = plane(p, q);
+        } else {
+            u32x16 code = {};
+            if constexpr (NIBBLES) code = field(plane(p, q / 2), q % 2 * 4, 4, 0);
+            if constexpr (REST >= 2) code |= field(plane(p + NIBBLES * 64, q / 4), q % 4 * 2, 2, NIBBLES);
+            if constexpr (REST % 2) code |= field(plane(p + (BITS - 1) * 64, 0), q, 1, BITS - 1);
+            quads[q] = code;
+        }
+    }
+}
+
+// function(std::integral_constant-like tag with ::BITS) for the number of bits.
+template <int N>
+struct Bits {
+    static constexpr int BITS = N;
+};
+template <class F>
+static inline void with_bits(int bits, F function) {
+    switch (bits) {
+        case 2: return function(Bits<2>{});
+        case 3: return function(Bits<3>{});
+        case 4: return function(Bits<4>{});
+        case 5: return function(Bits<5>{});
+        case 6: return function(Bits<6>{});
+        case 8: return function(Bits<8>{});
+    }
+}

@@ -1,0 +1,112 @@
+"""Products with grouped weights and rows of them, in C++. The tensors are those of `grouped_layout`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.grouped_layout import shape_of
+from kernels.cpu.library import I, L, P, bind, dtype_code
+
+__all__ = ["grouped_embedding", "grouped_linear"]
+
+# dtype of scales or offsets -> GroupKind (grouped.h)
+_KINDS = {None: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
+
+_grouped_linear = bind("grouped_linear", I, P, P, *[I, P] * 2, *[P] * 4, *[L] * 3, I, L, I, I)
+_grouped_embedding = bind("grouped_embedding", I, P, L, P, *[I, P] * 2, P, P, *[L] * 2, I, L, I, I)
+
+
+def grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    num_tokens, in_features = x.shape
+    if codes.shape != _codes_shape(out_features, in_features, group_size, bits):
+        raise ValueError(
+            f"grouped_linear: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
+            f"[{out_features}, {in_features}] in groups of {group_size}"
+        )
+    dtype = x.dtype
+    if bias is not None and bias.dtype is not dtype:
+        bias = bias.to(dtype)
+    x = x.contiguous()
+    out = torch.empty((num_tokens, out_features), dtype=dtype)
+    _grouped_linear(
+        dtype_code(x),
+        x.data_ptr(),
+        codes.data_ptr(),
+        _KINDS[scales.dtype],
+        scales.data_ptr(),
+        _KINDS[None if offsets is None else offsets.dtype],
+        None if offsets is None else offsets.data_ptr(),
+        None if codebook is None else codebook.data_ptr(),
+        None if permutation is None else permutation.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        in_features,
+        out_features,
+        bits,
+        group_size,
+        zero_point,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def grouped_embedding(
+    token_ids: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    num_rows: int,
+    row_size: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    if codes.shape != _codes_shape(num_rows, row_size, group_size, bits):
+        raise ValueError(
+            f"grouped_embedding: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
+            f"[{num_rows}, {row_size}] in groups of {group_size}"
+        )
+    token_ids = token_ids.contiguous()
+    out = torch.empty((*token_ids.shape, row_size), dtype=dtype)
+    _grouped_embedding(
+        dtype_code(out),
+        token_ids.data_ptr(),
+        token_ids.numel(),
+        codes.data_ptr(),
+        _KINDS[scales.dtype],
+        scales.data_ptr(),
+        _KINDS[None if offsets is None else offsets.dtype],
+        None if offsets is None else offsets.data_ptr(),
+        None if codebook is None else codebook.data_ptr(),
+        out.data_ptr(),
+        row_size,
+        num_rows,
+        bits,
+        group_size,
+        zero_point,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+@lru_cache(maxsize=None)
+def _codes_shape(num_outputs: int, num_inputs: int, group_size: int, bits: int) -> tuple[int, int, int, int]:
+    return shape_of(num_outputs, num_inputs, group_size).codes_shape(bits)
