@@ -1,0 +1,102 @@
+"""Perplexity of checkpoints on a text, as Pagewire computes them: `python -m benchmarks.perplexity MODEL --text FILE`.
+
+Every model is loaded as it is stored and, with --dequantized, once more as dense weights of the same numbers. The text
+is cut into windows that are scored apart. "prefill" computes a window in one step; "decode" computes --rows windows
+side by side token by token, as requests are decoded, since kernels differ by the number of tokens of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pagewire.models import resolve_model
+from services.executor import kv_cache
+from services.executor.attention import AttentionMetadata
+from services.executor.loader import Model, load_model
+from services.tokenizer.loading import load_tokenizer
+
+BLOCK_SIZE = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=4096, help="of the text, at most")
+    parser.add_argument("--window", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=4, help="windows decoded side by side")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dequantized", action="store_true")
+    args = parser.parse_args()
+    print(f"{'model':44} {'weights':>10} {'prefill':>10} {'decode':>10}", flush=True)
+    for name in args.models:
+        path = resolve_model(name)
+        windows = text_windows(str(path), args.text, args.tokens, args.window).to(args.device)
+        for quantization in (None, "none") if args.dequantized else (None,):
+            model = load_model(
+                path,
+                dtype=args.dtype,
+                device=torch.device(args.device),
+                max_model_len=args.window,
+                quantization=quantization,
+            )
+            label = f"{Path(path).name[:30]}{', dequantized' if quantization else ''}"
+            weights = f"{model.weight_bytes / 2**20:.1f} MiB"
+            print(f"{label:44} {weights:>10}", end="", flush=True)
+            for rows, step in ((1, args.window), (args.rows, 1)):
+                print(f" {perplexity(model, windows, rows, step):10.4f}", end="", flush=True)
+            print(flush=True)
+
+
+def text_windows(model: str, text: Path, num_tokens: int, window: int) -> Tensor:
+    """int64 [num_windows, window]"""
+    ids = load_tokenizer(model).encode(text.read_text(), add_special_tokens=False)[:num_tokens]
+    num_windows = len(ids) // window
+    if num_windows == 0:
+        raise SystemExit(f"{text}: {len(ids)} tokens, fewer than one window of {window}")
+    return torch.tensor(ids[: num_windows * window]).view(num_windows, window)
+
+
+@torch.inference_mode()
+def perplexity(model: Model, windows: Tensor, rows: int, step: int) -> float:
+    """exp of the mean negative log-likelihood of every token of a window but its first.
+
+    rows: windows computed side by side; step: tokens of each that a step computes.
+    """
+    log_likelihoods = [window_log_likelihood(model, batch, step) for batch in windows.split(rows)]
+    return math.exp(-sum(log_likelihoods) / (windows.shape[0] * (windows.shape[1] - 1)))
+
+
+def window_log_likelihood(model: Model, windows: Tensor, step: int) -> float:
+    num_rows, length = windows.shape
+    device, blocks_per_row = windows.device, -(-length // BLOCK_SIZE)
+    model.bind_kv_cache(kv_cache.allocate(model, num_rows * blocks_per_row, BLOCK_SIZE, model.config.dtype, device))
+    table = torch.arange(num_rows * blocks_per_row, dtype=torch.int32, device=device).view(num_rows, blocks_per_row)
+    total = 0.0
+    for start in range(0, length, step):
+        positions = torch.arange(start, min(start + step, length), device=device)
+        count = len(positions)
+        slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        attn = AttentionMetadata(
+            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=device) * count,
+            seq_lens=torch.full((num_rows,), start + count, dtype=torch.int32, device=device),
+            block_table=table,
+            slot_mapping=slots.flatten(),
+            max_query_len=count,
+        )
+        ids = windows[:, start : start + count]
+        hidden = model.forward(ids.flatten(), positions.repeat(num_rows), attn)
+        scores = model.compute_logits(hidden).float().log_softmax(-1).view(num_rows, count, -1)
+        targets = windows[:, start + 1 : start + count + 1]
+        total += scores[:, : targets.shape[1]].gather(2, targets[:, :, None]).sum().item()
+    return total
+
+
+if __name__ == "__main__":
+    main()
