@@ -16,6 +16,8 @@ SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_NESTING = 8  # of arrays; real files have none
+MAX_NAME_BYTES = 65535  # of keys (by the format) and tensors
+MAX_VALUES = 1 << 23  # keys, array items and tensors together: bounds time and memory. Large vocabularies take 2e6
 
 _STRING = 8
 _ARRAY = 9
@@ -76,6 +78,7 @@ class _Parser:
         self._skip_string_arrays = skip_string_arrays
         self._size = len(data)
         self._pos = 0
+        self._num_values = 0
 
     def read_header(self) -> GgufHeader:
         if self._data[:4] != MAGIC:
@@ -89,15 +92,19 @@ class _Parser:
         metadata = self._metadata(num_pairs)
         tensors = self._tensor_entries(num_tensors)
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if alignment not in (1 << bits for bits in range(32)):
+        if not isinstance(alignment, int) or alignment not in (1 << bits for bits in range(32)):
             raise GgufError(f"general.alignment is {alignment!r}, expected a power of two")
+        for entry in tensors:
+            if entry.offset % alignment:
+                raise GgufError(f"tensor {entry.name!r} begins at byte {entry.offset}, not a multiple of {alignment}")
         return GgufHeader(metadata, tensors, data_offset=-(-self._pos // alignment) * alignment)
 
     def _metadata(self, num_pairs: int) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
         seen: set[str] = set()
+        self._reserve(num_pairs, 12, "the metadata")
         for _ in range(num_pairs):
-            key = self._string("a key")
+            key = self._name("a key")
             if key in seen:
                 raise GgufError(f"key {key!r} appears twice")
             seen.add(key)
@@ -108,6 +115,7 @@ class _Parser:
 
     def _tensor_entries(self, num_tensors: int) -> list[TensorEntry]:
         entries: dict[str, TensorEntry] = {}
+        self._reserve(num_tensors, 12, "the table of tensors")
         for _ in range(num_tensors):
             entry = self._tensor_entry()
             if entry.name in entries:
@@ -116,7 +124,7 @@ class _Parser:
         return list(entries.values())
 
     def _tensor_entry(self) -> TensorEntry:
-        name = self._string("the name of a tensor")
+        name = self._name("the name of a tensor")
         num_dimensions = self._u32()
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             raise GgufError(f"tensor {name!r} has {num_dimensions} dimensions")
@@ -142,8 +150,7 @@ class _Parser:
             self._skip_strings(length, key)
             return None
         if item_type == _ARRAY:
-            # Each inner array takes 12 bytes at least, which bounds the length before anything is allocated.
-            self._need(12 * length, key)
+            self._reserve(length, 12, key)
             return [self._array(key, depth + 1) for _ in range(length)]
         return list(self._scalars(item_type, length, key))
 
@@ -151,14 +158,14 @@ class _Parser:
         code = _SCALARS.get(value_type)
         if code is None:
             raise GgufError(f"{key!r} has the unknown value type {value_type}")
-        self._need(struct.calcsize(code) * count, key)
+        self._reserve(count, struct.calcsize(code), key)
         values = struct.unpack_from(f"<{count}{code}", self._data, self._pos)
         self._pos += struct.calcsize(code) * count
         return values
 
     def _strings(self, count: int, key: str) -> list[str]:
         """The hot loop: vocabularies have 10^5 strings."""
-        self._need(8 * count, key)
+        self._reserve(count, 8, key)
         data, size, pos = self._data, self._size, self._pos
         unpack, strings = _U64.unpack_from, []
         for _ in range(count):
@@ -174,7 +181,7 @@ class _Parser:
         return strings
 
     def _skip_strings(self, count: int, key: str) -> None:
-        self._need(8 * count, key)
+        self._reserve(count, 8, key)
         size, pos, unpack = self._size, self._pos, _U64.unpack_from
         for _ in range(count):
             if pos + 8 > size:
@@ -185,6 +192,12 @@ class _Parser:
 
     def _string(self, key: str) -> str:
         return self._strings(1, key)[0]
+
+    def _name(self, what: str) -> str:
+        name = self._string(what)
+        if len(name) > MAX_NAME_BYTES:
+            raise GgufError(f"{what} has {len(name)} characters: {name[:40]!r}...")
+        return name
 
     def _u32(self) -> int:
         self._need(4, "the header")
@@ -197,6 +210,13 @@ class _Parser:
         (value,) = _U64.unpack_from(self._data, self._pos)
         self._pos += 8
         return value
+
+    def _reserve(self, count: int, min_bytes: int, what: str) -> None:
+        """To be called before `count` values of at least `min_bytes` each are read: nothing that cannot be there is."""
+        self._need(count * min_bytes, what)
+        self._num_values += count
+        if self._num_values > MAX_VALUES:
+            raise GgufError(f"{what!r} has {count} values, {self._num_values} with those before; {MAX_VALUES} are read")
 
     def _need(self, num_bytes: int, what: str) -> None:
         if self._pos + num_bytes > self._size:
