@@ -25,6 +25,9 @@ from services.executor.weights.gguf import (
 from services.executor.weights.gguf_file import GgufFile
 from services.executor.weights.safetensors import SafetensorsSource
 
+# where AutoGPTQ and AutoAWQ wrote what now is `quantization_config` in config.json -> quant_method, if it says none
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
 
 class DirectoryCheckpoint:
     """`config.json`, optionally `generation_config.json`, and safetensors."""
@@ -60,13 +63,16 @@ class DirectoryCheckpoint:
 
     def quantization(self, weights: WeightSource | None) -> Quantization | None:
         """weights: None if they are random."""
-        config = self._raw.get("quantization_config")
+        file, config = "config.json", self._raw.get("quantization_config")
+        for name, method in _QUANTIZATION_FILES.items():
+            if config is None and (self.path / name).is_file():
+                file, config = name, {"quant_method": method} | read_json(self.path / name)
         if config is None:
             return None
         try:
             return quantization_of(config, None if weights is None else weights.shapes)
         except ModelLoadError as error:
-            raise ModelLoadError(f"{self.path}/config.json: {error}") from error
+            raise ModelLoadError(f"{self.path}/{file}: {error}") from error
 
 
 class GgufCheckpoint:

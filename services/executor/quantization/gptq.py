@@ -216,12 +216,11 @@ def _permutation(g_idx: Tensor, group_size: int, num_groups: int) -> Tensor | No
     regular = torch.arange(len(g_idx)) // group_size
     if torch.equal(g_idx.long(), regular):
         return None
-    counts, expected = torch.bincount(g_idx.long()), torch.bincount(regular)
+    counts, expected = torch.bincount(g_idx.long(), minlength=num_groups), torch.bincount(regular)
     if not torch.equal(counts, expected):
-        group = int((counts != expected[: len(counts)]).nonzero()[0]) if len(counts) == len(expected) else len(counts)
-        found = int(counts[group]) if group < len(counts) else 0
+        group = int((counts != expected).nonzero()[0])
         raise ModelLoadError(
-            f"g_idx: group {group} has {found} inputs, expected {int(expected[group])}; groups of different sizes are "
-            "not supported, quantize the model again with desc_act false"
+            f"g_idx: group {group} has {int(counts[group])} inputs, expected {int(expected[group])}; groups of "
+            "different sizes are not supported, quantize the model again with desc_act false"
         )
     return torch.argsort(g_idx, stable=True).to(torch.int32)

@@ -26,6 +26,8 @@ def quantization_of(config: Mapping[str, Any], names: Collection[str] | None) ->
 
     Raises ModelLoadError naming the key for what is unknown or not supported.
     """
+    if not isinstance(config, Mapping):
+        raise ModelLoadError(f"config key quantization_config: expected an object, found {config!r}")
     method = config.get("quant_method")
     if method not in _METHODS:
         raise ModelLoadError(

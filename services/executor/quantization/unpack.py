@@ -11,7 +11,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
     bits: 1, 2, 4 or 8.
     """
-    packed = words.contiguous().view(torch.uint8)  # little-endian, as safetensors stores
+    packed = words.reshape(-1).view(torch.uint8).view(len(words), -1)  # little-endian, as safetensors stores
     per_byte = 8 // bits
     if per_byte == 1:
         return packed

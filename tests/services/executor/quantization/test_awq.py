@@ -27,7 +27,7 @@ from tests.services.executor.quantization.checkpoints import (
     random_words,
     save_quantized,
 )
-from tests.services.executor.test_loader import edit_weights
+from tests.services.executor.test_loader import edit_config, edit_weights
 from tests.services.executor.test_models import load
 
 CONFIG: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -173,6 +173,15 @@ def test_model(tmp_path: Path) -> None:
 
     config = CONFIG | {"group_size": 64, "modules_to_not_convert": ["layers.1.mlp"]}
     assert_loads_as(tmp_path, save_quantized(tmp_path, config, packer))
+
+
+def test_config_beside_config_json(tmp_path: Path) -> None:
+    """AutoAWQ once wrote `quant_config.json`, with keys of its own."""
+    expected = save_quantized(tmp_path, CONFIG, lambda _, weight: pack_gemm(weight, 64), num_hidden_layers=1)
+    edit_config(tmp_path, quantization_config=...)
+    file = tmp_path / "quant_config.json"
+    file.write_text('{"zero_point": true, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}')
+    assert_loads_as(tmp_path, expected)
 
 
 def test_modules_that_stay_dense() -> None:
