@@ -35,7 +35,7 @@ DECODE_TARGETS = {
     (256, 1024): Target("fraction", 0.90, 0.96),
 }
 RAGGED_TARGET = Target("fraction", 0.85, 0.93)
-# In no case slower than this; over all cases see `kernels.MEAN_TARGETS`.
+# In no case slower than this; over all cases see `benchmarks.gpu.kernels.MEAN_TARGETS`.
 PEER_TARGETS = (Target("ratio", 0.85, 1.05, "fa3"),)
 FP8_TARGET = Target("ratio", 1.6, 1.85, "bf16 KV")
 VERIFY_TARGET = Target("ratio", 1 / 1.10, 1.0, "q_len 1")
@@ -48,7 +48,7 @@ LLAMA_HEADS, QWEN_HEADS, SMALL_HEADS = (32, 8, 128), (28, 4, 128), (14, 2, 64)
 
 def decode_cases(device: torch.device, small: bool, build: FlashInferBuild | None) -> Iterator[Case]:
     def decode(shape: AttentionShape, label: str, targets: tuple[Target, ...], *, flex: bool = False) -> Case:
-        contestants = ["sdpa"] * shape.uniform + ["flex"] * flex + ["fa3", "flashinfer", "flashinfer cc"]
+        contestants = ["sdpa"] * shape.uniform + ["flex"] * flex + ["fa3", "flashinfer", "flashinfer (cc)"]
         return _case("decode", label, shape, targets, device, contestants, build)
 
     if small:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.gpu.measure import Call
@@ -50,7 +50,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """num_bytes: every input read once, every output written once."""
+    """num_bytes: every input read once, every output written once. rate: the ceiling of num_flops, see `Ceilings`.
+
+    facts: what else the JSON file says of it.
+    """
 
     group: str
     name: str
@@ -58,3 +61,10 @@ class Case:
     build: Callable[[], Built]
     num_flops: int = 0
     targets: tuple[Target, ...] = ()
+    rate: str = "matmul"
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+def peer_of(name: str) -> str:
+    """Whose contestant it is: of a peer's ways, as "torch (kn)" and "torch (nk)", the fastest counts."""
+    return name.partition(" (")[0]

@@ -1,10 +1,11 @@
-"""Brings other people's attention kernels to `peers/`, to be timed beside ours: `python -m benchmarks.gpu.fetch_peers`.
+"""Brings other people's kernels to `peers/`, to be timed beside ours: `python -m benchmarks.gpu.fetch_peers`.
 
-- FlashAttention 3 as vLLM builds it: one member of vLLM's wheel, read by HTTP range (the wheel has 261 MiB), packed
-  with xz. For torch 2.11 with CUDA 13, which that wheel was built for.
+- FlashAttention 3 as vLLM builds it, and the library with vLLM's Marlin and Machete: two members of vLLM's wheel, read
+  by HTTP range (the wheel has 261 MiB), packed with xz. For torch 2.11 with CUDA 13, which that wheel was built for.
 - FlashInfer, and tvm-ffi which it needs. It compiles its kernels where it runs: nvcc and ninja must be there.
+- GemLite, which is Python and Triton.
 
-Both come from the package index that pip is configured for. `peers/` is in .gitignore; carry it to the GPU machine. It
+All come from the package index that pip is configured for. `peers/` is in .gitignore; carry it to the GPU machine. It
 stays under 64 MiB.
 """
 
@@ -23,11 +24,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.peer_files import FA3_FILE, PEERS
+from benchmarks.gpu.peer_files import FA3_FILE, PEERS, VLLM_FILE
 
 VLLM = "vllm==0.23.0"
-FA3_MEMBER = f"vllm/vllm_flash_attn/{FA3_FILE}"
+VLLM_MEMBERS = (f"vllm/vllm_flash_attn/{FA3_FILE}", f"vllm/{VLLM_FILE}")
 WHEELS = ("flashinfer-python==0.6.6", "apache-tvm-ffi==0.1.9")
+SOURCES = ("gemlite==0.6.0.post2",)  # there are no wheels
 MAX_BYTES = 64 << 20
 READ_AHEAD = 4 << 20
 
@@ -93,20 +95,21 @@ def _pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def fetch_fa3(python: str) -> None:
+def fetch_vllm(python: str) -> None:
     remote = io.BufferedReader(RemoteFile(wheel_url(VLLM, python)), READ_AHEAD)
-    with (
-        zipfile.ZipFile(remote) as wheel,
-        wheel.open(FA3_MEMBER) as source,
-        lzma.open(PEERS / f"{FA3_FILE}.xz", "wb", preset=6) as target,
-    ):
-        shutil.copyfileobj(source, target, READ_AHEAD)
+    with zipfile.ZipFile(remote) as wheel:
+        for member in VLLM_MEMBERS:
+            packed = PEERS / f"{Path(member).name}.xz"
+            with wheel.open(member) as source, lzma.open(packed, "wb", preset=6) as target:
+                shutil.copyfileobj(source, target, READ_AHEAD)
 
 
 def fetch_wheels(python: str) -> None:
     """As wheels, which are smaller than what is in them."""
     for requirement in WHEELS:
         _pip("download", "--quiet", "-d", str(PEERS), *_target(python), requirement)
+    for requirement in SOURCES:
+        _pip("download", "--quiet", "-d", str(PEERS), "--no-deps", requirement)
 
 
 def main() -> int:
@@ -116,8 +119,8 @@ def main() -> int:
     shutil.rmtree(PEERS, ignore_errors=True)
     PEERS.mkdir()
     fetch_wheels(python)
-    print("FlashAttention 3: reading 37 MiB and packing 146 MiB with xz, a minute or two", flush=True)
-    fetch_fa3(python)
+    print("vLLM: reading 71 MiB and packing 187 MiB with xz, two minutes or so", flush=True)
+    fetch_vllm(python)
     total = 0
     for path in sorted(PEERS.iterdir()):
         total += path.stat().st_size

@@ -35,10 +35,12 @@ class Ceilings:
     copy: float  # bytes read plus bytes written
     read: float
     matmul: float  # bf16, random data
+    fp8: float = 0.0  # as matmul, with one byte per number; 0 where it was not measured
+    int8: float = 0.0
 
-    def floor_seconds(self, num_bytes: float, num_flops: float = 0.0) -> float:
-        """No kernel that moves this and computes this is much faster."""
-        return max(num_bytes / self.copy, num_flops / self.matmul)
+    def floor_seconds(self, num_bytes: float, num_flops: float = 0.0, rate: str = "matmul") -> float:
+        """No kernel that moves this and computes this is much faster. rate: the field to divide num_flops by."""
+        return max(num_bytes / self.copy, num_flops / (getattr(self, rate) or self.matmul))
 
 
 def num_sets(bytes_per_set: int, device: torch.device) -> int:

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -20,6 +21,9 @@ import torch
 
 PEERS = Path(__file__).parent / "peers"
 FA3_FILE = "_vllm_fa3_C.abi3.so"
+VLLM_FILE = "_C.abi3.so"
+
+_FETCH = "run python -m benchmarks.gpu.fetch_peers"
 
 _BUILD_TIMEOUT_S = 180.0
 
@@ -31,20 +35,30 @@ class PeerMissingError(Exception):
 @functools.cache
 def fa3() -> Any:
     """torch.ops namespace of FlashAttention 3. Raises PeerMissingError."""
-    packed = PEERS / f"{FA3_FILE}.xz"
+    return _library("FlashAttention 3", FA3_FILE)._vllm_fa3_C
+
+
+@functools.cache
+def vllm() -> Any:
+    """torch.ops namespace of vLLM's kernels; Marlin and Machete are among them. Raises PeerMissingError."""
+    return _library("vLLM's library", VLLM_FILE)._C
+
+
+def _library(name: str, file: str) -> Any:
+    packed = PEERS / f"{file}.xz"
     if not packed.exists():
-        raise PeerMissingError(f"no {packed.name} in benchmarks/gpu/peers: run python -m benchmarks.gpu.fetch_peers")
-    if torch.cuda.get_device_capability()[0] != 9:
-        raise PeerMissingError("FlashAttention 3 is for Hopper GPUs")
-    library = _unpacked() / FA3_FILE
+        raise PeerMissingError(f"no {packed.name} in benchmarks/gpu/peers: {_FETCH}")
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        raise PeerMissingError(f"{name} is run on Hopper GPUs only")
+    library = _unpacked() / file
     with lzma.open(packed) as source, library.open("wb") as target:
         shutil.copyfileobj(source, target, 4 << 20)
     try:
         # torch has mapped the CUDA runtime that the library asks for.
         torch.ops.load_library(library)
     except OSError as error:
-        raise PeerMissingError(f"FlashAttention 3 does not load with torch {torch.__version__}: {error}") from error
-    return torch.ops._vllm_fa3_C
+        raise PeerMissingError(f"{name} does not load with torch {torch.__version__}: {error}") from error
+    return torch.ops
 
 
 @functools.cache
@@ -59,7 +73,7 @@ def flashinfer() -> ModuleType:
     """The package. Raises PeerMissingError. What it compiles stays in a temporary directory of this machine."""
     wheels = sorted(PEERS.glob("*.whl"))
     if not wheels:
-        raise PeerMissingError("no wheels in benchmarks/gpu/peers: run python -m benchmarks.gpu.fetch_peers")
+        raise PeerMissingError(f"no wheels in benchmarks/gpu/peers: {_FETCH}")
     # ninja from PyPI lies beside the interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if shutil.which("nvcc") is None or shutil.which("ninja") is None:
@@ -79,6 +93,33 @@ def flashinfer() -> ModuleType:
         return importlib.import_module("flashinfer")
     except ImportError as error:
         raise PeerMissingError(f"FlashInfer does not import: {error}") from error
+
+
+@functools.cache
+def gemlite() -> ModuleType:
+    """The package, with the configurations that it ships for the H100. Raises PeerMissingError."""
+    packed = next(iter(PEERS.glob("gemlite-*.tar.gz")), None)
+    if packed is None:
+        raise PeerMissingError(f"no gemlite-*.tar.gz in benchmarks/gpu/peers: {_FETCH}")
+    if not torch.cuda.is_available():
+        raise PeerMissingError("GemLite needs a GPU")
+    directory = _unpacked() / packed.name.removesuffix(".tar.gz")
+    if not directory.exists():
+        partial = Path(tempfile.mkdtemp(dir=_unpacked()))
+        with tarfile.open(packed) as archive:
+            archive.extractall(partial, filter="data")
+        try:
+            (partial / directory.name).rename(directory)
+        except OSError:  # a process that compiles beside this one was faster
+            shutil.rmtree(partial)
+    sys.path.append(str(directory))
+    try:
+        package = importlib.import_module("gemlite")
+    except ImportError as error:
+        raise PeerMissingError(f"GemLite does not import: {error}") from error
+    if not package.load_config(str(directory / "gemlite" / "configs" / "h100.json")):
+        raise PeerMissingError("GemLite has no configurations for the H100")
+    return package
 
 
 class FlashInferBuild:
