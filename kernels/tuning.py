@@ -49,6 +49,8 @@ class Keys:
 
 _ATTENTION_BOUNDS = ("head_dim", "kv_bytes", "block_size")  # kv_bytes: of one stored element
 _ATTENTION_DISTANCES = ("group", "batch", "query_len")  # query_len: the longest of the batch
+_PRODUCT_DISTANCES = ("tokens", "outputs", "inputs")  # of x [tokens, inputs] @ weight [outputs, inputs].T
+_PRODUCT_CONFIG = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "programs_per_sm")
 KERNELS = {
     "decode_attention": Keys(
         _ATTENTION_BOUNDS,
@@ -58,6 +60,10 @@ KERNELS = {
     "prefill_attention": Keys(
         _ATTENTION_BOUNDS, _ATTENTION_DISTANCES, ("block_m", "block_n", "num_warps", "num_stages")
     ),
+    # library_rows: from how many tokens on a library's product is faster.
+    "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
+    "fp8_weight_only": Keys(("x_bytes",), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
+    "int8_product": Keys((), _PRODUCT_DISTANCES, _PRODUCT_CONFIG),
 }
 
 
@@ -137,7 +143,7 @@ def _parse(kernel: str, architecture: int, table: Any) -> tuple[Entry, ...]:
     for entry in table["entries"]:
         _check(entry["shape"], keys.shape)
         _check(entry["config"], keys.config)
-        for key in ("block_m", "block_n", "num_warps"):
+        for key in ("block_m", "block_n", "block_k", "num_warps"):
             if key in keys.config and entry["config"][key].bit_count() != 1:
                 raise ValueError(f"{key} is no power of two in {entry}")
         entries.append(Entry(MappingProxyType(entry["shape"]), MappingProxyType(entry["config"])))

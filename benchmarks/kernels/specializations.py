@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.compiler import Specialization
+from benchmarks.kernels.scaled_products import scaled_products
 from kernels import (
     activation,
     decode_attention,
@@ -40,7 +41,7 @@ MODELS = ((32, 8, 128, 4096, 14336, 128256), (14, 2, 64, 896, 4864, 151936))
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
     """(kernel's name, variant) -> form, each once."""
-    forms = (*attention(capability), *elementwise(capability), *sampling_forms())
+    forms = (*attention(capability), *elementwise(capability), *sampling_forms(), *scaled_products(capability))
     return {(form.name, form.variant): form for form in forms}
 
 
@@ -50,7 +51,7 @@ def attention(capability: int) -> Iterator[Specialization]:
     Of entries that differ only in what is index arithmetic one is taken.
     """
     seen = set()
-    for kernel in tuning.KERNELS:
+    for kernel in ("decode_attention", "prefill_attention"):
         for entry in tuning.load_table(kernel, tuning.table_architecture(kernel, capability)):
             form = attention_form(kernel, capability, entry.shape)
             essence = {name: value for name, value in form.constants.items() if name not in _INDEX_ARITHMETIC}

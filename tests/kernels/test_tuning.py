@@ -15,18 +15,9 @@ from kernels import tuning
 from kernels.tuning import KERNELS, lookup
 
 ARCHITECTURES = (80, 89, 90)
-TABLES = [(kernel, architecture) for kernel in KERNELS for architecture in ARCHITECTURES]
+# No fp8 is multiplied on sm_80.
+TABLES = [(k, sm) for k in KERNELS for sm in ARCHITECTURES if (k, sm) != ("fp8_product", 80)]
 SHAPE = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 8, "query_len": 1}
-shapes = st.fixed_dictionaries(
-    {
-        "head_dim": st.integers(1, 512),
-        "kv_bytes": st.sampled_from((1, 2, 4)),
-        "block_size": st.integers(1, 256),
-        "group": st.integers(1, 64),
-        "batch": st.integers(1, 4096),
-        "query_len": st.integers(1, 2**20),
-    }
-)
 
 
 @pytest.fixture
@@ -59,9 +50,10 @@ def write(directory: Path, content: object, name: str = "prefill_attention.sm_90
     (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-@given(st.sampled_from(TABLES), shapes)
-def test_every_shape_has_a_complete_configuration(table: tuple[str, int], shape: dict[str, int]) -> None:
+@given(st.sampled_from(TABLES), st.data())
+def test_every_shape_has_a_complete_configuration(table: tuple[str, int], data: st.DataObject) -> None:
     kernel, architecture = table
+    shape = data.draw(st.fixed_dictionaries({key: st.integers(1, 2**20) for key in KERNELS[kernel].shape}))
     config = lookup(kernel, architecture, **shape)
     assert set(config) == set(KERNELS[kernel].config)
     assert lookup(kernel, architecture, **dict(reversed(shape.items()))) == config

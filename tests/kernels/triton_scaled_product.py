@@ -1,0 +1,359 @@
+"""int8_linear and fp8_linear against the references, in Triton's interpreter on the CPU. Run by test_triton.py as
+
+    TRITON_INTERPRET=1 python -m tests.kernels.triton_scaled_product [--sweep]
+
+in a process of its own, because Triton reads the variable when a kernel is defined; with --sweep, random combinations
+instead (minutes). fp32 and fp16 only, bf16 is in triton_bf16.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from kernels import fp8_linear, fp8_weights, int8_linear, quantize_input, scaled_product, tuning
+from kernels import reference_quantized as reference
+from kernels.quantized.weights import Fp8Weight
+from tests.kernels.interpreted import run_cases
+
+F32, F16, FP8, INT8 = torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8
+# Of the largest number of a result: a sum's rounding in fp32, and then the result's.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
+NAN, INFINITY = float("nan"), float("inf")
+NEVER = 1 << 30
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    largest = float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 0.0
+    tolerance = TOLERANCES[expected.dtype]
+    torch.testing.assert_close(actual, expected, atol=tolerance * largest, rtol=tolerance, equal_nan=True)
+
+
+@contextmanager
+def configured(**values: int) -> Iterator[None]:
+    """Within the block the tables' configurations with these values in place of theirs."""
+    look_up = tuning.lookup
+    with mock.patch.object(tuning, "lookup", lambda kernel, *a, **k: dict(look_up(kernel, *a, **k)) | values):
+        yield
+
+
+@contextmanager
+def count_splits(expected: bool) -> Iterator[None]:
+    """Fails unless products within the block are split as expected."""
+    found: list[bool] = []
+    splits = scaled_product._splits
+
+    def recorded(*args: int) -> tuple[int, int]:
+        result = splits(*args)
+        found.append(result[0] > 1)
+        return result
+
+    with mock.patch.object(scaled_product, "_splits", recorded):
+        yield
+    assert found == [expected] * len(found) and found, "splits are not as this case expects"
+
+
+def tokens_of(num_tokens: int, size: int, dtype: torch.dtype = F32) -> Tensor:
+    """Strided rows of different magnitudes; NaN between them."""
+    rows = torch.full((num_tokens, size + 8), NAN, dtype=dtype)
+    rows[:, :size] = torch.randn(num_tokens, size) * torch.logspace(-2, 1, num_tokens)[:, None]
+    return rows[:, :size]
+
+
+def int8_weight(num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(-128, 128, (num_outputs, num_inputs), dtype=INT8), torch.rand(num_outputs) * 0.01
+
+
+def fp8_weight(num_outputs: int, num_inputs: int, blocks: bool) -> tuple[Tensor, Tensor]:
+    """Subnormals and the largest number included."""
+    weight = torch.randn(num_outputs, num_inputs) * 0.5
+    weight.view(-1)[:3] = torch.tensor([448.0, 2.0**-9, -0.0])
+    shape = (-(-num_outputs // 128), -(-num_inputs // 128)) if blocks else (num_outputs,)
+    return weight.to(FP8), torch.rand(shape) * 0.02 + 0.001
+
+
+# --- activations to codes ---
+
+
+def assert_codes(codes: Tensor, scales: Tensor, x: Tensor, limit: float, fixed: bool) -> None:
+    """x [rows, size] of one scale each."""
+    x = x.float()
+    if not fixed:
+        expected_scales = (x.abs().amax(-1) / limit).clamp(min=1e-12)
+        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0)
+    quotient = x / scales[:, None]
+    if codes.dtype == INT8:
+        expected = quotient.round().clamp(-128 if fixed else -127, 127).to(INT8)
+    else:
+        expected = quotient.clamp(-448, 448).to(FP8)
+    different = (codes.view(torch.uint8) != expected.view(torch.uint8)).sum()
+    assert different == 0, f"{different} codes differ"
+
+
+def tokens_case(size: int, dtype: torch.dtype, code: torch.dtype, fixed: float | None = None) -> None:
+    x = tokens_of(5, size, dtype)
+    x[1] = 0
+    x[2, -1] = 60000.0
+    input_scale = None if fixed is None else torch.tensor([fixed])
+    codes, scales = quantize_input.quantize_tokens(x, input_scale, code)
+    assert_codes(codes, scales, x, 127.0 if code == INT8 else 448.0, fixed is not None)
+
+
+def groups_case(size: int, dtype: torch.dtype) -> None:
+    x = tokens_of(5, size, dtype)
+    x[1, :128] = 0
+    codes, scales = quantize_input.quantize_groups(x)
+    for group, start in enumerate(range(0, size, 128)):
+        part = slice(start, start + 128)
+        assert_codes(codes[:, part].contiguous(), scales[group], x[:, part], 448.0, fixed=False)
+
+
+def ties_case() -> None:
+    """Quotients half-way between two codes go to the even one; none is missed by a product with the reciprocal."""
+    halves = torch.arange(-127.5, 128.5) * 0.7
+    for code in (INT8, FP8):
+        codes, scales = quantize_input.quantize_tokens(halves[None], torch.tensor([0.7]), code)
+        assert_codes(codes, scales, halves[None], 0.0, fixed=True)
+
+
+def not_finite_case() -> None:
+    """A NaN or, where the scale comes from the numbers, an infinity is not lost, and harms no other token."""
+    x = tokens_of(20, 300)
+    x[3, 299], x[5, 0], x[7, 150] = NAN, INFINITY, -INFINITY
+    ok = torch.ones(20, dtype=torch.bool)
+    ok[[3, 5, 7]] = False
+    weight8, scales8 = int8_weight(40, 300)
+    for input_scale in (None, torch.tensor([0.05])):
+        actual = int8_linear.int8_linear(x, weight8, scales8, input_scale, None)
+        assert_close(actual, reference.int8_linear(x, weight8, scales8, input_scale, None))
+        assert actual[3].isnan().all()
+    for blocks in (False, True):
+        weight, scales = fp8_weight(40, 300, blocks)
+        for input_scale in (None, torch.tensor([0.05])):
+            actual = fp8_linear.quantized_linear(x, weight, scales, input_scale, None)
+            assert_close(actual, reference.fp8_linear(x, weight, scales, input_scale, None, quantize_input=True))
+        actual = fp8_linear.weight_only_linear(x, weight, scales, None)
+        assert_close(actual[ok], reference.fp8_linear(x, weight, scales, None, None)[ok])
+        assert not actual[~ok].isfinite().any()
+
+
+# --- weights to numbers ---
+
+
+def decode_case() -> None:
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(FP8)
+    numbers = codes.float()
+    weight = codes.reshape(16, 16)[:13].contiguous()  # no NaN with the upper sign bit; rows and columns are ragged
+    for blocks in (False, True):
+        scales = torch.rand(1, 1) if blocks else torch.rand(13)
+        expected = Fp8Weight(weight, scales).dequantize()
+        actual = fp8_weights.dequantize(weight, scales, F32)
+        finite = expected.isfinite()
+        assert torch.equal(actual[finite], expected[finite])
+    assert numbers.isfinite().sum() == 254
+
+
+def dequantize_case(num_outputs: int, num_inputs: int, blocks: bool) -> None:
+    weight, scales = fp8_weight(num_outputs, num_inputs, blocks)
+    for dtype in (F32, F16):
+        actual = fp8_weights.dequantize(weight, scales, dtype)
+        assert torch.equal(actual, Fp8Weight(weight, scales).dequantize().to(dtype))
+
+
+# --- products ---
+
+Shape = tuple[int, int, int]  # tokens, outputs, inputs
+
+
+def int8_case(
+    shape: Shape, dtype: torch.dtype = F32, fixed: bool = False, bias: bool = False, split: bool = False
+) -> None:
+    num_tokens, num_outputs, num_inputs = shape
+    x = tokens_of(num_tokens, num_inputs, dtype)
+    weight, scales = int8_weight(num_outputs, num_inputs)
+    input_scale = torch.tensor([0.02]) if fixed else None
+    added = torch.randn(num_outputs).to(dtype) if bias else None
+    with count_splits(split):
+        actual = int8_linear.int8_linear(x, weight, scales, input_scale, added)
+    assert_close(actual, reference.int8_linear(x, weight, scales, input_scale, added))
+
+
+def int8_exact_case() -> None:
+    """Integers, which are exact in the reference too."""
+    x = torch.randint(-140, 140, (19, 1100)).float()
+    weight = torch.randint(-128, 128, (45, 1100), dtype=INT8)
+    one = torch.ones(1)
+    actual = int8_linear.int8_linear(x, weight, torch.ones(45), one, None)
+    expected = x.clamp(-128, 127).double() @ weight.double().T
+    assert torch.equal(actual.double(), expected)
+
+
+def fp8_case(
+    shape: Shape,
+    dtype: torch.dtype = F32,
+    blocks: bool = False,
+    fixed: bool = False,
+    bias: bool = False,
+    split: bool = False,
+    quantized: bool = True,
+) -> None:
+    num_tokens, num_outputs, num_inputs = shape
+    x = tokens_of(num_tokens, num_inputs, dtype)
+    weight, scales = fp8_weight(num_outputs, num_inputs, blocks)
+    input_scale = torch.tensor([0.004]) if fixed else None
+    added = torch.randn(num_outputs).to(dtype) if bias else None
+    with count_splits(split):
+        if quantized:
+            actual = fp8_linear.quantized_linear(x, weight, scales, input_scale, added)
+        else:
+            actual = fp8_linear.weight_only_linear(x, weight, scales, added)
+    expected = reference.fp8_linear(x, weight, scales, input_scale, added, quantize_input=quantized)
+    assert_close(actual, expected)
+
+
+weight_only = partial(fp8_case, quantized=False)
+
+
+def library_case(blocks: bool) -> None:
+    """From library_rows on the weight is converted as a whole."""
+    x = tokens_of(5, 200, F16)
+    weight, scales = fp8_weight(30, 200, blocks)
+    bias = torch.randn(30).half()
+    with configured(library_rows=5), mock.patch.object(fp8_linear, "scaled_product", None):
+        actual = fp8_linear.weight_only_linear(x, weight, scales, bias)
+    assert_close(actual, reference.fp8_linear(x, weight, scales, None, bias))
+
+
+def choice_case() -> None:
+    """Which product a number of tokens and a GPU get."""
+    x = tokens_of(fp8_linear.WEIGHT_ONLY_ROWS + 1, 64)
+    weight, scales = fp8_weight(20, 64, blocks=False)
+    full, quantized = (
+        reference.fp8_linear(x, weight, scales, None, None, quantize_input=quantize) for quantize in (False, True)
+    )
+    assert not torch.allclose(full, quantized, rtol=1e-3)
+    assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None), quantized)
+    few = slice(1, None)
+    assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None), full[few])
+    with mock.patch.object(fp8_linear, "WEIGHT_ONLY_BYTES", 20 * 64 - 1):
+        assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None), quantized[few])
+    with mock.patch.object(fp8_linear, "multiplies_fp8", lambda device: False):
+        assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None), full)
+
+
+def refusals_case() -> None:
+    """What torch._scaled_mm does not take is known, and said once."""
+    gpu, bf16 = torch.device("cuda"), torch.bfloat16
+
+    def refusal(*weight: Any) -> str:
+        return fp8_linear._refusal.__wrapped__(gpu, *weight) or "none"
+
+    with mock.patch.object(tuning, "capability_of", lambda device: 90):
+        assert refusal(bf16, 48, 32) == "none"
+        assert "multiples of 16, not a weight of 40 x 32" in refusal(bf16, 40, 32)
+        assert "multiples of 16" in refusal(bf16, 32, 40)
+        assert "gives bfloat16, not torch.float16" in refusal(F16, 48, 32)
+    with mock.patch.object(tuning, "capability_of", lambda device: 120):
+        assert "compute capability 12.0" in refusal(bf16, 48, 32)
+    with mock.patch.object(fp8_linear.logger, "warning") as warning, configured(library_rows=1):
+        fp8_linear._log_refusal.cache_clear()
+        x, (weight, scales) = tokens_of(1, 32), fp8_weight(16, 32, blocks=False)
+        for _ in range(2):
+            fp8_linear.quantized_linear(x, weight, scales, None, None)
+    assert warning.call_count == 1
+
+
+def no_tokens_case() -> None:
+    x = torch.empty(0, 64, dtype=F16)
+    weight, scales = fp8_weight(20, 64, blocks=False)
+    assert fp8_linear.fp8_linear(x, weight, scales, None, None).shape == (0, 20)
+    assert int8_linear.int8_linear(x, weight.view(INT8), scales, None, None).shape == (0, 20)
+
+
+def wrong_operands_case() -> None:
+    x = torch.randn(2, 64)
+    weight, scales = fp8_weight(20, 64, blocks=False)
+    wrong: dict[str, tuple[Tensor, Tensor, Tensor, Tensor | None]] = {
+        "weight must be torch.float8_e4m3fn": (x, weight.view(INT8), scales, None),
+        "as many inputs": (x[:, :60], weight, scales, None),
+        "x must be float32": (x.double(), weight, scales, None),
+        "scales must be float32": (x, weight, scales.half(), None),
+        "ceil(N / 128)": (x, weight, scales[:7], None),
+        "bias must be [N]": (x, weight, scales, torch.zeros(7)),
+        "bias must have x's dtype": (x, weight, scales, torch.zeros(20).half()),
+        "must be contiguous": (x, weight.view(INT8)[:, ::2].view(FP8), scales, None),
+    }
+    for message, (tokens, codes, factors, bias) in wrong.items():
+        tokens = tokens[:, ::2] if message == "must be contiguous" else tokens
+        try:
+            fp8_linear.fp8_linear(tokens, codes, factors, None, bias)
+        except AssertionError as error:
+            assert message in str(error), f"{error} should say {message}"
+        else:
+            raise AssertionError(f"accepted: {message}")
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "tokens to int8": partial(tokens_case, 300, F32, INT8),
+    "tokens to int8 by a fixed scale": partial(tokens_case, 64, F16, INT8, 0.03),
+    "tokens to fp8": partial(tokens_case, 1000, F16, FP8),
+    "tokens to fp8 by a fixed scale": partial(tokens_case, 7, F32, FP8, 0.004),
+    "tokens to fp8, longer than a tile": partial(tokens_case, quantize_input.MAX_TILE + 77, F32, FP8),
+    "tokens to int8, longer than two tiles": partial(tokens_case, 2 * quantize_input.MAX_TILE + 1, F16, INT8),
+    "groups": partial(groups_case, 128 * 3 + 5, F32),
+    "groups of several programs": partial(groups_case, quantize_input.GROUPED_TILE + 200, F16),
+    "ties": ties_case,
+    "NaN and infinities": not_finite_case,
+    "decoding": decode_case,
+    "dequantize": partial(dequantize_case, 33, 300, blocks=False),
+    "dequantize blocks": partial(dequantize_case, 130, 300, blocks=True),
+    "int8": partial(int8_case, (3, 70, 200), bias=True),
+    "int8, one token, fixed scale": partial(int8_case, (1, 65, 33), fixed=True),
+    "int8 fp16, several tiles": partial(int8_case, (37, 130, 128), F16),
+    "int8, splits": partial(int8_case, (2, 9, 1300), bias=True, split=True),
+    "int8, exact": int8_exact_case,
+    "fp8": partial(fp8_case, (3, 70, 200), bias=True),
+    "fp8 fp16, fixed scale": partial(fp8_case, (19, 65, 33), F16, fixed=True),
+    "fp8 blocks, ragged": partial(fp8_case, (21, 131, 300), blocks=True, bias=True),
+    "fp8 blocks, fixed scale": partial(fp8_case, (2, 40, 257), blocks=True, fixed=True),
+    "fp8 blocks, splits": partial(fp8_case, (3, 9, 1300), blocks=True, split=True),
+    "fp8, splits": partial(fp8_case, (3, 9, 1300), F16, bias=True, split=True),
+    "weight-only": partial(weight_only, (3, 70, 200), bias=True),
+    "weight-only fp16": partial(weight_only, (20, 65, 130), F16, bias=True),
+    "weight-only fp16 blocks, splits": partial(weight_only, (1, 131, 1300), F16, blocks=True, split=True),
+    "weight-only by the library": partial(library_case, False),
+    "weight-only by the library, blocks": partial(library_case, True),
+    "choice of a product": choice_case,
+    "refusals of the library": refusals_case,
+    "no tokens": no_tokens_case,
+    "wrong operands": wrong_operands_case,
+}
+
+
+def random_case(seed: int) -> None:
+    random = Random(seed)
+    shape = (random.choice([1, 2, 5, 16, 17, 40, 70]), random.randint(1, 200), random.randint(1, 700))
+    dtype, bias, fixed = random.choice([F32, F16]), random.random() < 0.5, random.random() < 0.3
+    # Whether the inputs are split follows from the sizes; here it does not matter.
+    with mock.patch(f"{__name__}.count_splits", lambda _: configured()):
+        if random.random() < 0.4:
+            int8_case(shape, dtype, fixed, bias)
+        else:
+            fp8_case(shape, dtype, random.random() < 0.5, fixed, bias, quantized=random.random() < 0.5)
+
+
+SWEEP: dict[str, Callable[[], None]] = {f"product, seed {seed}": partial(random_case, seed) for seed in range(60)}
+
+
+if __name__ == "__main__":
+    sys.exit(run_cases(CASES, SWEEP))
