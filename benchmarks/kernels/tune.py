@@ -7,11 +7,11 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -19,13 +19,34 @@ import triton
 
 from benchmarks.gpu.measure import Call, median_seconds
 from benchmarks.gpu.report import Budget, device_name
-from benchmarks.kernels.problems import Problem, attention_problem
+from benchmarks.kernels.linear_problems import linear_problems
+from benchmarks.kernels.problems import attention_problem
 from benchmarks.kernels.shapes import CONTEXTS, TINY_CONTEXT, Shape, tuned_shapes
 from kernels import tuning
 from kernels.tuning import KERNELS, Entry, nearest
 
 Config = Mapping[str, int]
 
+
+class Problem(Protocol):
+    """Something to compute on random buffers."""
+
+    def calls(self) -> list[Call]:
+        """One per set of buffers."""
+
+    def is_right(self) -> bool:
+        """Whether the first set's result is."""
+
+
+# As library_rows: more tokens than there are.
+ALWAYS_OURS = 1 << 30
+_PRODUCT_TILES: dict[str, tuple[int, ...]] = {
+    "block_m": (16, 32, 64, 128),
+    "block_n": (64, 128),
+    "block_k": (64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (3, 4),
+}
 # What a kernel is compiled for. All combinations are tried.
 COMPILED: dict[str, dict[str, tuple[int, ...]]] = {
     "decode_attention": {"block_n": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)},
@@ -35,11 +56,17 @@ COMPILED: dict[str, dict[str, tuple[int, ...]]] = {
         "num_warps": (4, 8),
         "num_stages": (2, 3),
     },
+    "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
+    "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
+    "int8_product": _PRODUCT_TILES,
 }
 # What a launch decides. All combinations are tried with the best compiled forms.
 LAUNCHED: dict[str, dict[str, tuple[int, ...]]] = {
     "decode_attention": {"programs_per_sm": (1, 2, 3, 4), "min_split": (64, 128, 256, 512)},
     "prefill_attention": {},
+    "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
+    "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
+    "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
 }
 NUM_FINALISTS = 3
 # A configuration replaces the present one if it takes at most this share of its time: less is noise.
@@ -48,7 +75,7 @@ WORTH_A_CHANGE = 0.98
 
 @dataclass
 class Search:
-    """What came of one shape. Times are geometric means over the shape's contexts, in seconds per call."""
+    """What came of one shape. Times are geometric means over its problems, in seconds per call."""
 
     present: Config
     seconds: dict[tuple[int, ...], float] = field(default_factory=dict)  # by the configuration's values
@@ -89,13 +116,20 @@ def search(kernel: str, shape: Shape, device: torch.device) -> Search:
     if device.type == "cpu":
         compiled, launched = {"block_n": (16,)}, {key: values[:1] for key, values in launched.items()}
     result = Search(dict(tuning.lookup(kernel, tuning.capability_of(device), **shape)))
-    contexts = (TINY_CONTEXT,) if device.type == "cpu" else CONTEXTS[kernel](shape)
-    problems = [attention_problem(shape, context_len, device) for context_len in contexts]
+    problems = _problems(kernel, shape, device)
     _measure(kernel, problems, _variations([result.present], compiled), device, result)
     fastest = sorted(result.seconds, key=result.seconds.__getitem__)[:NUM_FINALISTS]
     finalists: list[Config] = [dict(zip(result.present, values, strict=True)) for values in fastest]
     _measure(kernel, problems, _variations(finalists, launched), device, result)
     return result
+
+
+def _problems(kernel: str, shape: Shape, device: torch.device) -> Sequence[Problem]:
+    """What a shape is measured with."""
+    if kernel not in CONTEXTS:
+        return linear_problems(kernel, shape, device)
+    contexts = (TINY_CONTEXT,) if device.type == "cpu" else CONTEXTS[kernel](shape)
+    return [attention_problem(shape, context_len, device) for context_len in contexts]
 
 
 def _variations(configs: list[Config], grid: dict[str, tuple[int, ...]]) -> list[Config]:
@@ -104,7 +138,9 @@ def _variations(configs: list[Config], grid: dict[str, tuple[int, ...]]) -> list
     return [*configs, *({**config, **values} for config in configs for values in combinations)]
 
 
-def _measure(kernel: str, problems: list[Problem], configs: list[Config], device: torch.device, result: Search) -> None:
+def _measure(
+    kernel: str, problems: Sequence[Problem], configs: list[Config], device: torch.device, result: Search
+) -> None:
     """Times the configurations that are right on every problem, in turn."""
     good: dict[tuple[int, ...], Config] = {}
     for config in configs:
@@ -201,7 +237,7 @@ def _provenance(device: torch.device, command: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
-    note = "measured in this run: entries with microseconds (geometric mean over contexts, graph replay, cold buffers)"
+    note = "measured in this run: entries with microseconds (geometric mean over problems, graph replay, cold buffers)"
     return {"measured": measured, "note": note}
 
 
