@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from services.executor.model_config import ModelConfig, ModelLoadError, required
+from services.executor.model_config import ModelConfig, ModelLoadError
 from services.executor.models import ARCHITECTURES
 from services.executor.weights.gguf_file import GgufFile, GgufTensor
 
@@ -129,14 +129,16 @@ def gguf_architecture(file: GgufFile) -> str:
 def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
     """End of text, and end of turn where the file names one."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return tuple(dict.fromkeys(file.metadata[key] for key in keys if key in file.metadata))
+    token_ids = (file.integer(key) for key in keys)
+    return tuple(dict.fromkeys(token_id for token_id in token_ids if token_id is not None))
 
 
 def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
     arch = file.metadata["general.architecture"]
+    keys = gguf_config_keys(file)
     try:
-        config = ARCHITECTURES[_CLASSES[arch]](gguf_config_keys(file), dtype)
+        config = ARCHITECTURES[_CLASSES[arch]](keys, dtype)
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from error
     tensor = file.tensors.get(_ROPE_FACTORS)
@@ -145,61 +147,64 @@ def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     if tensor.type is not GGMLQuantizationType.F32:
         raise ModelLoadError(f"{file.path}: tensor {_ROPE_FACTORS} is {tensor.type.name}; only F32 is supported")
     factors = tuple(tensor.data.view(np.float32).ravel().tolist())
+    expected = int(config.head_dim * config.rope.partial_rotary_factor) // 2
+    if len(factors) != expected or not all(0 < factor < math.inf for factor in factors):
+        raise ModelLoadError(f"{file.path}: tensor {_ROPE_FACTORS}: expected {expected} positive numbers")
     return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_factors=factors))
 
 
 def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
     """What `config.json` would say, of an architecture that we implement. Raises ModelLoadError naming the key."""
     arch = file.metadata["general.architecture"]
-
-    def value(key: str, default: Any = None) -> Any:
-        return file.metadata.get(f"{arch}.{key}", default)
-
-    if value("expert_count", 0):
-        raise ModelLoadError(f"{arch}.expert_count: mixture-of-experts models are not supported")
+    if file.integer(f"{arch}.expert_count", 0):
+        raise ModelLoadError(f"{file.path}: {arch}.expert_count: mixture-of-experts models are not supported")
     if "token_embd.weight" not in file.tensors:
-        raise ModelLoadError("tensor token_embd.weight is missing: not a language model")
+        raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing: not a language model")
     num_layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
-    if value("block_count") != num_layers:
-        raise ModelLoadError(f"{arch}.block_count is {value('block_count')}, found tensors of {num_layers} blocks")
-    window = value("attention.sliding_window", 0)
-    keys = {
+    if (block_count := file.integer(f"{arch}.block_count")) != num_layers:
+        raise ModelLoadError(f"{file.path}: {arch}.block_count is {block_count}, found tensors of {num_layers} blocks")
+    hidden_size = file.positive(f"{arch}.embedding_length")
+    num_heads = file.positive(f"{arch}.attention.head_count")
+    head_dim = file.positive(f"{arch}.attention.key_length", hidden_size // num_heads)
+    window = file.integer(f"{arch}.attention.sliding_window", 0)
+    return {
         "architectures": [_CLASSES[arch]],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": value("embedding_length"),
-        "intermediate_size": value("feed_forward_length"),
+        "hidden_size": hidden_size,
+        "intermediate_size": file.positive(f"{arch}.feed_forward_length"),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": value("attention.head_count"),
-        "num_key_value_heads": value("attention.head_count_kv"),
-        "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon", 1e-6),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.positive(f"{arch}.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": file.positive(f"{arch}.context_length"),
+        "rms_norm_eps": file.number(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "sliding_window": window,
         "use_sliding_window": bool(window),
         "max_window_layers": 0,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": list(gguf_eos_token_ids(file)),
+        "rope_parameters": _rope_keys(file, f"{arch}.rope.", head_dim),
     }
-    keys["head_dim"] = value("attention.key_length") or (
-        required(keys, "hidden_size") // required(keys, "num_attention_heads")
-    )
-    keys["rope_parameters"] = _rope_keys(file, arch, required(keys, "head_dim"))
-    return keys
 
 
-def _rope_keys(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
-    prefix = f"{arch}.rope."
-    given = {key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)}
-    factor = given.get("scaling.factor", given.get("scale_linear", 1.0))
-    rope_type = given.get("scaling.type", "linear" if factor != 1.0 else "none")
+def _rope_keys(file: GgufFile, prefix: str, head_dim: int) -> dict[str, Any]:
+    def number(key: str, default: float | None = None) -> Any:
+        return file.number(prefix + key, default)
+
+    factor = number("scaling.factor", number("scale_linear", 1.0))
+    rope_type = file.text(f"{prefix}scaling.type", "linear" if factor != 1.0 else "none")
+    rotary_dim = file.positive(f"{prefix}dimension_count", head_dim)
+    if rotary_dim > head_dim:
+        raise ModelLoadError(f"{file.path}: {prefix}dimension_count is {rotary_dim}, a head has {head_dim}")
     keys = {
         "rope_type": "default" if rope_type == "none" else rope_type,
-        "rope_theta": given.get("freq_base", 10000.0),
-        "partial_rotary_factor": given.get("dimension_count", head_dim) / head_dim,
+        "rope_theta": number("freq_base", 10000.0),
+        "partial_rotary_factor": rotary_dim / head_dim,
     }
-    attn_factor = given.get("scaling.attn_factor", 1.0)
+    attn_factor = number("scaling.attn_factor", 1.0)
     if attn_factor != 1.0 and rope_type != "yarn":
-        raise ModelLoadError(f"{prefix}scaling.attn_factor is {attn_factor:g}: only supported with yarn")
+        raise ModelLoadError(f"{file.path}: {prefix}scaling.attn_factor is {attn_factor:g}: only supported with yarn")
     if rope_type == "none":
         return keys
     if attn_factor != 1.0:
@@ -207,7 +212,7 @@ def _rope_keys(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
         keys["attention_factor"] = attn_factor * (1 + 0.1 * math.log(factor))
     return keys | {
         "factor": factor,
-        "original_max_position_embeddings": given.get("scaling.original_context_length"),
-        "beta_fast": given.get("scaling.yarn_beta_fast"),
-        "beta_slow": given.get("scaling.yarn_beta_slow"),
+        "original_max_position_embeddings": number("scaling.original_context_length"),
+        "beta_fast": number("scaling.yarn_beta_fast"),
+        "beta_slow": number("scaling.yarn_beta_slow"),
     }

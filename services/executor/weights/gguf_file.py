@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pagewire.gguf import TensorEntry, read_header
 from services.executor.model_config import ModelLoadError
+
+_TYPES = {type_.value: type_ for type_ in GGML_QUANT_SIZES}
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,63 @@ class GgufFile:
             header = read_header(self._data, skip_string_arrays=True)
             self.metadata = header.metadata
             self.tensors = {entry.name: self._tensor(entry, header.data_offset) for entry in header.tensors}
-        except (OverflowError, KeyError, ValueError, OSError) as error:
+            _check_apart(header.tensors, {name: tensor.data.nbytes for name, tensor in self.tensors.items()})
+        except (OverflowError, ValueError, OSError) as error:
             raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); download it again") from error
 
+    def integer(self, key: str, default: int | None = None) -> int | None:
+        """The metadata's value, 0 or more. Raises ModelLoadError naming the key, as the next three do."""
+        value = self.metadata.get(key, default)
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise self._wrong(key, "a whole number", value)
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.integer(key, default)
+        if not value:
+            raise self._wrong(key, "a positive whole number", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """Positive and finite."""
+        value = self.metadata.get(key, default)
+        if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise self._wrong(key, "a positive number", value)
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def _wrong(self, key: str, expected: str, value: object) -> ModelLoadError:
+        return ModelLoadError(f"{self.path}: metadata key {key}: expected {expected}, found {value!r:.60}")
+
     def _tensor(self, entry: TensorEntry, data_offset: int) -> GgufTensor:
-        name, shape, type_ = entry.name, entry.shape, GGMLQuantizationType(entry.type)
-        start = data_offset + entry.offset
+        """Raises ValueError for what cannot be or does not lie within the file."""
+        name, shape = entry.name, entry.shape
+        if entry.type not in _TYPES:
+            raise ValueError(f"tensor {name} has the unknown type {entry.type}")
+        type_ = _TYPES[entry.type]
         block, block_bytes = GGML_QUANT_SIZES[type_]
+        if not all(shape):
+            raise ValueError(f"tensor {name} is empty: its shape is {list(shape)}")
         if shape[-1] % block:
             raise ValueError(f"tensor {name}: row of {shape[-1]} is not a multiple of {type_.name}'s block of {block}")
         row_bytes = shape[-1] // block * block_bytes
         num_rows = math.prod(shape[:-1])
-        if start + num_rows * row_bytes > len(self._data):
-            raise ValueError(
-                f"tensor {name} ends at byte {start + num_rows * row_bytes}, the file at {len(self._data)}"
-            )
+        start = data_offset + entry.offset
+        end = start + num_rows * row_bytes
+        if end > len(self._data):
+            raise ValueError(f"tensor {name} ends at byte {end}, the file at {len(self._data)}")
         data = np.frombuffer(self._data, np.uint8, num_rows * row_bytes, start).reshape(num_rows, row_bytes)
         return GgufTensor(name, shape, type_, data)
+
+
+def _check_apart(tensors: Sequence[TensorEntry], num_bytes: Mapping[str, int]) -> None:
+    """Raises ValueError if two tensors share bytes."""
+    ordered = sorted(tensors, key=lambda entry: entry.offset)
+    for entry, following in pairwise(ordered):
+        if entry.offset + num_bytes[entry.name] > following.offset:
+            raise ValueError(f"tensors {entry.name} and {following.name} overlap")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
@@ -22,6 +24,9 @@ HALVES = {
     Type.IQ4_XS: (0,),
 }
 
+# What is subtracted (in K-quants) or added, in units of the scale, to centre the codes.
+_MIDDLES = {Type.Q4_1: -7.5, Type.Q5_1: -15.5, Type.Q2_K: 1.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
+
 
 def random_blocks(type_: Type, num_rows: int, blocks_per_row: int, rng: np.random.Generator) -> np.ndarray:
     """uint8 [num_rows, bytes per row]; scales are any finite numbers, among them negative and subnormal ones."""
@@ -33,17 +38,19 @@ def random_blocks(type_: Type, num_rows: int, blocks_per_row: int, rng: np.rando
 
 
 def random_weight(type_: Type, num_rows: int, num_inputs: int, std: float, rng: np.random.Generator) -> np.ndarray:
-    """As random_blocks, with scales that give weights of this standard deviation, about."""
+    """As random_blocks (or F16, BF16), with scales that give weights of this standard deviation, about."""
+    if type_ not in HALVES:
+        return gguf.quantize(rng.normal(0, std, (num_rows, num_inputs)).astype(np.float32), type_)
     block_codes, block_bytes = gguf.GGML_QUANT_SIZES[type_]
     blocks = random_blocks(type_, num_rows, num_inputs // block_codes, rng).reshape(-1, block_bytes)
-    levels = {start: rng.uniform(0.5, 1.5, len(blocks)) for start in HALVES[type_]}
-    if len(levels) == 2:  # about the range of the codes
-        first, second = levels
-        sign = 1 if type_ in (Type.Q2_K, Type.Q4_K, Type.Q5_K) else -1
-        levels[second] = sign * levels[first] * {Type.Q2_K: 1.5, Type.Q5_K: 15.5, Type.Q5_1: 15.5}.get(type_, 7.5)
-    for factor in (1.0, None):
-        if factor is None:
-            factor = std / gguf.dequantize(blocks, type_).std()
-        for start, values in levels.items():
-            blocks[:, start : start + 2] = (values * factor).astype("<f2").view(np.uint8).reshape(-1, 2)
+    levels = [rng.uniform(0.5, 1.5, len(blocks)) for _ in HALVES[type_]]
+    if len(levels) == 2:  # scales times codes, and what centres them
+        levels[1] = levels[0] * _MIDDLES[type_]
+    _write(blocks, type_, levels, 1.0)
+    _write(blocks, type_, levels, std / gguf.dequantize(blocks, type_).std())
     return blocks.reshape(num_rows, -1)
+
+
+def _write(blocks: np.ndarray, type_: Type, levels: Sequence[np.ndarray], factor: float) -> None:
+    for start, values in zip(HALVES[type_], levels, strict=True):
+        blocks[:, start : start + 2] = (values * factor).astype("<f2").view(np.uint8).reshape(-1, 2)
