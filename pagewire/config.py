@@ -201,6 +201,28 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         group="model",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
+    quantization: str | None = flag(
+        None,
+        "insist on a checkpoint of this format; none = dequantize to --dtype (default: run it as it is stored)",
+        group="model",
+        choices=(
+            "awq",
+            "awq_marlin",
+            "gptq",
+            "gptq_marlin",
+            "compressed-tensors",
+            "fp8",
+            "gguf",
+            "bitsandbytes",
+            "none",
+        ),
+    )
+    weights_cache: str | None = flag(
+        None,
+        "directory that keeps weights as they are packed for the device, so that the next start maps them; auto = in "
+        "Pagewire's cache directory (default: nothing is kept)",
+        group="model",
+    )
     model_impl: str = flag(
         "auto",
         "Pagewire's own model code, or transformers' with our paged attention; auto prefers our own",
@@ -343,3 +365,52 @@ class GenerateConfig(ClientConfig):
 
     prompt: str | None = flag(None, "text to continue (default: standard input)", group="generation")
     chat: bool = flag(False, "send PROMPT as a chat message instead of text to continue", group="generation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig(ModelConfigFlags):
+    """`pagewire quantize`."""
+
+    out: str | None = flag(None, "directory to make; must not exist, or be empty", group="output")
+    method: str = flag(
+        "awq",
+        "awq: scales inputs by their activations; gptq: makes up for each column's error in the next; rtn: rounds to "
+        "nearest, without calibration",
+        group="quantization",
+        choices=("awq", "gptq", "rtn"),
+    )
+    bits: int = flag(4, "4; gptq and rtn also 8", group="quantization")
+    group_size: int = flag(128, "inputs that share a scale: 32, 64, 128, or -1 for all of a row", group="quantization")
+    sym: bool = flag(False, "gptq, rtn: the same zero for all groups", group="quantization")
+    desc_act: bool = flag(True, "gptq: columns with the largest inputs first", group="quantization")
+    static_groups: bool = flag(
+        True,
+        "gptq with --desc-act: groups of neighbouring inputs; without, groups follow the order of columns, which costs "
+        "speed when served",
+        group="quantization",
+    )
+    clip: bool = flag(True, "gptq: search for each group's range, instead of spanning all of it", group="quantization")
+    damp: float = flag(
+        0.01, "gptq: dampening, in parts of the Hessian's mean diagonal", group="quantization", valid=Range(above=0)
+    )
+    calibration: str | None = flag(
+        None, 'text file, or .jsonl with "text" (default: text sampled from the model)', group="text"
+    )
+    calibration_samples: int = flag(128, "sequences to calibrate on", group="text", valid=POSITIVE)
+    calibration_length: int = flag(512, "tokens of each sequence", group="text", valid=Range(minimum=2))
+    eval: str | None = flag(
+        None,
+        "text to measure perplexity on (default: the last tenth of --calibration, or a text that comes with Pagewire)",
+        group="text",
+    )
+    eval_samples: int = flag(32, "sequences to measure perplexity on", group="text", valid=POSITIVE)
+    seed: int = flag(0, "seed of sampled text", group="text")
+    device: str = flag(
+        "auto", "where to compute; auto takes CUDA if there is one", group="compute", choices=("auto", "cpu", "cuda")
+    )
+    num_threads: int | None = flag(
+        None,
+        "CPU threads that compute (default: the cores this process may use)",
+        group="compute",
+        valid=Range(minimum=1, maximum=1024),
+    )

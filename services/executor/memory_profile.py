@@ -35,7 +35,6 @@ COSTLY_SAMPLING = RowSampling(
 )
 # Code and workspaces of libraries take less; more is another process that took memory meanwhile.
 _MAX_LIBRARY_BYTES = 2 * 1024**3
-_MODEL_FILES = (".json", ".safetensors", ".gguf")
 
 
 class Meter(Protocol):
@@ -169,10 +168,3 @@ def software_key() -> dict[str, Any]:
     files = (path for folder in folders for kind in ("*.py", "*.json") for path in folder.rglob(kind))
     changed = max(path.stat().st_mtime_ns for path in files)
     return {"pagewire": pagewire.__version__, "changed_ns": changed}
-
-
-def model_key(path: Path) -> dict[str, Any]:
-    """Which files, of which sizes and times: not their contents, which take longer to read than to measure."""
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _MODEL_FILES)
-    stats = {file.name: (stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]}
-    return {"path": str(path.resolve()), "files": stats}

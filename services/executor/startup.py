@@ -23,6 +23,7 @@ from services.executor.memory_profile import CudaMeter, Meter, cached_or_measure
 from services.executor.model_runner import Limits, ModelRunner
 from services.executor.phases import Phases
 from services.executor.warm_up import warm_up
+from services.executor.weights.identity import model_key
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             model_impl=config.model_impl,
             max_model_len=config.max_model_len,
             kv_scales=config.kv_cache_dtype.startswith("fp8"),
+            quantization=config.quantization,
+            weights_cache=config.weights_cache,
             seed=config.seed,
             progress=progress,
         )
@@ -255,9 +258,10 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
     """What a memory profile depends on, beside device and software."""
     config = setup.config
     return {
-        "model": memory_profile.model_key(model_path),
+        "model": model_key(model_path),
         "load_format": config.load_format,
         "model_impl": config.model_impl,
+        "quantization": config.quantization,
         "dtype": setup.model.config.dtype,
         "kv_cache_dtype": setup.kv_cache_dtype,
         "attention_split_size": config.attention_split_size,

@@ -24,6 +24,16 @@ _STEP_TOKENS = Histogram(
 )
 _REQUESTS = Gauge("pagewire:executor_rows_used", "Requests that hold a row")
 WEIGHT_BYTES = Gauge("pagewire:executor_weight_bytes", "Bytes of the model's weights")
+WEIGHTS = Gauge(
+    "pagewire:executor_weights",
+    "Weight matrices of the model (projections that are stacked count once), by the checkpoint's quantization method "
+    "and the form they are multiplied in",
+    ["method", "form"],
+)
+DEQUANTIZED_WEIGHTS = Gauge(
+    "pagewire:executor_dequantized_weights",
+    "Weight matrices that the checkpoint has quantized in a type no kernel multiplies with: slower, and larger",
+)
 KV_CACHE_BYTES = Gauge("pagewire:executor_kv_cache_bytes", "Bytes of the KV cache")
 LOAD_SECONDS = Gauge("pagewire:executor_load_seconds", "Time that starting took, by phase", ["phase"])
 CPU_BACKEND = Gauge(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.executor.layers.placement import Placement
-from services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, QuantizedModule, Shard
+from services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, Shard
 from services.executor.model_config import ModelLoadError
 
 
@@ -53,8 +53,3 @@ class Embedding:
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
         if isinstance(self.weight, Dense):
             yield f"{self.shards[0].name}.weight", self.weight.tensor
-
-    def quantized_modules(self) -> Iterator[QuantizedModule]:
-        """Itself, if it is quantized."""
-        if self.shards[0].format is not None:
-            yield self

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from services.executor.layers.placement import Placement
-from services.executor.layers.weights import Dense, NotLoaded, PackedWeight, QuantizedModule, Shard, Stacked
+from services.executor.layers.weights import Dense, NotLoaded, PackedWeight, Shard, Stacked
 
 
 class Linear:
@@ -53,8 +53,3 @@ class Linear:
             if self.bias is not None:
                 yield f"{shard.name}.bias", self.bias[start:stop]
             start = stop
-
-    def quantized_modules(self) -> Iterator[QuantizedModule]:
-        """Itself, if any of its shards is quantized."""
-        if any(shard.format is not None for shard in self.shards):
-            yield self

@@ -9,7 +9,7 @@ from torch import Tensor
 from services.executor.layers import ops
 from services.executor.layers.linear import Linear
 from services.executor.layers.placement import Placement
-from services.executor.layers.weights import QuantizedModule
+from services.executor.layers.weights import WeightModule
 from services.executor.model_config import ModelConfig, ModelLoadError
 
 _GATED_ACTIVATIONS = {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
@@ -37,6 +37,5 @@ class GatedMLP:
         yield from self.gate_up.load_targets()
         yield from self.down.load_targets()
 
-    def quantized_modules(self) -> Iterator[QuantizedModule]:
-        yield from self.gate_up.quantized_modules()
-        yield from self.down.quantized_modules()
+    def modules(self) -> Iterator[WeightModule]:
+        yield from (self.gate_up, self.down)

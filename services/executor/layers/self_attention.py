@@ -12,7 +12,7 @@ from services.executor.layers.linear import Linear
 from services.executor.layers.norm import RMSNorm
 from services.executor.layers.placement import Placement
 from services.executor.layers.rotary import RotaryEmbedding
-from services.executor.layers.weights import QuantizedModule
+from services.executor.layers.weights import WeightModule
 from services.executor.model_config import ModelConfig
 
 
@@ -62,6 +62,5 @@ class SelfAttention:
             yield from self.q_norm.load_targets()
             yield from self.k_norm.load_targets()
 
-    def quantized_modules(self) -> Iterator[QuantizedModule]:
-        yield from self.qkv.quantized_modules()
-        yield from self.o.quantized_modules()
+    def modules(self) -> Iterator[WeightModule]:
+        yield from (self.qkv, self.o)

@@ -14,13 +14,11 @@ from services.executor.layers import ops
 from services.executor.quantization import WeightFormat
 
 
+@dataclass(frozen=True, slots=True)
 class Dense:
     """`tensor` [out_features, in_features]"""
 
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,8 +81,8 @@ class Shard:
     has_bias: bool = False  # <name>.bias is the layer's, not the format's
 
 
-class QuantizedModule(Protocol):
-    """A layer that needs at least one quantized weight; the loader reads its shards and installs what they become."""
+class WeightModule(Protocol):
+    """A layer with a weight. If any shard is quantized, the loader reads all and installs what they become."""
 
     shards: tuple[Shard, ...]
 
@@ -96,4 +94,4 @@ class QuantizedModule(Protocol):
         """parts: all outputs of all shards, in order; neighbouring shards may have become one part."""
 
 
-__all__ = ["Dense", "NotLoaded", "PackedGrouped", "PackedWeight", "QuantizedModule", "Shard", "Stacked"]
+__all__ = ["Dense", "NotLoaded", "PackedGrouped", "PackedWeight", "Shard", "Stacked", "WeightModule"]

@@ -15,7 +15,7 @@ from services.executor.layers.norm import RMSNorm
 from services.executor.layers.placement import Placement
 from services.executor.layers.rotary import RotaryEmbedding
 from services.executor.layers.self_attention import SelfAttention
-from services.executor.layers.weights import QuantizedModule
+from services.executor.layers.weights import WeightModule
 from services.executor.model_config import ModelConfig
 from services.executor.quantization import Quantization
 
@@ -43,9 +43,9 @@ class DecoderLayer:
         yield from self.post_attention_norm.load_targets()
         yield from self.mlp.load_targets()
 
-    def quantized_modules(self) -> Iterator[QuantizedModule]:
-        yield from self.attention.quantized_modules()
-        yield from self.mlp.quantized_modules()
+    def modules(self) -> Iterator[WeightModule]:
+        yield from self.attention.modules()
+        yield from self.mlp.modules()
 
 
 class DecoderModel:
@@ -83,9 +83,9 @@ class DecoderModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of what is loaded; packed weights included."""
-        dense = sum(target.nbytes for target in self.load_targets().values())
-        return dense + sum(part.nbytes for module in self.quantized_modules() for part in module.parts)
+        """Of what is loaded; quantized weights as they are packed."""
+        vectors = sum(vector.nbytes for vector in self.vectors().values())
+        return vectors + sum(part.nbytes for module in self.modules() for part in module.parts)
 
     def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:
         """One [num_blocks, 2, num_kv_heads, block_size, head_dim] per attention layer, in layer order."""
@@ -114,14 +114,23 @@ class DecoderModel:
             targets.update(self.lm_head.load_targets())
         return targets
 
-    def quantized_modules(self) -> list[QuantizedModule]:
-        """Layers whose weights the loader reads, packs and installs."""
-        modules = list(self.embed.quantized_modules())
+    def vectors(self) -> dict[str, Tensor]:
+        """The load targets that are not weights of modules: norms and biases."""
+        weights = {f"{shard.name}.weight" for module in self.modules() for shard in module.shards}
+        return {name: target for name, target in self.load_targets().items() if name not in weights}
+
+    def modules(self) -> list[WeightModule]:
+        """Embedding, linear layers and head."""
+        modules: list[WeightModule] = [self.embed]
         for layer in self.layers:
-            modules.extend(layer.quantized_modules())
+            modules.extend(layer.modules())
         if self.lm_head is not None:
-            modules.extend(self.lm_head.quantized_modules())
+            modules.append(self.lm_head)
         return modules
+
+    def quantized_modules(self) -> list[WeightModule]:
+        """Those that the loader reads, packs and installs; the others' weights are load targets."""
+        return [module for module in self.modules() if any(shard.format is not None for shard in module.shards)]
 
     def ignored(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although the model has no place for it."""

@@ -13,6 +13,7 @@ from services.executor.memory import DeviceMemory, MemoryProfile, graphs_bytes, 
 from services.executor.memory_profile import cached_or_measured, measure, profile_run
 from services.executor.model_runner import Limits, ModelRunner
 from services.executor.step import Step, StepOutput
+from services.executor.weights.identity import model_key
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, tiny_llama
 from tests.services.executor.test_cuda_graphs import ReplayedFunction
@@ -155,9 +156,9 @@ def test_what_another_process_took_is_not_kept(tmp_path: Path, caplog: pytest.Lo
 def test_the_key_changes_with_the_models_files(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("")
-    key = memory_profile.model_key(tmp_path)
+    key = model_key(tmp_path)
     (tmp_path / "notes.txt").write_text("changed")
-    assert memory_profile.model_key(tmp_path) == key
+    assert model_key(tmp_path) == key
     (tmp_path / "model.safetensors").write_text("weights")
-    assert memory_profile.model_key(tmp_path) != key
-    assert memory_profile.model_key(tmp_path / "config.json")["files"].keys() == {"config.json"}
+    assert model_key(tmp_path) != key
+    assert model_key(tmp_path / "config.json")["files"].keys() == {"config.json"}

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.executor.loader import read_tensors
 from services.executor.model_config import ModelLoadError
 from services.executor.weights import WeightSource
 from services.executor.weights.gguf import GgufSource, gguf_config
 from services.executor.weights.gguf_file import GgufFile
+from services.executor.weights.jobs import run_jobs
+from services.executor.weights.read import read_jobs
 from services.executor.weights.safetensors import SafetensorsSource
 from services.executor.weights.staging import Staging
 from tests.services.executor.test_gguf import tiny_model, write_gguf
@@ -47,7 +48,8 @@ def load(weights: WeightSource, dtype: torch.dtype) -> tuple[dict[str, Tensor], 
     targets = {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in weights.shapes.items()}
     transfers = [LateTransfer() for _ in range(NUM_BUFFERS)]
     staging = Staging((torch.empty(BUFFER_BYTES, dtype=torch.uint8), transfer) for transfer in transfers)
-    read_tensors(weights, targets, lambda fraction, text: None, NUM_THREADS, staging)
+    run_jobs(read_jobs(weights, targets, staging), NUM_THREADS, lambda fraction, text: None)
+    staging.finish()
     return targets, [copy for transfer in transfers for copy in transfer.staged]
 
 
