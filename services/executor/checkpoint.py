@@ -125,7 +125,7 @@ def _only_gguf_file(directory: Path) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: expected a JSON object")

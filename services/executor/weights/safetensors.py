@@ -17,11 +17,15 @@ _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16
 _TYPES = _FLOAT_TYPES | {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
     "U8": torch.uint8,
     "I16": torch.int16,
+    "U16": torch.uint16,
     "I32": torch.int32,
+    "U32": torch.uint32,
     "I64": torch.int64,
+    "U64": torch.uint64,
     "BOOL": torch.bool,
 }
 
@@ -42,6 +46,8 @@ class SafetensorsSource:
             file = safe_open(path, framework="pt", device="cpu")
             for name in file.offset_keys():
                 stored = file.get_slice(name)
+                if name in self.shapes:
+                    raise ModelLoadError(f"{path}: tensor {name} is also in {self._paths[name].name}")
                 self.shapes[name] = tuple(stored.get_shape())
                 self._types[name] = stored.get_dtype()
                 self._files[name] = file
@@ -65,7 +71,11 @@ class SafetensorsSource:
         return tensor
 
     def raw_dtype(self, name: str) -> torch.dtype:
-        return _TYPES[self._types[name]]
+        if (dtype := _TYPES.get(self._types[name])) is None:
+            raise ModelLoadError(
+                f"{self._paths[name]}: tensor {name} has type {self._types[name]}, expected one of {', '.join(_TYPES)}"
+            )
+        return dtype
 
     def stored_bytes(self, name: str) -> int:
         return math.prod(self.shapes[name]) * self.raw_dtype(name).itemsize
@@ -87,11 +97,20 @@ def checkpoint_files(directory: Path) -> list[Path]:
             f"{directory}: neither model.safetensors nor model.safetensors.index.json is there; other weight files "
             "(.bin, .pth) are not supported, convert them to safetensors"
         )
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
-        raise ModelLoadError(f"{index}: not a valid index of safetensors shards ({error!r})") from error
+    names = _shards(index)
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise ModelLoadError(f"{directory}: shards named in {index.name} are missing: {', '.join(missing)}")
     return [directory / name for name in names]
+
+
+def _shards(index: Path) -> list[str]:
+    """Names of files beside the index."""
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelLoadError(f"{index}: not a valid index of safetensors shards ({error!r})") from error
+    for name in names:
+        if not isinstance(name, str) or name != Path(name).name:
+            raise ModelLoadError(f"{index}: weight_map names {name!r:.200}, expected the name of a file beside it")
+    return names
