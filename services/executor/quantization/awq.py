@@ -61,9 +61,7 @@ class AwqQuantization:
         self._names = names
 
     def format(self, module: str) -> WeightFormat | None:
-        if any(part in module for part in self._dense) or not stored_quantized(module, "qweight", self._names):
-            return None
-        return self._format
+        return self._format if stored_quantized(module, "qweight", self._names, self._dense) else None
 
 
 @dataclass(frozen=True)

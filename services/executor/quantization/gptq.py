@@ -109,10 +109,7 @@ class GptqQuantization:
         self._names = names
 
     def format(self, module: str) -> WeightFormat | None:
-        asked = module == "lm_head" and self._lm_head and self._names is None
-        if any(part in module for part in self._dense) or not (
-            asked or stored_quantized(module, "qweight", self._names)
-        ):
+        if not stored_quantized(module, "qweight", self._names, self._dense, self._lm_head):
             return None
         return next((rule for pattern, rule in self._rules if pattern.match(module)), self._default)
 
@@ -150,7 +147,7 @@ class GptqFormat:
         codes = unpack(tensors["qweight"].t(), self.bits)
         permutation = None
         if "g_idx" in tensors:
-            permutation = _permutation(tensors["g_idx"], size, groups)
+            permutation = group_order("g_idx", tensors["g_idx"], size, groups)
         if permutation is not None:
             codes = codes.index_select(1, permutation)
         zeros = self._zeros(tensors["qzeros"])
@@ -202,7 +199,7 @@ def _ones(bits: int) -> int:
     return sum(1 << shift for shift in range(0, 32, bits))
 
 
-def _permutation(g_idx: Tensor, group_size: int, num_groups: int) -> Tensor | None:
+def group_order(suffix: str, g_idx: Tensor, group_size: int, num_groups: int) -> Tensor | None:
     """int32 [K] that makes groups contiguous; None if they are.
 
     Raises ModelLoadError if a group has another size than `group_size`; the last has what remains.
@@ -210,7 +207,7 @@ def _permutation(g_idx: Tensor, group_size: int, num_groups: int) -> Tensor | No
     low, high = int(g_idx.min()), int(g_idx.max())
     if low < 0 or high >= num_groups:
         raise ModelLoadError(
-            f"g_idx: names groups {low} to {high}, but scales has {num_groups}; the checkpoint is damaged, or its "
+            f"{suffix}: names groups {low} to {high}, but scales has {num_groups}; the checkpoint is damaged, or its "
             "group_size is wrong"
         )
     regular = torch.arange(len(g_idx)) // group_size
@@ -220,7 +217,7 @@ def _permutation(g_idx: Tensor, group_size: int, num_groups: int) -> Tensor | No
     if not torch.equal(counts, expected):
         group = int((counts != expected).nonzero()[0])
         raise ModelLoadError(
-            f"g_idx: group {group} has {int(counts[group])} inputs, expected {int(expected[group])}; groups of "
+            f"{suffix}: group {group} has {int(counts[group])} inputs, expected {int(expected[group])}; groups of "
             "different sizes are not supported, quantize the model again with desc_act false"
         )
     return torch.argsort(g_idx, stable=True).to(torch.int32)

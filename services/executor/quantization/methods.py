@@ -15,6 +15,7 @@ _METHODS = {
     "gptq": "gptq",
     "compressed-tensors": "compressed_tensors",
     "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
     "bitsandbytes": "bitsandbytes",
 }
 # vLLM's further names for the same checkpoints

@@ -51,16 +51,20 @@ def strings_of(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def stored_quantized(module: str, suffix: str, names: Collection[str] | None) -> bool:
-    """Whether the checkpoint has `suffix` of this module; without a checkpoint: whether it is an ordinary linear layer.
+def stored_quantized(
+    module: str, suffix: str, names: Collection[str] | None, dense: Collection[str] = (), lm_head: bool = False
+) -> bool:
+    """Whether the checkpoint has `suffix` of this module.
 
-    So it is for a linear layer of which the checkpoint has nothing, lest the error be about a dense weight.
+    Where it has nothing of it, and without a checkpoint: whether it is an ordinary linear layer (lm_head: or the output
+    head) of whose name no part is in `dense`, which is how transformers and vLLM read `modules_to_not_convert`.
     """
     if names is not None and f"{module}.{suffix}" in names:
         return True
     if names is not None and f"{module}.weight" in names:
         return False
-    return module.rpartition(".")[2] not in _NOT_LINEAR
+    last = module.rpartition(".")[2]
+    return not any(part in module for part in dense) and (last not in _NOT_LINEAR or (lm_head and last == "lm_head"))
 
 
 def groups_of(in_features: int, group_size: int) -> tuple[int, int]:
