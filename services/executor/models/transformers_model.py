@@ -21,6 +21,7 @@ from services.executor import memory
 from services.executor.attention import AttentionMetadata, PagedAttention
 from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint
 from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
+from services.executor.models import ARCHITECTURES
 from services.executor.weights.kv_scales import is_attention_scale
 from services.executor.weights.safetensors import SafetensorsSource
 
@@ -253,7 +254,11 @@ def check_architecture(config: Any, architecture: str, max_model_len: int | None
     if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
         refuse("it keeps a recurrent state instead of a KV cache (state-space or linear attention)")
     if checkpoint_is_quantized(config):
-        refuse("config key quantization_config: quantized checkpoints are not supported")
+        own = architecture in ARCHITECTURES
+        refuse(
+            "config key quantization_config: quantized checkpoints run in Pagewire's own model code only; "
+            + ("leave --model-impl out" if own else f"that is {', '.join(ARCHITECTURES)}; use a checkpoint in 16 bits")
+        )
     text_config = config.get_text_config()
     other = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other:

@@ -158,7 +158,7 @@ _FORMATS: dict[str, type[GemmFormat | GemvFormat | GemvFastFormat]] = {
 def _unpack_columns(words: Tensor) -> Tensor:
     """words int32 [R, C] -> uint8 [8 * C, R]"""
     words = words.t().contiguous()
-    codes = torch.empty(words.shape[0], _PER_WORD, words.shape[1], dtype=torch.uint8)
+    codes = words.new_empty(words.shape[0], _PER_WORD, words.shape[1], dtype=torch.uint8)
     for column, nibble in enumerate(_NIBBLE_OF_COLUMN):
         codes[:, column] = (words >> (4 * nibble)) & 15
     return codes.flatten(0, 1)

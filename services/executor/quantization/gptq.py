@@ -210,7 +210,7 @@ def group_order(suffix: str, g_idx: Tensor, group_size: int, num_groups: int) ->
             f"{suffix}: names groups {low} to {high}, but scales has {num_groups}; the checkpoint is damaged, or its "
             "group_size is wrong"
         )
-    regular = torch.arange(len(g_idx)) // group_size
+    regular = torch.arange(len(g_idx), device=g_idx.device) // group_size
     if torch.equal(g_idx.long(), regular):
         return None
     counts, expected = torch.bincount(g_idx.long(), minlength=num_groups), torch.bincount(regular)

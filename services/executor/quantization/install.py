@@ -58,12 +58,14 @@ def check_shard(weights: WeightSource, shard: Shard) -> list[str]:
 
 
 def read_shard(weights: WeightSource, shard: Shard, device: torch.device) -> QuantizedWeight:
-    """Unpacked on `device`. Raises ModelLoadError naming the module for values that cannot be."""
+    """Unpacked on `device`, in memory of its own. Raises ModelLoadError naming the module for values that cannot be."""
     assert shard.format is not None
     names = {suffix: f"{shard.name}.{suffix}" for suffix in tensor_specs(shard)}
-    tensors = {suffix: weights.raw(name).to(device) for suffix, name in names.items() if name in weights.shapes}
+    tensors = {
+        suffix: weights.raw(name).to(device, copy=True) for suffix, name in names.items() if name in weights.shapes
+    }
     try:
-        return shard.format.read(tensors, shard.out_features, shard.in_features)
+        return to_device(shard.format.read(tensors, shard.out_features, shard.in_features), device)
     except ModelLoadError as error:
         raise ModelLoadError(f"tensor {shard.name}.{error}") from error
 

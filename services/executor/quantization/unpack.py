@@ -15,7 +15,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     per_byte = 8 // bits
     if per_byte == 1:
         return packed
-    codes = torch.empty(*packed.shape, per_byte, dtype=torch.uint8)
+    codes = packed.new_empty(*packed.shape, per_byte)
     mask = 2**bits - 1
     for i in range(per_byte):
         torch.bitwise_and(packed >> (i * bits), mask, out=codes[..., i])
