@@ -47,55 +47,53 @@ struct GroupedWeight {
     bool has_minimums() const { return offset_kind != NONE && offset_kind != ZEROS; }
 };
 
-static inline i32x16 load_signed(const char* p) { return __builtin_convertvector(load_raw<i8x16>(p), i32x16); }
-static inline i32x16 load_unsigned(const char* p) { return __builtin_convertvector(load_raw<u8x16>(p), i32x16); }
+static inline f32x16 widen_bytes(const char* p, bool with_sign) {
+    const i32x16 wide = with_sign ? __builtin_convertvector(load_raw<i8x16>(p), i32x16)
+                                  : __builtin_convertvector(load_raw<u8x16>(p), i32x16);
+    return __builtin_convertvector(wide, f32x16);
+}
 
 // The 16 numbers of each of a tile's groups as floats: `offsets` says which tensor. out [padded_groups, 16]
 static inline void expand_groups(const GroupedWeight& w, int64_t tile, bool offsets, float* out) {
-    const GroupKind kind = offsets ? w.offset_kind : w.scale_kind;
     const char* data = offsets ? w.offsets : w.scales;
-    const int64_t groups = w.groups();
+    const int64_t groups = w.groups(), first = tile * groups * TILE;
+    float* const end = out + w.padded_groups() * TILE;
     const auto each = [&](auto value) {
-        for (int64_t g = 0; g < groups; g++) store(out + g * TILE, value(g));
+        for (int64_t g = 0; g < groups; g++, out += TILE) store(out, value(first + g * TILE));
     };
-    switch (kind) {
+    switch (offsets ? w.offset_kind : w.scale_kind) {
         case NONE: each([&](int64_t) { return splat(w.zero_point); }); break;
-        case HALF: each([&](int64_t g) { return load((const f16*)data + (tile * groups + g) * TILE); }); break;
-        case SINGLE: each([&](int64_t g) { return load((const float*)data + (tile * groups + g) * TILE); }); break;
-        case ZEROS:
-            each([&](int64_t g) {
-                return __builtin_convertvector(load_unsigned(data + (tile * groups + g) * TILE), f32x16);
-            });
-            break;
+        case HALF: each([&](int64_t i) { return load((const f16*)data + i); }); break;
+        case SINGLE: each([&](int64_t i) { return load((const float*)data + i); }); break;
+        case ZEROS: each([&](int64_t i) { return widen_bytes(data + i, false); }); break;
         case TWO_LEVEL: {
-            const int64_t per_super = SUPER_SIZE / w.group_size, supers = (w.in + SUPER_SIZE - 1) / SUPER_SIZE;
-            const int64_t super_bytes = TILE * (2 + per_super);
-            each([&](int64_t g) {
-                const char* super = data + (tile * supers + g / per_super) * super_bytes;
-                const char* group = super + TILE * (2 + g % per_super);
-                const i32x16 level = offsets ? load_unsigned(group) : load_signed(group);
-                return __builtin_convertvector(level, f32x16) * load((const f16*)super);
-            });
+            const int per_super = SUPER_SIZE / w.group_size, super_bytes = TILE * (2 + per_super);
+            const char* super = data + tile * ((groups + per_super - 1) / per_super) * super_bytes;
+            for (int64_t g = 0; g < groups; super += super_bytes) {
+                const f32x16 scale = load((const f16*)super);
+                for (int i = 0; i < per_super && g < groups; i++, g++, out += TILE)
+                    store(out, widen_bytes(super + TILE * (2 + i), !offsets) * scale);
+            }
             break;
         }
     }
-    for (int64_t g = groups; g < w.padded_groups(); g++) store(out + g * TILE, f32x16{});
+    for (; out < end; out += TILE) store(out, f32x16{});
 }
 
 // ---- codes of a unit: quads[q] has inputs 4q .. 4q + 3 of a lane's output in the lane's bytes ----
 //
 // Planes: 4 low bits, two quads to a vector; then (or alone) 2 bits, four quads to a vector; then 1 bit, eight quads.
 
-static inline u32x16 plane(const uint8_t* p, int vector) { return load_raw<u32x16>(p + vector * 64); }
+[[gnu::always_inline]] static inline u32x16 plane(const uint8_t* p, int vector) { return load_raw<u32x16>(p + vector * 64); }
 
 // Bits [from, from + width) of each byte, moved to bit `to`.
-static inline u32x16 field(u32x16 bytes, int from, int width, int to) {
-    const uint32_t mask = ((1u << width) - 1 << to) * 0x01010101u;
+[[gnu::always_inline]] static inline u32x16 field(u32x16 bytes, int from, int width, int to) {
+    const uint32_t mask = (((1u << width) - 1) << to) * 0x01010101u;
     return (from > to ? bytes >> (from - to) : bytes << (to - from)) & mask;
 }
 
 template <int BITS>
-static inline void unpack_unit(const uint8_t* p, u32x16 quads[QUADS]) {
+[[gnu::always_inline]] static inline void unpack_unit(const uint8_t* p, u32x16 quads[QUADS]) {
     constexpr int NIBBLES = BITS >= 4 ? 4 : 0, REST = BITS - NIBBLES;
 #pragma GCC unroll 8
     for (int q = 0; q < QUADS; q++) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -107,6 +107,6 @@ def grouped_embedding(
     return out
 
 
-@lru_cache(maxsize=None)
+@cache
 def _codes_shape(num_outputs: int, num_inputs: int, group_size: int, bits: int) -> tuple[int, int, int, int]:
     return shape_of(num_outputs, num_inputs, group_size).codes_shape(bits)

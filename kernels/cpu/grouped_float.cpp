@@ -72,8 +72,8 @@ void grouped_linear_float(const GroupedWeight& weight, const void* x, const int3
     float* const inputs = memory.data();
     with_dtype(output.dtype, [&](auto t) {
         for_tokens(threads, output.tokens, weight.in, [&](int64_t token) {
-            const auto row = inputs_of<decltype(t)>(weight, x, permutation, token);
-            for (int64_t i = 0; i < stride; i += LANES) store(inputs + token * stride + i, row.at(i));
+            TokenInputs<decltype(t)> row(weight, x, permutation, token);
+            for (int64_t i = 0; i < stride; i += LANES) store(inputs + token * stride + i, row.next());
         });
     });
     linear(weight, inputs, output, threads);

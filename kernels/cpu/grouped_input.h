@@ -8,32 +8,36 @@
 
 constexpr int64_t SERIAL_INPUTS = 32 * 1024;  // elements of x below which other threads are not woken
 
-// One token's inputs by position in the padded order.
+// Walks through one token's inputs, in padded order, 16 at a time.
 template <class T>
-struct TokenInputs {
-    const T* x;
-    const int32_t* permutation;
-    int64_t in;
-    int group_size, padded_group;
+class TokenInputs {
+   public:
+    TokenInputs(const GroupedWeight& w, const void* x, const int32_t* permutation, int64_t token)
+        : x_((const T*)x + token * w.in), permutation_(permutation), in_(w.in), group_size_(w.group_size),
+          padded_group_(w.padded_group()) {}
 
-    // Positions [position, position + 16); a group is padded to a multiple of 16.
-    f32x16 at(int64_t position) const {
-        const int64_t group = position / padded_group, offset = position - group * padded_group;
-        const int64_t column = group * group_size + offset;
-        const int count = (int)std::min(group_size - offset, in - column);
+    // A group is padded to a multiple of 16.
+    f32x16 next() {
+        const int64_t column = group_begin_ + offset_;
+        const int count = (int)std::min(group_size_ - offset_, in_ - column);
+        offset_ += LANES;
+        if (offset_ == padded_group_) {
+            offset_ = 0;
+            group_begin_ += group_size_;
+        }
         if (count <= 0) return f32x16{};
-        if (!permutation) return load(x + column, count);
+        if (!permutation_) return load(x_ + column, count);
         T gathered[LANES] = {};
-        for (int i = 0; i < std::min(count, LANES); i++) gathered[i] = x[permutation[column + i]];
+        for (int i = 0; i < std::min(count, LANES); i++) gathered[i] = x_[permutation_[column + i]];
         return load(gathered);
     }
-};
 
-template <class T>
-static inline TokenInputs<T> inputs_of(const GroupedWeight& w, const void* x, const int32_t* permutation,
-                                       int64_t token) {
-    return {(const T*)x + token * w.in, permutation, w.in, w.group_size, w.padded_group()};
-}
+   private:
+    const T* const x_;
+    const int32_t* const permutation_;
+    const int64_t in_, group_size_, padded_group_;
+    int64_t group_begin_ = 0, offset_ = 0;
+};
 
 // f(token) for each token.
 template <class F>
@@ -46,52 +50,71 @@ static void for_tokens(int threads, int64_t tokens, int64_t in, F&& f) {
                        });
 }
 
-// Inputs quantized to int8, symmetrically, with a scale per block.
+// Tokens that are multiplied together, `per_pass` at a time, the last ones perhaps fewer.
+struct Passes {
+    int64_t tokens, per_pass;
+
+    Passes(int64_t tokens, int64_t most) : tokens(tokens) {
+        const int64_t passes = (tokens + most - 1) / most;
+        per_pass = (tokens + passes - 1) / passes;  // 9 tokens are 5 + 4, not 8 + 1
+    }
+    int64_t first(int64_t token) const { return token / per_pass * per_pass; }  // of the token's pass
+    int count(int64_t first) const { return (int)std::min(per_pass, tokens - first); }
+};
+
+// Inputs quantized to int8, symmetrically, with a scale per block. Those of a pass lie together, by unit (codes) or by
+// block, and then by token.
 class QuantizedInputs {
    public:
-    QuantizedInputs(const GroupedWeight& w, int64_t tokens)
-        : in(w.padded_in()), blocks(in / w.block()), codes(reserve(codes_memory(), tokens * in)),
-          scales(reserve(scales_memory(), tokens * blocks * 3)), sums(scales + tokens * blocks),
-          starts((int32_t*)(sums + tokens * blocks)) {}
+    QuantizedInputs(const GroupedWeight& w, const Passes& passes)
+        : passes(passes), in(w.padded_in()), block(w.block()), zero_point(w.offset_kind == NONE ? w.zero_point : 0) {
+        static thread_local std::vector<int8_t> code_memory;
+        static thread_local std::vector<Block> block_memory;
+        code_memory.resize(passes.tokens * in);
+        block_memory.resize(passes.tokens * in / block);
+        codes_ = code_memory.data();
+        blocks_ = block_memory.data();
+    }
 
-    const int64_t in, blocks;
-    int8_t* const codes;    // [tokens, in]
-    float* const scales;    // [tokens, blocks]
-    float* const sums;      // of a block's codes
-    int32_t* const starts;  // what a block's integer sum starts from: the share of the weights' common zero point
+    struct Block {
+        float scale;
+        float sum;      // of the codes, scaled
+        int32_t start;  // what the integer sum starts from: the share of the weights' common zero point
+        float code_sum;
+    };
+
+    const int8_t* codes(int64_t first) const { return codes_ + first * in; }
+    const Block* blocks(int64_t first) const { return blocks_ + first * (in / block); }
 
     template <class T>
-    void quantize(const GroupedWeight& w, TokenInputs<T> inputs, int64_t token) {
-        const int vectors = w.block() / LANES;
-        const int zero_point = w.offset_kind == NONE ? w.zero_point : 0;
-        int8_t* code = codes + token * in;
-        for (int64_t b = 0; b < blocks; b++, code += w.block()) {
-            f32x16 x[MAX_BLOCK / LANES], largest = {}, total = {};
-            for (int v = 0; v < vectors; v++) {
-                x[v] = inputs.at(b * w.block() + v * LANES);
+    void quantize(TokenInputs<T> inputs, int64_t token) {
+        const int64_t first = passes.first(token), count = passes.count(first);
+        int8_t* code = codes_ + first * in + (token - first) * UNIT;
+        Block* result = blocks_ + first * (in / block) + (token - first);
+        f32x16 poison = {};  // becomes NaN where x has a NaN or an infinity: they must show in the result
+        for (int64_t position = 0; position < in; position += block, result += count) {
+            f32x16 x[MAX_BLOCK / LANES], largest = {};
+            for (int v = 0; v < block / LANES; v++) {
+                x[v] = inputs.next();
                 largest = max(largest, x[v] < 0.0f ? -x[v] : x[v]);
-                total += x[v];
+                poison += x[v] * 0.0f;
             }
-            const float peak = max(largest);
-            const float factor = peak > 0 ? 127.0f / peak : 0.0f;
-            i32x16 sum = {};
-            for (int v = 0; v < vectors; v++) {
+            const float peak = max(largest), factor = peak > 0 ? 127.0f / peak : 0.0f;
+            i32x16 sums = {};
+            for (int v = 0; v < block / LANES; v++) {
                 const i32x16 rounded = (i32x16)(x[v] * factor + 12582912.0f) - 0x4b400000;  // 1.5 * 2^23: to nearest
-                sum += rounded;
-                store_bytes(code + v * LANES, rounded);
+                sums += rounded;
+                const int64_t at = position + v * LANES;
+                store_bytes(code + at / UNIT * UNIT * count + at % UNIT, rounded);
             }
-            int32_t block_sum = 0;
-            for (int i = 0; i < LANES; i++) block_sum += sum[i];
-            const int64_t at = token * blocks + b;
-            // NaN and infinities of x must show in the result: total * 0 is NaN where x has any.
-            scales[at] = peak / 127.0f + sum_of(total) * 0.0f;
-            sums[at] = (float)block_sum;
-            starts[at] = -zero_point * block_sum;
+            int32_t sum = 0;
+            for (int i = 0; i < LANES; i++) sum += sums[i];
+            *result = {peak / 127.0f, peak / 127.0f * sum, -zero_point * sum, (float)sum};
         }
+        blocks_[first * (in / block) + (token - first)].scale += ::sum(poison);
     }
 
    private:
-    static float sum_of(f32x16 x) { return ::sum(x); }
     static void store_bytes(int8_t* p, i32x16 x) {
 #if defined(__AVX512F__)
         const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)x);
@@ -100,17 +123,10 @@ class QuantizedInputs {
 #endif
         __builtin_memcpy(p, &bytes, sizeof bytes);
     }
-    static std::vector<int8_t>& codes_memory() {
-        static thread_local std::vector<int8_t> memory;
-        return memory;
-    }
-    static std::vector<float>& scales_memory() {
-        static thread_local std::vector<float> memory;
-        return memory;
-    }
-    template <class V>
-    static typename V::value_type* reserve(V& memory, int64_t size) {
-        if ((int64_t)memory.size() < size) memory.resize(size);
-        return memory.data();
-    }
+
+    const Passes passes;
+    const int64_t in;
+    const int block, zero_point;
+    int8_t* codes_;
+    Block* blocks_;
 };

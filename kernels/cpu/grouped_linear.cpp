@@ -9,14 +9,16 @@ constexpr int CHUNK_TILES = 4;    // tiles that a thread takes at a time
 constexpr int PREFETCH = 2048;    // bytes of codes fetched ahead of the products
 
 // acc[lane] += sum of weights (4 unsigned bytes of a lane) * inputs (4 signed bytes, the same for all lanes)
-inline i32x16 dot(i32x16 acc, u32x16 weights, int32_t inputs) {
+[[gnu::always_inline]] inline i32x16 dot(i32x16 acc, u32x16 weights, const int8_t* inputs) {
 #if defined(__AVX512VNNI__)
-    return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)weights, _mm512_set1_epi32(inputs));
+    // The compiler does not know that the instruction itself broadcasts.
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*(const int32_t*)inputs));
+    return acc;
 #elif defined(__AVX2__)
     __m256i sums[2], bytes[2];
     __builtin_memcpy(sums, &acc, sizeof acc);
     __builtin_memcpy(bytes, &weights, sizeof weights);
-    const __m256i x = _mm256_set1_epi32(inputs);
+    const __m256i x = _mm256_set1_epi32(load_raw<int32_t>(inputs));
     for (int i = 0; i < 2; i++) {
 #if defined(__AVXVNNI__)
         sums[i] = _mm256_dpbusd_avx_epi32(sums[i], bytes[i], x);
@@ -29,7 +31,7 @@ inline i32x16 dot(i32x16 acc, u32x16 weights, int32_t inputs) {
     }
     return load_raw<i32x16>(sums);
 #else
-    for (int i = 0; i < 4; i++) acc += (i32x16)(weights >> 8 * i & 0xff) * (int32_t)(int8_t)(inputs >> 8 * i);
+    for (int i = 0; i < 4; i++) acc += (i32x16)(weights >> 8 * i & 0xff) * inputs[i];
     return acc;
 #endif
 }
@@ -39,7 +41,7 @@ template <class B>
 struct Plain {
     static constexpr int BITS = B::BITS;
     explicit Plain(const uint8_t*) {}
-    void unpack(const uint8_t* p, u32x16 quads[QUADS]) const { unpack_unit<BITS>(p, quads); }
+    [[gnu::always_inline]] void unpack(const uint8_t* p, u32x16 quads[QUADS]) const { unpack_unit<BITS>(p, quads); }
 };
 
 // Codes that index a table of 16 bytes.
@@ -49,11 +51,11 @@ struct Table {
     explicit Table(const uint8_t* bytes) {
         for (int i = 0; i < 64; i++) table[i] = bytes[i % SMALL_CODEBOOK];
     }
-    void unpack(const uint8_t* p, u32x16 quads[QUADS]) const {
+    [[gnu::always_inline]] void unpack(const uint8_t* p, u32x16 quads[QUADS]) const {
         unpack_unit<BITS>(p, quads);
         for (int q = 0; q < QUADS; q++) quads[q] = look_up(quads[q]);
     }
-    u32x16 look_up(u32x16 codes) const {
+    [[gnu::always_inline]] u32x16 look_up(u32x16 codes) const {
 #if defined(__AVX512BW__)
         return (u32x16)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes);
 #elif defined(__AVX2__)
@@ -70,101 +72,100 @@ struct Table {
 struct Problem {
     const GroupedWeight& weight;
     const QuantizedInputs& inputs;
+    const Passes& passes;
     uint8_t table[SMALL_CODEBOOK];
 };
 
-// Products of one tile of outputs with TOKENS tokens from `first` on. sums [TOKENS]
+// Products of one tile of outputs with TOKENS tokens, those of a pass.
 template <class Codes, int TOKENS>
 struct TileProduct {
-    const Problem& p;
-    const Codes codes;
-    const int8_t* x[TOKENS];
-    int64_t block_index;  // of token `first`
-    f32x16 sums[TOKENS] = {};
+    typedef QuantizedInputs::Block Block;
 
-    TileProduct(const Problem& problem, int64_t first)
-        : p(problem), codes(problem.table), block_index(first * problem.inputs.blocks) {
-        for (int t = 0; t < TOKENS; t++) x[t] = p.inputs.codes + (first + t) * p.inputs.in;
+    const GroupedWeight& w;
+    const Codes codes;
+    const int8_t* x;
+    const Block* block;
+    f32x16 sums[TOKENS] = {};
+    i32x16 acc[TOKENS];
+
+    [[gnu::always_inline]] TileProduct(const Problem& p, int64_t first)
+        : w(p.weight), codes(p.table), x(p.inputs.codes(first)), block(p.inputs.blocks(first)) {}
+
+    [[gnu::always_inline]] void start_block() {
+#pragma GCC unroll 8
+        for (int t = 0; t < TOKENS; t++) acc[t] = i32x16{} + block[t].start;
     }
 
-    // acc += the products of quads [begin, end) of a unit
+    // The products of quads [begin, end) of a unit
     template <int BEGIN, int END>
-    void multiply(const u32x16* quads, int64_t position, i32x16* acc) const {
+    [[gnu::always_inline]] void multiply(const u32x16* quads) {
 #pragma GCC unroll 8
         for (int t = 0; t < TOKENS; t++)
 #pragma GCC unroll 8
-            for (int q = BEGIN; q < END; q++) {
-                int32_t inputs;
-                __builtin_memcpy(&inputs, x[t] + position + 4 * q, 4);
-                acc[t] = dot(acc[t], quads[q], inputs);
-            }
-    }
-
-    void start(i32x16* acc) const {
-#pragma GCC unroll 8
-        for (int t = 0; t < TOKENS; t++) acc[t] = i32x16{} + p.inputs.starts[block_index + t * p.inputs.blocks];
+            for (int q = BEGIN; q < END; q++) acc[t] = dot(acc[t], quads[q], x + t * UNIT + 4 * q);
     }
 
     // Adds the integer sums of a block to the result.
-    void finish_block(const i32x16* acc, f32x16 scale, const float* offset) {
-        const float* scales = p.inputs.scales + block_index;
-        const float* block_sums = p.inputs.sums + block_index++;
-        const int64_t stride = p.inputs.blocks;
-        if (p.weight.offset_kind == NONE) {
+    [[gnu::always_inline]] void finish_block(f32x16 scale, const float* offset) {
+        if (w.offset_kind == NONE) {
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++)
-                sums[t] += __builtin_convertvector(acc[t], f32x16) * (scale * scales[t * stride]);
-        } else if (p.weight.has_minimums()) {
+                sums[t] += __builtin_convertvector(acc[t], f32x16) * (scale * block[t].scale);
+        } else if (w.has_minimums()) {
             const f32x16 minimum = load(offset);
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++)
-                sums[t] += (__builtin_convertvector(acc[t], f32x16) * scale + minimum * block_sums[t * stride]) *
-                           scales[t * stride];
+                sums[t] += __builtin_convertvector(acc[t], f32x16) * (scale * block[t].scale) + minimum * block[t].sum;
         } else {
             const f32x16 zero = load(offset);
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++)
-                sums[t] += (__builtin_convertvector(acc[t], f32x16) - zero * block_sums[t * stride]) *
-                           (scale * scales[t * stride]);
+                sums[t] += (__builtin_convertvector(acc[t], f32x16) - zero * block[t].code_sum) *
+                           (scale * block[t].scale);
         }
+        block += TOKENS;
     }
 
-    void run(const uint8_t* stream, const float* scales, const float* offsets) {
-        const GroupedWeight& w = p.weight;
-        u32x16 quads[QUADS];
-        i32x16 acc[TOKENS];
-        const int64_t units = w.units();
+    [[gnu::always_inline]] void run(const uint8_t* stream, const float* scales, const float* offsets) {
         if (w.padded_group() < UNIT) {
-            for (int64_t u = 0; u < units; u++, stream += Codes::BITS * 64, scales += 2 * TILE, offsets += 2 * TILE) {
-                prefetch(stream);
-                codes.unpack(stream, quads);
-                start(acc);
-                multiply<0, QUADS / 2>(quads, u * UNIT, acc);
-                finish_block(acc, load(scales), offsets);
-                start(acc);
-                multiply<QUADS / 2, QUADS>(quads, u * UNIT, acc);
-                finish_block(acc, load(scales + TILE), offsets + TILE);
-            }
+            run_half_units(stream, scales, offsets);
             return;
         }
-        const int units_per_block = w.block() / UNIT, units_per_group = w.padded_group() / UNIT;
-        for (int64_t group_end = units_per_group, u = 0; u < units; group_end += units_per_group) {
+        const int units_per_block = w.block() / UNIT, blocks_per_group = w.padded_group() / w.block();
+        const int64_t groups = w.padded_groups();
+        for (int64_t g = 0; g < groups; g++, scales += TILE, offsets += TILE) {
             const f32x16 scale = load(scales);
-            while (u < group_end) {
-                start(acc);
-                for (int64_t block_end = u + units_per_block; u < block_end; u++, stream += Codes::BITS * 64) {
+            for (int b = 0; b < blocks_per_group; b++) {
+                start_block();
+                for (int u = 0; u < units_per_block; u++, stream += Codes::BITS * 64, x += TOKENS * UNIT) {
+                    u32x16 quads[QUADS];
                     prefetch(stream);
                     codes.unpack(stream, quads);
-                    multiply<0, QUADS>(quads, u * UNIT, acc);
+                    multiply<0, QUADS>(quads);
                 }
-                finish_block(acc, scale, offsets);
+                finish_block(scale, offsets);
             }
-            scales += TILE;
-            offsets += TILE;
         }
     }
 
-    static void prefetch(const uint8_t* stream) {
+    // Where groups are half a unit.
+    [[gnu::always_inline]] void run_half_units(const uint8_t* stream, const float* scales, const float* offsets) {
+        for (int64_t u = w.units(); u > 0; u--, stream += Codes::BITS * 64, x += TOKENS * UNIT) {
+            u32x16 quads[QUADS];
+            prefetch(stream);
+            codes.unpack(stream, quads);
+            start_block();
+            multiply<0, QUADS / 2>(quads);
+            finish_block(load(scales), offsets);
+            start_block();
+            multiply<QUADS / 2, QUADS>(quads);
+            finish_block(load(scales + TILE), offsets + TILE);
+            scales += 2 * TILE;
+            offsets += 2 * TILE;
+        }
+    }
+
+    [[gnu::always_inline]] static void prefetch(const uint8_t* stream) {
 #pragma GCC unroll 8
         for (int i = 0; i < Codes::BITS; i++) __builtin_prefetch(stream + PREFETCH + i * 64);  // past the end: no effect
     }
@@ -185,23 +186,19 @@ void linear(const Problem& p, const Output& output, int threads) {
         tile_product<Codes, 1>, tile_product<Codes, 2>, tile_product<Codes, 3>, tile_product<Codes, 4>,
         tile_product<Codes, 5>, tile_product<Codes, 6>, tile_product<Codes, 7>, tile_product<Codes, 8>};
     const GroupedWeight& w = p.weight;
-    const int64_t tokens = output.tokens, tiles = w.tiles(), group_floats = w.padded_groups() * TILE;
-    const int64_t passes = (tokens + MAX_TOKENS - 1) / MAX_TOKENS, step = (tokens + passes - 1) / passes;
+    const int64_t tiles = w.tiles(), group_floats = w.padded_groups() * TILE;
     parallel::for_each(threads, (tiles + CHUNK_TILES - 1) / CHUNK_TILES, [&](int64_t chunk) {
-        const int64_t begin = chunk * CHUNK_TILES, end = std::min(tiles, begin + CHUNK_TILES);
         static thread_local std::vector<float> memory;
-        memory.resize(2 * CHUNK_TILES * group_floats);
-        float* const groups = memory.data();
-        for (int64_t first = 0; first < tokens; first += step) {
-            const int count = (int)std::min(step, tokens - first);
-            for (int64_t tile = begin; tile < end; tile++) {
-                float* scales = groups + (tile - begin) * 2 * group_floats;
-                float* offsets = scales + group_floats;
-                if (first == 0) {
-                    expand_groups(w, tile, false, scales);
-                    if (w.offset_kind != NONE) expand_groups(w, tile, true, offsets);
-                }
+        memory.resize(2 * group_floats);
+        float* const scales = memory.data();
+        float* const offsets = scales + group_floats;
+        const int64_t end = std::min(tiles, (chunk + 1) * CHUNK_TILES);
+        for (int64_t tile = chunk * CHUNK_TILES; tile < end; tile++) {
+            expand_groups(w, tile, false, scales);
+            if (w.offset_kind != NONE) expand_groups(w, tile, true, offsets);
+            for (int64_t first = 0; first < output.tokens; first += p.passes.per_pass) {
                 f32x16 sums[MAX_TOKENS];
+                const int count = p.passes.count(first);
                 products[count - 1](p, first, tile, scales, offsets, sums);
                 for (int t = 0; t < count; t++) output.write(first + t, tile, sums[t]);
             }
@@ -213,13 +210,14 @@ void linear(const Problem& p, const Output& output, int threads) {
 
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                          int threads) {
-    QuantizedInputs inputs(weight, output.tokens);
+    const Passes passes(output.tokens, MAX_TOKENS);
+    QuantizedInputs inputs(weight, passes);
     with_dtype(output.dtype, [&](auto t) {
         for_tokens(threads, output.tokens, weight.in, [&](int64_t token) {
-            inputs.quantize(weight, inputs_of<decltype(t)>(weight, x, permutation, token), token);
+            inputs.quantize(TokenInputs<decltype(t)>(weight, x, permutation, token), token);
         });
     });
-    Problem problem = {weight, inputs, {}};
+    Problem problem = {weight, inputs, passes, {}};
     if (!weight.codebook) {
         with_bits(weight.bits, [&](auto bits) { linear<Plain<decltype(bits)>>(problem, output, threads); });
         return;
