@@ -44,7 +44,7 @@ class MeanTarget:
     name: str
     peer: str
     must: float
-    stretch: float
+    stretch: float | None
     selects: Callable[[Measured], bool]
 
 
@@ -140,7 +140,7 @@ class Table:
         )
 
     def _line(self, case: Case, measured: Measured, planning: dict[str, float]) -> str:
-        """A row below `header`."""
+        """The row below `header`."""
         ours, ceilings = measured.ours, self._ceilings
         return (
             f"{case.group + ' ' + case.name:48}{ours * 1e6:>9.2f}{measured.floor * 1e6:>9.2f}"
