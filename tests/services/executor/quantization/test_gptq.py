@@ -1,7 +1,7 @@
 """GPTQ checkpoints against decoders written element by element from the definition of AutoGPTQ and GPTQModel.
 
 The reader was also compared once with auto-gptq 0.7.1 (`qlinear_cuda_old.QuantLinear`): of what its `pack` makes of 2,
-4 and 8 bits, symmetric and not, groups of 32, 64, 128 and all inputs, it reads the weights that its `forward` multiplies.
+4 and 8 bits, symmetric and not, groups of 32, 64, 128 and all inputs, it reads what its `forward` multiplies.
 """
 
 from __future__ import annotations
