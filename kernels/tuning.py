@@ -64,6 +64,18 @@ KERNELS = {
     "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
     "fp8_weight_only": Keys(("x_bytes",), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
     "int8_product": Keys((), _PRODUCT_DISTANCES, _PRODUCT_CONFIG),
+    # group: inputs that share a scale.
+    "grouped_gemm": Keys(
+        ("bits", "tokens"),
+        ("group", "outputs", "inputs"),
+        ("block_m", "block_n", "num_warps", "num_stages", "programs_per_sm", "library_rows"),
+    ),
+    # gemm_rows: from how many tokens on tensor cores are faster.
+    "grouped_gemv": Keys(
+        ("bits",),
+        ("group", *_PRODUCT_DISTANCES),
+        ("block_n", "num_warps", "num_stages", "programs_per_sm", "gemm_rows"),
+    ),
 }
 
 
