@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -79,6 +80,19 @@ class Resources:
 
 def compile_for(specialization: Specialization, capability: int) -> Resources:
     """Raises Triton's CompilationError for what cannot be compiled."""
+    compiled = _compile(specialization, capability)
+    registers, stack = _registers_and_stack(compiled.asm["cubin"])
+    return Resources(registers, stack, compiled.metadata.shared, 32 * compiled.metadata.num_warps)
+
+
+def instructions(specialization: Specialization, capability: int) -> Counter[str]:
+    """How often each machine instruction occurs, as "HMMA.16816.F32.BF16", whatever its operands."""
+    listing = _dump("-sass", _compile(specialization, capability).asm["cubin"])
+    # /*0250*/  @!P0 LDG.E R1, desc[UR8][R2.64] ;
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", listing, re.MULTILINE))
+
+
+def _compile(specialization: Specialization, capability: int) -> Any:
     names = specialization.kernel.arg_names
     signature = {name: specialization.types.get(name, "constexpr") for name in names}
     aligned = {
@@ -89,19 +103,21 @@ def compile_for(specialization: Specialization, capability: int) -> Resources:
     }
     source = ASTSource(specialization.kernel, signature, constexprs=dict(specialization.constants), attrs=aligned)
     options = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, stack = _registers_and_stack(compiled.asm["cubin"])
-    return Resources(registers, stack, compiled.metadata.shared, 32 * compiled.metadata.num_warps)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
+    usage = re.findall(r"REG:(\d+) STACK:(\d+)", _dump("--dump-resource-usage", cubin))
+    return max(int(registers) for registers, _ in usage), max(int(stack) for _, stack in usage)
+
+
+def _dump(what: str, cubin: bytes) -> str:
+    """cuobjdump's output."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(_cuobjdump()), "--dump-resource-usage", file.name]
-        table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    usage = re.findall(r"REG:(\d+) STACK:(\d+)", table)
-    return max(int(registers) for registers, _ in usage), max(int(stack) for _, stack in usage)
+        command = [str(_cuobjdump()), what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @cache

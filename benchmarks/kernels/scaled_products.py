@@ -12,13 +12,16 @@ from kernels import fp8_weights, quantize_input, scaled_product, tuning
 EVEN_INPUTS, RAGGED_INPUTS = 4096, 4304
 # Tiles of up to so many tokens may be so few that the inputs are split.
 SPLIT_ROWS = 64
+SCALED_PRODUCTS = ("int8_product", "fp8_weight_only", "fp8_product")
 _TYPES = {"fp8_product": ("fp8e4nv", "bf16"), "int8_product": ("i8", "bf16")}
 _WEIGHT_ONLY_TYPES = {2: "bf16", 4: "fp32"}
 
 
 def scaled_products(capability: int) -> Iterator[Specialization]:
     """The products in every configuration that their tables can choose, and what goes before them."""
-    for kernel in ("int8_product", "fp8_weight_only", *(["fp8_product"] if capability >= 89 else [])):
+    for kernel in SCALED_PRODUCTS:
+        if kernel == "fp8_product" and capability < 89:
+            continue
         for entry in tuning.load_table(kernel, tuning.table_architecture(kernel, capability)):
             x, out = _TYPES.get(kernel) or 2 * (_WEIGHT_ONLY_TYPES[entry.shape["x_bytes"]],)
             splits = (False, True) if entry.config["block_m"] <= SPLIT_ROWS else (False,)
@@ -33,12 +36,33 @@ def scaled_products(capability: int) -> Iterator[Specialization]:
         yield Specialization(
             *scaled_product.specialization(x, "fp16", config, bias=True, split=True, num_inputs=RAGGED_INPUTS)
         )
+    yield from quantizations(capability)
+
+
+def few_tokens(kernel: str, capability: int) -> Specialization:
+    """A product of bf16, or with a bf16 result, as decode steps of up to 16 requests launch it."""
+    shape = {"tokens": 16, "outputs": 4096, "inputs": EVEN_INPUTS}
+    x, out = _TYPES.get(kernel, ("bf16", "bf16"))
+    bounds = dict.fromkeys(tuning.KERNELS[kernel].bounds, 2)
+    config = tuning.lookup(kernel, capability, **shape, **bounds)
+    return Specialization(*scaled_product.specialization(x, out, config, split=True, num_inputs=EVEN_INPUTS))
+
+
+def largest_product(kernel: str, capability: int) -> Specialization:
+    """A product of bf16, or with a bf16 result, in the tile that needs most registers."""
+    table = tuning.load_table(kernel, tuning.table_architecture(kernel, capability))
+    configs = (entry.config for entry in table if entry.shape.get("x_bytes", 2) == 2)
+    config = max(configs, key=lambda config: config["block_m"] * config["block_n"])
+    x, out = _TYPES.get(kernel, ("bf16", "bf16"))
+    return Specialization(
+        *scaled_product.specialization(x, out, config, block_scales=kernel != "int8_product", num_inputs=EVEN_INPUTS)
+    )
+
+
+def quantizations(capability: int) -> Iterator[Specialization]:
+    """What goes before products: weights and activations in another type."""
     for blocks in (False, True):
         yield Specialization(*fp8_weights.specialization("bf16", block_scales=blocks))
-    yield from _quantizations(capability)
-
-
-def _quantizations(capability: int) -> Iterator[Specialization]:
     native = capability >= 90
     for size in (EVEN_INPUTS, 14336):  # in one tile, and in several
         for fixed in (False, True):

@@ -6,8 +6,9 @@ in a process of its own (not the interpreter's). Prints one line per form and ar
 whether all compiled, fit in shared memory and keep their spills below the bound (`benchmarks.kernels.aot`).
 
 Without --all, what is most likely to break: on sm_90 (the largest configurations) and sm_89 (the least shared memory)
-every configuration of the attention tables once, in the largest tile that it is chosen for; everything else in its
-bf16 forms for Llama's shapes, on sm_90.
+every configuration of the attention tables once, in the largest tile that it is chosen for, and products with int8 and
+fp8 weights in their largest tile; everything else in its bf16 forms for Llama's shapes, on sm_90. The machine
+instructions of products are looked at on all three.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.kernels.aot import compile_all
-from benchmarks.kernels.compiler import ARCHITECTURES, Specialization
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
+from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
 from benchmarks.kernels.specializations import all_forms, attention, elementwise, sampling_forms
 
 
@@ -38,12 +40,41 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
     for capability in (90, 89):
         for form in largest_tiles(capability):
             yield capability, form
+        for kernel in SCALED_PRODUCTS:
+            yield capability, largest_product(kernel, capability)
     seen = set()
-    for form in (*elementwise(90), *sampling_forms()):
+    for form in (*elementwise(90), *sampling_forms(), *quantizations(90)):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
         if (form.name, present) not in seen:
             seen.add((form.name, present))
             yield 90, form
+
+
+# The tensor cores' instruction that each product must come to; a kernel with another one is on a slower path.
+PRODUCT_INSTRUCTIONS = {
+    ("fp8_product", 89): "QMMA.16832.F32.E4M3.E4M3",
+    ("fp8_product", 90): "QGMMA.64x16x32.F32.E4M3.E4M3",
+    ("int8_product", 80): "IMMA.16832.S8.S8",
+    ("int8_product", 89): "IMMA.16832.S8.S8",
+    ("int8_product", 90): "IGMMA.64x16x32.S8.S8",
+    # From registers, where weights are converted.
+    ("fp8_weight_only", 80): "HMMA.16816.F32.BF16",
+    ("fp8_weight_only", 89): "HMMA.16816.F32.BF16",
+    ("fp8_weight_only", 90): "HMMA.16816.F32.BF16",
+}
+
+
+def instruction_faults() -> Iterator[str]:
+    """What products for few tokens consist of that is slow."""
+    for (kernel, capability), product in PRODUCT_INSTRUCTIONS.items():
+        found = instructions(few_tokens(kernel, capability), capability)
+        label = f"{kernel} sm_{capability}"
+        if not any(name.startswith(product) for name in found):
+            yield f"{label}: no {product} among {sorted(name for name in found if 'MMA' in name)}"
+        # Weights become numbers without conversions (I2F.RP is of a division), and without loads of single bytes.
+        slow = [name for name in found if name.startswith(("F2F.", "I2F", "LDS.U")) and name != "I2F.RP"]
+        if kernel == "fp8_weight_only" and slow:
+            yield f"{label}: {slow}"
 
 
 def main() -> int:
@@ -52,6 +83,7 @@ def main() -> int:
     else:
         forms = list(representatives())
     _, failed = compile_all(forms)
+    failed += instruction_faults()
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0
