@@ -48,8 +48,14 @@ struct GroupedWeight {
 };
 
 static inline f32x16 widen_bytes(const char* p, bool with_sign) {
-    const i32x16 wide = with_sign ? __builtin_convertvector(load_raw<i8x16>(p), i32x16)
-                                  : __builtin_convertvector(load_raw<u8x16>(p), i32x16);
+    i32x16 wide;
+#if defined(__AVX512F__)  // GCC 12 takes the portable form apart
+    const __m128i bytes = load_raw<__m128i>(p);
+    wide = (i32x16)(with_sign ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#else
+    wide = with_sign ? __builtin_convertvector(load_raw<i8x16>(p), i32x16)
+                     : __builtin_convertvector(load_raw<u8x16>(p), i32x16);
+#endif
     return __builtin_convertvector(wide, f32x16);
 }
 

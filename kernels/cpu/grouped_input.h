@@ -107,9 +107,8 @@ class QuantizedInputs {
                 const int64_t at = position + v * LANES;
                 store_bytes(code + at / UNIT * UNIT * count + at % UNIT, rounded);
             }
-            int32_t sum = 0;
-            for (int i = 0; i < LANES; i++) sum += sums[i];
-            *result = {peak / 127.0f, peak / 127.0f * sum, -zero_point * sum, (float)sum};
+            const float sum = ::sum(__builtin_convertvector(sums, f32x16)), scale = peak * (1.0f / 127.0f);
+            *result = {scale, scale * sum, -zero_point * (int32_t)sum, sum};
         }
         blocks_[first * (in / block) + (token - first)].scale += ::sum(poison);
     }

@@ -181,23 +181,24 @@ static inline void store(T* p, f32x16 x, int count) {
 
 // ---- arithmetic ----
 
+static inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+// All lanes of x combined: halves, then quarters, ... in each lane.
+template <class F>
+static inline float reduce(f32x16 x, F combine) {
+    x = combine(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    x = combine(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    x = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    return combine(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14))[0];
+}
+
 static inline float sum(f32x16 x) {
-    float s[LANES];
-    store(s, x);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) s[i] += s[i + width];
-    return s[0];
+    return reduce(x, [](f32x16 a, f32x16 b) { return a + b; });
 }
 
 static inline float max(f32x16 x) {
-    float s[LANES];
-    store(s, x);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) s[i] = s[i] > s[i + width] ? s[i] : s[i + width];
-    return s[0];
+    return reduce(x, [](f32x16 a, f32x16 b) { return max(a, b); });
 }
-
-static inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 // 2^x, relative error below 1.5e-7; 0 below the smallest normal number, also for -inf.
 static inline f32x16 exp2(f32x16 x) {
