@@ -40,7 +40,7 @@ def run_module(module: str, *arguments: str, timeout: float = 280, **environment
     assert lines and not failures
 
 
-@pytest.mark.parametrize("module", [*SWEPT, "triton_bf16"])
+@pytest.mark.parametrize("module", [*SWEPT, "triton_bf16", "triton_quantize_input"])
 def test_values_in_the_interpreter(module: str) -> None:
     run_module(module, TRITON_INTERPRET="1")
 

@@ -1,4 +1,4 @@
-"""Paged attention in bf16, the dtype of most models, in Triton's interpreter. Run by test_triton.py as
+"""Tensor-core products in bf16, the dtype of most models, in Triton's interpreter. Run by test_triton.py as
 
     TRITON_INTERPRET=1 python -m tests.kernels.triton_bf16
 
@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.kernels import triton_attention
+from tests.kernels import triton_attention, triton_scaled_product
 from tests.kernels.interpreted import run_cases
 
 _dot = interpreter.InterpreterBuilder.create_dot
@@ -43,6 +43,9 @@ CASES: dict[str, Callable[[], None]] = {
     "decode fp8": partial(bf16, [1, 1], [40, 90], (4, 2), fp8=True),
     "prefill": partial(bf16, [40, 20], [0, 30], (4, 2)),
     "mixed fp8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), fp8=True, head_dim=80),
+    "int8_linear": partial(triton_scaled_product.int8_case, (3, 40, 200), torch.bfloat16, bias=True),
+    "fp8_linear": partial(triton_scaled_product.fp8_case, (3, 40, 200), torch.bfloat16, bias=True),
+    "fp8_linear, weight-only": partial(triton_scaled_product.weight_only, (3, 40, 200), torch.bfloat16, bias=True),
 }
 
 

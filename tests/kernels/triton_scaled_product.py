@@ -19,16 +19,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from kernels import fp8_linear, fp8_weights, int8_linear, quantize_input, scaled_product, tuning
+from kernels import fp8_linear, int8_linear, scaled_product, tuning
 from kernels import reference_quantized as reference
-from kernels.quantized.weights import Fp8Weight
 from tests.kernels.interpreted import run_cases
+from tests.kernels.triton_quantize_input import F16, F32, FP8, INT8, NAN, fp8_weight, tokens_of
 
-F32, F16, FP8, INT8 = torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8
 # Of the largest number of a result: a sum's rounding in fp32, and then the result's.
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
-NAN, INFINITY = float("nan"), float("inf")
-NEVER = 1 << 30
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+INFINITY = float("inf")
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
@@ -63,67 +61,8 @@ def count_splits(expected: bool) -> Iterator[None]:
     assert found == [expected] * len(found) and found, "splits are not as this case expects"
 
 
-def tokens_of(num_tokens: int, size: int, dtype: torch.dtype = F32) -> Tensor:
-    """Strided rows of different magnitudes; NaN between them."""
-    rows = torch.full((num_tokens, size + 8), NAN, dtype=dtype)
-    rows[:, :size] = torch.randn(num_tokens, size) * torch.logspace(-2, 1, num_tokens)[:, None]
-    return rows[:, :size]
-
-
 def int8_weight(num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor]:
     return torch.randint(-128, 128, (num_outputs, num_inputs), dtype=INT8), torch.rand(num_outputs) * 0.01
-
-
-def fp8_weight(num_outputs: int, num_inputs: int, blocks: bool) -> tuple[Tensor, Tensor]:
-    """Subnormals and the largest number included."""
-    weight = torch.randn(num_outputs, num_inputs) * 0.5
-    weight.view(-1)[:3] = torch.tensor([448.0, 2.0**-9, -0.0])
-    shape = (-(-num_outputs // 128), -(-num_inputs // 128)) if blocks else (num_outputs,)
-    return weight.to(FP8), torch.rand(shape) * 0.02 + 0.001
-
-
-# --- activations to codes ---
-
-
-def assert_codes(codes: Tensor, scales: Tensor, x: Tensor, limit: float, fixed: bool) -> None:
-    """x [rows, size] of one scale each."""
-    x = x.float()
-    if not fixed:
-        expected_scales = (x.abs().amax(-1) / limit).clamp(min=1e-12)
-        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0)
-    quotient = x / scales[:, None]
-    if codes.dtype == INT8:
-        expected = quotient.round().clamp(-128 if fixed else -127, 127).to(INT8)
-    else:
-        expected = quotient.clamp(-448, 448).to(FP8)
-    different = (codes.view(torch.uint8) != expected.view(torch.uint8)).sum()
-    assert different == 0, f"{different} codes differ"
-
-
-def tokens_case(size: int, dtype: torch.dtype, code: torch.dtype, fixed: float | None = None) -> None:
-    x = tokens_of(5, size, dtype)
-    x[1] = 0
-    x[2, -1] = 60000.0
-    input_scale = None if fixed is None else torch.tensor([fixed])
-    codes, scales = quantize_input.quantize_tokens(x, input_scale, code)
-    assert_codes(codes, scales, x, 127.0 if code == INT8 else 448.0, fixed is not None)
-
-
-def groups_case(size: int, dtype: torch.dtype) -> None:
-    x = tokens_of(5, size, dtype)
-    x[1, :128] = 0
-    codes, scales = quantize_input.quantize_groups(x)
-    for group, start in enumerate(range(0, size, 128)):
-        part = slice(start, start + 128)
-        assert_codes(codes[:, part].contiguous(), scales[group], x[:, part], 448.0, fixed=False)
-
-
-def ties_case() -> None:
-    """Quotients half-way between two codes go to the even one; none is missed by a product with the reciprocal."""
-    halves = torch.arange(-127.5, 128.5) * 0.7
-    for code in (INT8, FP8):
-        codes, scales = quantize_input.quantize_tokens(halves[None], torch.tensor([0.7]), code)
-        assert_codes(codes, scales, halves[None], 0.0, fixed=True)
 
 
 def not_finite_case() -> None:
@@ -146,31 +85,6 @@ def not_finite_case() -> None:
         assert_close(actual[ok], reference.fp8_linear(x, weight, scales, None, None)[ok])
         assert not actual[~ok].isfinite().any()
 
-
-# --- weights to numbers ---
-
-
-def decode_case() -> None:
-    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(FP8)
-    numbers = codes.float()
-    weight = codes.reshape(16, 16)[:13].contiguous()  # no NaN with the upper sign bit; rows and columns are ragged
-    for blocks in (False, True):
-        scales = torch.rand(1, 1) if blocks else torch.rand(13)
-        expected = Fp8Weight(weight, scales).dequantize()
-        actual = fp8_weights.dequantize(weight, scales, F32)
-        finite = expected.isfinite()
-        assert torch.equal(actual[finite], expected[finite])
-    assert numbers.isfinite().sum() == 254
-
-
-def dequantize_case(num_outputs: int, num_inputs: int, blocks: bool) -> None:
-    weight, scales = fp8_weight(num_outputs, num_inputs, blocks)
-    for dtype in (F32, F16):
-        actual = fp8_weights.dequantize(weight, scales, dtype)
-        assert torch.equal(actual, Fp8Weight(weight, scales).dequantize().to(dtype))
-
-
-# --- products ---
 
 Shape = tuple[int, int, int]  # tokens, outputs, inputs
 
@@ -273,6 +187,18 @@ def refusals_case() -> None:
     assert warning.call_count == 1
 
 
+def huge_strides_case() -> None:
+    """The last token lies more than 2^31 elements behind the first. The memory between them is never touched."""
+    storage = torch.empty(2**31 + 2**20, dtype=F16)
+    x = storage.as_strided((2, 96), (2**31 + 64, 1))
+    x.copy_(torch.randn(2, 96))
+    weight, scales = fp8_weight(20, 96, blocks=False)
+    expected = reference.fp8_linear(x, weight, scales, None, None)
+    assert_close(fp8_linear.weight_only_linear(x, weight, scales, None), expected)
+    expected = reference.fp8_linear(x, weight, scales, None, None, quantize_input=True)
+    assert_close(fp8_linear.quantized_linear(x, weight, scales, None, None), expected)
+
+
 def no_tokens_case() -> None:
     x = torch.empty(0, 64, dtype=F16)
     weight, scales = fp8_weight(20, 64, blocks=False)
@@ -304,19 +230,7 @@ def wrong_operands_case() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
-    "tokens to int8": partial(tokens_case, 300, F32, INT8),
-    "tokens to int8 by a fixed scale": partial(tokens_case, 64, F16, INT8, 0.03),
-    "tokens to fp8": partial(tokens_case, 1000, F16, FP8),
-    "tokens to fp8 by a fixed scale": partial(tokens_case, 7, F32, FP8, 0.004),
-    "tokens to fp8, longer than a tile": partial(tokens_case, quantize_input.MAX_TILE + 77, F32, FP8),
-    "tokens to int8, longer than two tiles": partial(tokens_case, 2 * quantize_input.MAX_TILE + 1, F16, INT8),
-    "groups": partial(groups_case, 128 * 3 + 5, F32),
-    "groups of several programs": partial(groups_case, quantize_input.GROUPED_TILE + 200, F16),
-    "ties": ties_case,
     "NaN and infinities": not_finite_case,
-    "decoding": decode_case,
-    "dequantize": partial(dequantize_case, 33, 300, blocks=False),
-    "dequantize blocks": partial(dequantize_case, 130, 300, blocks=True),
     "int8": partial(int8_case, (3, 70, 200), bias=True),
     "int8, one token, fixed scale": partial(int8_case, (1, 65, 33), fixed=True),
     "int8 fp16, several tiles": partial(int8_case, (37, 130, 128), F16),
@@ -335,6 +249,7 @@ CASES: dict[str, Callable[[], None]] = {
     "weight-only by the library, blocks": partial(library_case, True),
     "choice of a product": choice_case,
     "refusals of the library": refusals_case,
+    "huge strides": huge_strides_case,
     "no tokens": no_tokens_case,
     "wrong operands": wrong_operands_case,
 }
