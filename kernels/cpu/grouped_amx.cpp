@@ -7,16 +7,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "grouped_dequantize.h"
-
 namespace {
 
 constexpr int ARCH_REQ_XCOMP_PERM = 0x1023;  // arch_prctl: ask the kernel for a register state
 constexpr int XFEATURE_XTILEDATA = 18;
 
 constexpr int BLOCK = 32;              // tokens and outputs of a register block: 2 x 2 tiles of 16
-constexpr int64_t TOKEN_BLOCK = 512;   // inputs of TOKEN_BLOCK x DEPTH stay in the L2 cache,
-constexpr int64_t DEPTH = 1024;        // weights of BLOCK x DEPTH nearly in the L1 cache
+constexpr int TILE_PAIRS = 256;        // pairs of bf16 in a tile register: 16 x 32 inputs, or 32 inputs x 16 outputs
+constexpr int64_t DEPTH = 32;          // units: weights of BLOCK x DEPTH nearly stay in the L1 cache,
+constexpr int64_t CACHED = 512 * 1024; // inputs of this many elements in the L2 cache
 
 bool permitted() {
     static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
@@ -41,62 +40,104 @@ class TileRegisters {
     ~TileRegisters() { _tile_release(); }
 };
 
-// Inputs as bf16 [tokens, in], both padded with zeros.
-struct Inputs {
-    bf16* data;
-    int64_t tokens, in;
-};
-
-// Products of 32 tokens with 32 outputs, added to c [32, c_stride]. weights: per unit of inputs 2 tiles [16][16] of
-// pairs of inputs for each of the two tiles of outputs
-void multiply_block(const bf16* x, int64_t x_stride, const uint32_t* weights, int64_t units, float* c,
-                    int64_t c_stride) {
-    const int64_t x_bytes = x_stride * sizeof(bf16), c_bytes = c_stride * sizeof(float);
-    _tile_loadd(0, c, c_bytes);
-    _tile_loadd(1, c + TILE, c_bytes);
-    _tile_loadd(2, c + TILE * c_stride, c_bytes);
-    _tile_loadd(3, c + TILE * c_stride + TILE, c_bytes);
-    for (int64_t u = 0; u < units; u++, weights += 2 * 256) {
-        _tile_loadd(4, x + u * UNIT, x_bytes);
+// Products of 32 tokens with 32 outputs, added to sums [2][2][16][16]: tiles of tokens, then of outputs.
+// x: per tile of tokens, x_tile elements apart, and per unit a tile; weights: per unit a tile for either tile of outputs
+void multiply_block(const uint32_t* x, int64_t x_tile, const uint32_t* weights, int64_t units, float* sums) {
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, sums + 256, 64);
+    _tile_loadd(2, sums + 512, 64);
+    _tile_loadd(3, sums + 768, 64);
+    for (int64_t u = 0; u < units; u++, x += TILE_PAIRS, weights += 2 * TILE_PAIRS) {
+        _tile_loadd(4, x, 64);
         _tile_loadd(6, weights, 64);
-        _tile_loadd(7, weights + 256, 64);
-        _tile_loadd(5, x + TILE * x_stride + u * UNIT, x_bytes);
         _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weights + TILE_PAIRS, 64);
         _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, x + x_tile, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, c, c_bytes);
-    _tile_stored(1, c + TILE, c_bytes);
-    _tile_stored(2, c + TILE * c_stride, c_bytes);
-    _tile_stored(3, c + TILE * c_stride + TILE, c_bytes);
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
 }
 
-// [UNIT][16] floats -> [UNIT / 2][16] pairs of bf16, the even input in the low half
-void pack_pairs(const f32x16* unit, uint32_t* out) {
+// ---- weights as bf16, rounded once ----
+
+struct PlainValue {
+    static f32x16 at(u32x16 quad, int byte, const float*) {
+        const u32x16 code = byte == 3 ? quad >> 24 : byte == 0 ? quad & 0xff : quad >> 8 * byte & 0xff;
+        return __builtin_convertvector((i32x16)code, f32x16);
+    }
+};
+
+struct CodebookValue {
+    static f32x16 at(u32x16 quad, int byte, const float* codebook) {  // of 16: an index's other bits do not count
+        return (f32x16)_mm512_permutexvar_ps((__m512i)(quad >> 8 * byte), _mm512_loadu_ps(codebook));
+    }
+};
+
+// Units [begin, end) of a tile; scales and offsets (added) [padded_groups, 16]. out: units 2 * TILE_PAIRS apart
+template <int BITS, class Value>
+void decode_units(const GroupedWeight& w, int64_t tile, int64_t begin, int64_t end, const float* scales,
+                  const float* offsets, uint32_t* out) {
     alignas(64) static constexpr uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     const __m512i order = load_raw<__m512i>(INTERLEAVE);
-    for (int k = 0; k < UNIT; k += 2) {
-        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)unit[k + 1], (__m512)unit[k]);
-        _mm512_storeu_si512(out + k / 2 * TILE, _mm512_permutexvar_epi16(order, both));
+    const uint8_t* codes = w.tile_codes(tile) + begin * w.unit_bytes();
+    const int half_units_per_group = w.padded_group() / (UNIT / 2);
+    int64_t group = begin * 2 / half_units_per_group;
+    int left = half_units_per_group - (int)(begin * 2 % half_units_per_group);  // of the group
+    for (int64_t u = begin; u < end; u++, codes += BITS * 64, out += 2 * TILE_PAIRS) {
+        u32x16 quads[QUADS];
+        unpack_unit<BITS>(codes, quads);
+        for (int half = 0; half < 2; half++) {
+            const f32x16 scale = load(scales + group * TILE), offset = load(offsets + group * TILE);
+#pragma GCC unroll 4
+            for (int i = 0; i < QUADS / 2; i++) {
+                const u32x16 quad = quads[half * QUADS / 2 + i];
+                uint32_t* target = out + (half * QUADS / 2 + i) * 2 * TILE;
+#pragma GCC unroll 2
+                for (int byte = 0; byte < 4; byte += 2, target += TILE) {
+                    const f32x16 even = Value::at(quad, byte, w.codebook) * scale + offset;
+                    const f32x16 odd = Value::at(quad, byte + 1, w.codebook) * scale + offset;
+                    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+                    _mm512_store_si512(target, _mm512_permutexvar_epi16(order, both));
+                }
+            }
+            if (--left == 0) {
+                left = half_units_per_group;
+                group++;
+            }
+        }
     }
 }
 
-// The weights of units [begin, end) of the two tiles from `tile` on; out as multiply_block reads them
-void decode(const GroupedWeight& w, TileDequantizer& dequantizer, int64_t tile, int64_t begin, int64_t end,
-            uint32_t* out) {
-    for (int half = 0; half < 2; half++) {
-        uint32_t* target = out + half * 256;
-        if (tile + half >= w.tiles()) {
-            for (int64_t u = begin; u < end; u++, target += 2 * 256) std::fill(target, target + 256, 0u);
-            continue;
-        }
-        dequantizer.start(tile + half);
-        for (int64_t u = begin; u < end; u++, target += 2 * 256) {
-            f32x16 unit[UNIT];
-            dequantizer.unit(u, unit);
-            pack_pairs(unit, target);
+void decode_tile(const GroupedWeight& w, int64_t tile, int64_t begin, int64_t end, uint32_t* out) {
+    static thread_local std::vector<float> memory;
+    const int64_t floats = w.padded_groups() * TILE;
+    memory.resize(2 * floats);
+    float* const scales = memory.data();
+    float* const offsets = scales + floats;
+    expand_groups(w, tile, false, scales);
+    expand_groups(w, tile, true, offsets);
+    if (!w.has_minimums())
+        for (int64_t i = 0; i < floats; i++) offsets[i] *= -scales[i];
+    if (w.codebook) return decode_units<4, CodebookValue>(w, tile, begin, end, scales, offsets, out);
+    with_bits(w.bits, [&](auto bits) {
+        decode_units<decltype(bits)::BITS, PlainValue>(w, tile, begin, end, scales, offsets, out);
+    });
+}
+
+// The two tiles of a block of outputs.
+void decode_block(const GroupedWeight& w, int64_t block, int64_t begin, int64_t end, uint32_t* out) {
+    for (int half = 0; half < 2; half++, out += TILE_PAIRS) {
+        if (block * 2 + half < w.tiles()) {
+            decode_tile(w, block * 2 + half, begin, end, out);
+        } else {
+            for (int64_t u = 0; u < end - begin; u++)
+                std::fill_n(out + u * 2 * TILE_PAIRS, TILE_PAIRS, 0u);
         }
     }
 }
@@ -107,49 +148,56 @@ T* aligned_memory(std::vector<T>& memory, int64_t size) {
     return (T*)(((uintptr_t)memory.data() + 63) / 64 * 64);
 }
 
-// One block of outputs, for the tokens [first, last) and the units [begin, end).
-void multiply_outputs(const GroupedWeight& w, const Inputs& inputs, int64_t block, int64_t first, int64_t last,
-                      int64_t begin, int64_t end, float* c, int64_t c_stride) {
-    static thread_local std::vector<uint32_t> memory;
-    uint32_t* const weights = aligned_memory(memory, DEPTH / UNIT * 2 * 256);
-    TileDequantizer dequantizer(w);
-    decode(w, dequantizer, block * 2, begin, end, weights);
-    const TileRegisters registers;
-    for (int64_t t = first; t < last; t += BLOCK)
-        multiply_block(inputs.data + t * inputs.in + begin * UNIT, inputs.in, weights, end - begin,
-                       c + (t - first) * c_stride + block * BLOCK, c_stride);
+// Inputs of one token as bf16, in its tile's row.
+template <class T>
+void pack_inputs(TokenInputs<T> inputs, int64_t units, uint32_t* row) {
+    for (int64_t u = 0; u < units; u++, row += TILE_PAIRS) {
+        bf16* const out = (bf16*)row;
+        store(out, inputs.next());
+        store(out + LANES, inputs.next());
+    }
 }
 
 }  // namespace
 
-bool grouped_linear_amx(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
+bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
                         int threads) {
-    if (!permitted()) return false;
-    static thread_local std::vector<bf16> inputs_memory;
+    if (!permitted() || (w.codebook && w.bits != 4)) return false;
+    static thread_local std::vector<uint32_t> input_memory;
     static thread_local std::vector<float> sums_memory;
-    const int64_t tokens = (output.tokens + BLOCK - 1) / BLOCK * BLOCK, in = weight.padded_in();
-    const int64_t blocks = (weight.tiles() + 1) / 2, stride = blocks * BLOCK;
-    const Inputs inputs = {aligned_memory(inputs_memory, tokens * in), tokens, in};
-    with_dtype(output.dtype, [&](auto t) {
-        for_tokens(threads, output.tokens, in, [&](int64_t token) {
-            TokenInputs<decltype(t)> row(weight, x, permutation, token);
-            for (int64_t i = 0; i < in; i += LANES) store(inputs.data + token * in + i, row.next());
+    const int64_t units = w.units(), x_tile = units * TILE_PAIRS, blocks = (w.tiles() + 1) / 2;
+    const int64_t block_tokens = std::max<int64_t>(BLOCK, CACHED / (std::min(units, DEPTH) * UNIT) / BLOCK * BLOCK);
+    const int64_t most = std::min(block_tokens, (output.tokens + BLOCK - 1) / BLOCK * BLOCK);
+    uint32_t* const inputs = aligned_memory(input_memory, most / TILE * x_tile);
+    float* const sums = aligned_memory(sums_memory, most * blocks * BLOCK);
+    for (int64_t first = 0; first < output.tokens; first += block_tokens) {
+        const int64_t tokens = std::min(block_tokens, output.tokens - first);
+        const int64_t token_blocks = (tokens + BLOCK - 1) / BLOCK;
+        with_dtype(output.dtype, [&](auto t) {
+            for_tokens(threads, tokens, w.in, [&](int64_t token) {
+                pack_inputs(TokenInputs<decltype(t)>(w, x, permutation, first + token), units,
+                            inputs + token / TILE * x_tile + token % TILE * TILE);
+            });
         });
-    });
-    std::fill(inputs.data + output.tokens * in, inputs.data + tokens * in, bf16{});
-    float* const sums = aligned_memory(sums_memory, std::min(tokens, TOKEN_BLOCK) * stride);
-    for (int64_t first = 0; first < tokens; first += TOKEN_BLOCK) {
-        const int64_t last = std::min(tokens, first + TOKEN_BLOCK);
-        std::fill(sums, sums + (last - first) * stride, 0.0f);
-        for (int64_t begin = 0; begin < weight.units(); begin += DEPTH / UNIT) {
-            const int64_t end = std::min(weight.units(), begin + DEPTH / UNIT);
+        for (int64_t begin = 0; begin < units; begin += DEPTH) {
+            const int64_t end = std::min(units, begin + DEPTH);
             parallel::for_each(threads, blocks, [&](int64_t block) {
-                multiply_outputs(weight, inputs, block, first, last, begin, end, sums, stride);
+                static thread_local std::vector<uint32_t> memory;
+                uint32_t* const weights = aligned_memory(memory, DEPTH * 2 * TILE_PAIRS);
+                decode_block(w, block, begin, end, weights);
+                const TileRegisters registers;
+                float* target = sums + block * token_blocks * BLOCK * BLOCK;
+                if (begin == 0) std::fill_n(target, token_blocks * BLOCK * BLOCK, 0.0f);
+                for (int64_t t = 0; t < token_blocks; t++, target += BLOCK * BLOCK)
+                    multiply_block(inputs + 2 * t * x_tile + begin * TILE_PAIRS, x_tile, weights, end - begin, target);
             });
         }
-        for_tokens(threads, std::min(last, output.tokens) - first, stride, [&](int64_t t) {
-            for (int64_t tile = 0; tile < weight.tiles(); tile++)
-                output.write(first + t, tile, load(sums + t * stride + tile * TILE));
+        for_tokens(threads, tokens, w.out, [&](int64_t t) {
+            const float* row = sums + t / BLOCK * BLOCK * BLOCK + t % BLOCK / TILE * 2 * 256 + t % TILE * TILE;
+            for (int64_t tile = 0; tile < w.tiles(); tile++) {
+                const float* tile_row = row + tile / 2 * token_blocks * BLOCK * BLOCK + tile % 2 * 256;
+                output.write(first + t, tile, load(tile_row));
+            }
         });
     }
     return true;
