@@ -1,11 +1,13 @@
 """A safetensors file whose tensors a kernel can use where they are mapped: each begins at a multiple of 64 bytes.
 
 safetensors itself aligns a tensor to the size of its elements, and allows no gaps. So each is stored as bytes, padded
-to a multiple of 64; its dtype and shape are in the metadata.
+to a multiple of 64; its dtype and shape are in the metadata. The metadata has a checksum, the tensors have none: reading
+them all is what mapping avoids.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -19,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
-_METADATA = "pagewire"
+_METADATA, _CHECKSUM = "pagewire", "sha256"
 
 
 class TensorFileError(Exception):
@@ -29,7 +31,8 @@ class TensorFileError(Exception):
 def write(path: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
     """Writes all to `path`, one tensor in host memory at a time. content: anything JSON. Raises OSError."""
     specs = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
-    header: dict[str, Any] = {"__metadata__": {_METADATA: json.dumps({"tensors": specs, "content": content})}}
+    metadata = json.dumps({"tensors": specs, "content": content})
+    header: dict[str, Any] = {"__metadata__": {_METADATA: metadata, _CHECKSUM: _checksum(metadata)}}
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + _padded(tensor.nbytes)
@@ -51,7 +54,10 @@ def read(path: Path) -> tuple[dict[str, Tensor], Any]:
     """
     try:
         file = safe_open(path, framework="pt", device="cpu")
-        stored = json.loads((file.metadata() or {})[_METADATA])
+        metadata = file.metadata() or {}
+        if metadata[_CHECKSUM] != _checksum(metadata[_METADATA]):
+            raise ValueError("checksum of its metadata")
+        stored = json.loads(metadata[_METADATA])
         tensors = {
             name: _view(file.get_tensor(name), dtype, shape) for name, (dtype, shape) in stored["tensors"].items()
         }
@@ -73,6 +79,10 @@ def _view(stored: Tensor, dtype_name: str, shape: list[int]) -> Tensor:
     if num_bytes > len(stored):
         raise ValueError(f"{len(stored)} bytes where {num_bytes} are needed")
     return stored[:num_bytes].view(dtype).view(shape)
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _padded(num_bytes: int) -> int:
