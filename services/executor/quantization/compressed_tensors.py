@@ -23,12 +23,11 @@ _KEY = "config key quantization_config"
 
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> CompressedTensorsQuantization:
     """Raises ModelLoadError naming the key for what is not supported."""
-    sparsity = config.get("sparsity_config") or {}
-    if sparsity.get("format", "dense") != "dense":
-        raise ModelLoadError(
-            f"{_KEY}.sparsity_config.format: {sparsity['format']!r} is not supported; use a checkpoint without sparsity"
-        )
-    if (config.get("transform_config") or {}).get("config_groups"):
+    sparsity = config.get("sparsity_config")
+    if sparsity and not (isinstance(sparsity, Mapping) and sparsity.get("format", "dense") == "dense"):
+        raise ModelLoadError(f"{_KEY}.sparsity_config: {sparsity} is not supported; use a checkpoint without sparsity")
+    transform = config.get("transform_config")
+    if transform and not (isinstance(transform, Mapping) and not transform.get("config_groups")):
         raise ModelLoadError(f"{_KEY}.transform_config: rotations of activations are not supported")
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:

@@ -19,7 +19,7 @@ _BLOCK_SCALE = "weight_scale_inv"  # "inverse" to its authors; it multiplies lik
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Fp8Quantization:
     """Raises ModelLoadError naming the key for what is not supported."""
     block_size = config.get("weight_block_size")
-    if block_size is not None and list(block_size) != [BLOCK, BLOCK]:
+    if block_size not in (None, [BLOCK, BLOCK]):
         raise ModelLoadError(
             f"config key quantization_config.weight_block_size: {block_size!r} is not supported, expected "
             f"{[BLOCK, BLOCK]} or null"

@@ -30,7 +30,7 @@ def quantization_of(config: Mapping[str, Any], names: Collection[str] | None) ->
     if not isinstance(config, Mapping):
         raise ModelLoadError(f"config key quantization_config: expected an object, found {config!r}")
     method = config.get("quant_method")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise ModelLoadError(
             f"config key quantization_config.quant_method: {method!r} is not one of {', '.join(_METHODS)}"
         )

@@ -31,7 +31,7 @@ def save_quantized(path: Path, config: Mapping[str, Any], packer: Packer, **over
         if module.rpartition(".")[2] not in LINEAR or (packed := packer(module, tensors[name])) is None:
             continue
         del tensors[name]
-        tensors |= {f"{module}.{suffix}": tensor.contiguous() for suffix, tensor in packed[0].items()}
+        tensors |= {f"{module}.{suffix}": tensor.contiguous().clone() for suffix, tensor in packed[0].items()}
         parameters[name].data.copy_(packed[1])
     save_file(tensors, path / "model.safetensors")
     raw = json.loads((path / "config.json").read_text())
