@@ -16,7 +16,7 @@ SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_NESTING = 8  # of arrays; real files have none
-MAX_NAME_BYTES = 65535  # of keys (by the format) and tensors
+MAX_NAME_LENGTH = 256  # of keys and tensors; real ones stay below 64, and errors repeat them
 MAX_VALUES = 1 << 23  # keys, array items and tensors together: bounds time and memory. Large vocabularies take 2e6
 
 _STRING = 8
@@ -195,7 +195,7 @@ class _Parser:
 
     def _name(self, what: str) -> str:
         name = self._string(what)
-        if len(name) > MAX_NAME_BYTES:
+        if len(name) > MAX_NAME_LENGTH:
             raise GgufError(f"{what} has {len(name)} characters: {name[:40]!r}...")
         return name
 

@@ -48,6 +48,7 @@ def load_decoder(
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
+    memory.check_positions_fit(length, config.head_dim)
     weights = None if dummy_seed is not None else checkpoint.weights(config)
     found = checkpoint.quantization(weights)
     check_requested(quantization, found)

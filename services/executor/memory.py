@@ -87,6 +87,16 @@ def check_weights_fit(weight_bytes: int, device: torch.device) -> None:
         )
 
 
+def check_positions_fit(num_positions: int, head_dim: int) -> None:
+    """Raises OutOfMemoryError for a table of rotary positions that host memory, where it is made, cannot hold."""
+    num_bytes = 3 * num_positions * head_dim * 4  # in fp32: angles, their cosines and sines, both side by side
+    available = available_cpu_bytes()
+    if num_bytes > available:
+        raise OutOfMemoryError(
+            f"{num_positions} positions need {mib(num_bytes)}, {mib(available)} are free: lower --max-model-len"
+        )
+
+
 def check_kv_cache_fits(num_bytes: int, device: torch.device, flag: str) -> None:
     """Raises OutOfMemoryError for a cache of a size that `flag` asks for and the device does not have.
 

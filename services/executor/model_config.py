@@ -15,6 +15,9 @@ class ModelLoadError(StartupError):
     """A model cannot be loaded as asked; the message names the file, key or tensor and the remedy."""
 
 
+_MAX_SIZE = 1 << 28  # of a tensor's dimension, far beyond any model's: products of two are still no overflow
+
+
 @dataclass(frozen=True)
 class RopeConfig:
     """Rotary position embedding parameters; the formulas are in `layers/rotary.py`.
@@ -69,6 +72,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_heads * self.head_dim)
+        if max(sizes) > _MAX_SIZE:
+            raise ModelLoadError(
+                f"vocab_size, hidden_size, intermediate_size or num_attention_heads * head_dim is above {_MAX_SIZE}: "
+                f"{', '.join(map(str, sizes))}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"num_attention_heads ({self.num_heads}) is not a multiple of num_key_value_heads ({self.num_kv_heads})"

@@ -48,10 +48,10 @@ class GgufFile:
             raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); download it again") from error
 
     def integer(self, key: str, default: int | None = None) -> int | None:
-        """The metadata's value, 0 or more. Raises ModelLoadError naming the key, as the next three do."""
+        """The metadata's value, of 32 bits. Raises ModelLoadError naming the key, as the next three do."""
         value = self.metadata.get(key, default)
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise self._wrong(key, "a whole number", value)
+        if value is not None and (not isinstance(value, int) or not 0 <= value < 1 << 32):
+            raise self._wrong(key, "a whole number below 2**32", value)
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
