@@ -31,6 +31,9 @@ Talk to a running stack:
   generate "PROMPT"  one completion
   bench serve        measure latency and throughput under load
 
+Prepare a model:
+  quantize [MODEL]   a checkpoint with 4-bit weights (AWQ, GPTQ) from one with 16 bits
+
 One service each, as containers run them:
   gateway            REST, OpenAI-compatible
   tokenizer          text to tokens and back; the public gRPC API
@@ -177,11 +180,29 @@ def _bench(argv: list[str]) -> int:
     return serve.main(argv)
 
 
+def _quantize(argv: list[str]) -> int:
+    settings = flags.parse(
+        config.QuantizeConfig,
+        argv,
+        prog="pagewire quantize",
+        description="Makes a checkpoint with quantized weights, in AutoAWQ's or AutoGPTQ's layout, layer by layer, and"
+        " measures perplexity before and after.",
+        positional="model",
+        flags_only=True,
+    )
+    try:
+        from pagewire.quantize import command
+    except ModuleNotFoundError as error:
+        raise _missing("executor", error) from error
+    return command.run(settings)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "chat": _chat,
     "generate": _generate,
     "bench": _bench,
+    "quantize": _quantize,
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""`pagewire quantize`: a 4-bit checkpoint from a 16-bit one."""

@@ -1,0 +1,181 @@
+"""`pagewire quantize`: from flags to a directory that `pagewire serve` serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
+
+from pagewire.config import QuantizeConfig
+from pagewire.errors import StartupError
+from pagewire.models import resolve_model
+from pagewire.process import usable_cores
+from pagewire.quantize.decoder import Decoder
+from pagewire.quantize.gptq import GptqOptions
+from pagewire.quantize.grid import Grid
+from pagewire.quantize.layer import Method
+from pagewire.quantize.output import check_free, new_directory
+from pagewire.quantize.pipeline import NUM_MODULES, Text, quantize
+from pagewire.quantize.sampling import sample_sequences
+from pagewire.quantize.source import Source
+from pagewire.quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
+from services.executor.startup import resolve_device
+
+logger = logging.getLogger(__name__)
+
+_BITS = {"awq": (4,), "gptq": (4, 8), "rtn": (4, 8)}
+_GROUP_SIZES = (32, 64, 128, -1)
+_INTERRUPTED = 130
+
+
+def run(config: QuantizeConfig) -> int:
+    """Raises StartupError for whatever cannot be done; then nothing is left behind."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    transformers_logging.set_verbosity_error()
+    method = method_of(config)
+    if config.out is None:
+        raise StartupError("--out is missing: name the directory to make")
+    out = Path(config.out).expanduser().absolute()
+    check_free(out)
+    torch.set_num_threads(config.num_threads or usable_cores())
+    source = Source(resolve_model(config.model))
+    check_shapes(source, method)
+    decoder = Decoder(source, resolve_device(config.device))
+    _check_space(out, decoder.weight_bytes())
+    calibration, evaluation = texts(config, decoder)
+    with new_directory(out) as directory, _Progress(source.config.num_layers) as progress:
+        report = quantize(decoder, method, calibration, evaluation, directory, _settings(config), progress)
+    print(report.table())
+    print(f"written to {out}; serve it with: pagewire serve {config.out}")
+    return 0
+
+
+def method_of(config: QuantizeConfig) -> Method:
+    """Raises StartupError for values that do not go together."""
+    if config.bits not in _BITS[config.method]:
+        raise StartupError(
+            f"--bits {config.bits}: {config.method} takes {' or '.join(map(str, _BITS[config.method]))} bits"
+        )
+    if config.group_size not in _GROUP_SIZES:
+        raise StartupError(f"--group-size {config.group_size}: expected one of {', '.join(map(str, _GROUP_SIZES))}")
+    if config.method == "awq" and config.sym:
+        raise StartupError("--sym: AutoAWQ's layout is asymmetric; use --method gptq, or leave it out")
+    return Method(
+        config.method,
+        # AutoGPTQ's layout stores zeros minus one.
+        Grid(config.bits, config.group_size, config.sym, min_zero=0 if config.method == "awq" else 1),
+        GptqOptions(config.desc_act, config.static_groups, config.clip, config.damp),
+    )
+
+
+def check_shapes(source: Source, method: Method) -> None:
+    """Raises StartupError for a model whose weights do not fill the words of the layout."""
+    config, per_word = source.config, 32 // method.grid.bits
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads * head_dim": config.num_heads * config.head_dim,
+        "num_key_value_heads * head_dim": config.num_kv_heads * config.head_dim,
+    }
+    for name, size in sizes.items():
+        if size % per_word:
+            raise StartupError(f"{source.path}: {name} is {size}, not a multiple of the {per_word} codes in a word")
+    group_size = method.grid.group_size
+    if group_size > 0 and (uneven := [str(size) for size in sizes.values() if size % group_size]):
+        logger.warning(
+            "%s inputs are no multiple of the group size %d: the last group is smaller, which not every program reads",
+            " and ".join(dict.fromkeys(uneven)),
+            group_size,
+        )
+
+
+def texts(config: QuantizeConfig, decoder: Decoder) -> tuple[Text | None, Text]:
+    """To calibrate on (None for rtn) and to measure on. The latter is never calibrated on."""
+    source, length = decoder.source, config.calibration_length
+    if length > source.config.max_supported_len:
+        raise StartupError(
+            f"--calibration-length {length} exceeds the model's {source.config.max_supported_len} positions; lower it"
+        )
+    separator = source.eos_token_id()
+    tokens: list[int] = []
+    held: list[int] = []
+    if config.calibration is not None:
+        tokens = encode(source.tokenizer, read_documents(Path(config.calibration)), separator)
+        if config.eval is None:
+            tokens, held = held_out(tokens)
+    evaluation = _evaluation(config, source, held, separator)
+    if config.method == "rtn":
+        return None, evaluation
+    count = config.calibration_samples
+    if config.calibration is not None:
+        return Text(sequences(tokens, count, length, config.calibration), config.calibration), evaluation
+    logger.info("no --calibration: sampling %d sequences of %d tokens from the model itself", count, length)
+    with torch.inference_mode():
+        return Text(sample_sequences(decoder, count, length, config.seed), "sampled from the model"), evaluation
+
+
+def _evaluation(config: QuantizeConfig, source: Source, held: list[int], separator: int | None) -> Text:
+    if config.eval is not None:
+        tokens, name = encode(source.tokenizer, read_documents(Path(config.eval)), separator), config.eval
+    elif held:
+        tokens, name = held, f"the end of {config.calibration}"
+    else:
+        tokens, name = encode(source.tokenizer, bundled_documents(), separator), "the text that comes with Pagewire"
+    if len(tokens) < 2:
+        raise StartupError(f"{name} has too few tokens to measure perplexity on; name another text with --eval")
+    # A short text is one sequence.
+    length = min(config.calibration_length, len(tokens))
+    return Text(sequences(tokens, config.eval_samples, length, name), name)
+
+
+def _check_space(out: Path, weight_bytes: int) -> None:
+    """Quantized weights take at most half of 16 bits, the embedding stays; a shard is written twice."""
+    parent = out.parent
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    if free < weight_bytes:
+        raise StartupError(
+            f"--out {out}: {free / 1e9:.1f} GB are free there, up to {weight_bytes / 1e9:.1f} GB are needed; make "
+            "room, or name another place"
+        )
+
+
+def _settings(config: QuantizeConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "out"}
+
+
+class _Progress:
+    """A bar on a terminal, else a log line per layer."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._bar: tqdm[Any] | None = None
+        self._line: list[str] = []
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=num_layers * NUM_MODULES, desc="quantizing", unit="module")
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, module: str, error: float) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{module.removeprefix('model.')}: error {error:.2%}", refresh=False)
+            self._bar.update()
+            return
+        _, _, layer, name = module.split(".", 3)
+        self._line.append(f"{name.rpartition('.')[2].removesuffix('_proj')} {error:.2%}")
+        if len(self._line) == NUM_MODULES:
+            logger.info("layer %d/%d: error of %s", int(layer) + 1, self._num_layers, ", ".join(self._line))
+            self._line.clear()

@@ -1,0 +1,59 @@
+"""What was made, and what it cost in perplexity."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "quantization_report.json"
+
+
+@dataclass(frozen=True)
+class Report:
+    """perplexity: before and after, on `num_tokens` predicted tokens. size: bytes of weights before (in the model's 16
+    bits) and after. errors: of each module, as LayerQuantizer reports it.
+    """
+
+    settings: dict[str, Any]
+    calibration: str
+    evaluation: str
+    num_tokens: int
+    perplexity: tuple[float, float]
+    size: tuple[int, int]
+    errors: dict[str, float]
+    seconds: float
+
+    def write(self, directory: Path) -> None:
+        before, after = self.perplexity
+        content = {
+            "settings": self.settings,
+            "calibration": self.calibration,
+            "evaluation": self.evaluation,
+            "evaluation_tokens": self.num_tokens,
+            "perplexity_before": before,
+            "perplexity_after": after,
+            "weight_bytes_before": self.size[0],
+            "weight_bytes_after": self.size[1],
+            "seconds": round(self.seconds, 1),
+            "module_errors": self.errors,
+        }
+        (directory / FILE_NAME).write_text(json.dumps(content, indent=2) + "\n")
+
+    def table(self) -> str:
+        (before, after), (size_before, size_after) = self.perplexity, self.size
+        return "\n".join(
+            (
+                f"{'':<16}{'before':>12}{'after':>12}{'change':>10}",
+                f"{'perplexity':<16}{before:>12.3f}{after:>12.3f}{after / before - 1:>+10.2%}",
+                f"{'weights, MB':<16}{size_before / 1e6:>12.1f}{size_after / 1e6:>12.1f}"
+                f"{size_after / size_before:>9.2f}x",
+                f"perplexity on {self.num_tokens} tokens of {self.evaluation}",
+            )
+        )
+
+
+def perplexity(log_likelihood: float, num_tokens: int) -> float:
+    return math.exp(-log_likelihood / num_tokens)

@@ -1,0 +1,116 @@
+"""The model to quantize: its weights, and the files that go with the quantized one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagewire.errors import StartupError
+from pagewire.gguf import GgufError
+from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint, open_checkpoint, read_json
+from services.executor.loader import resolve_dtype
+from services.executor.models import ARCHITECTURES
+from services.executor.weights.gguf import gguf_config_keys
+from services.executor.weights.gguf_file import GgufFile
+from services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Class in config.json -> its key model_type, by which transformers finds the class that reads the other keys.
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
+_WRITTEN_ANEW = ("config.json", "model.safetensors.index.json", "quantization_report.json")
+
+
+class Source:
+    """A model that can be quantized. Raises StartupError naming what keeps it from being."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = open_checkpoint(path, "auto")
+        architecture = self.checkpoint.architecture
+        if architecture not in ARCHITECTURES or architecture not in _MODEL_TYPES:
+            raise StartupError(
+                f"{path}: architecture {architecture} cannot be quantized; {', '.join(_MODEL_TYPES)} can"
+            )
+        self.keys = self._config_keys(self.checkpoint)
+        if "quantization_config" in self.keys:
+            method = (self.keys["quantization_config"] or {}).get("quant_method")
+            raise StartupError(f"{path}: is quantized already ({method}); give the original model in 16 or 32 bits")
+        self.dtype: torch.dtype = resolve_dtype("auto", self.checkpoint.dtype)
+        self.config = self.checkpoint.config(self.dtype)
+        if self.config.rope.frequency_factors is not None:
+            raise StartupError(
+                f"{path}: tensor rope_freqs.weight holds position scaling that config.json cannot express; quantize "
+                "the original model, a directory in Hugging Face layout"
+            )
+        self.keys["dtype"] = str(self.dtype).removeprefix("torch.")
+        self.keys.pop("torch_dtype", None)
+        self.tokenizer = self._load_tokenizer()
+
+    def _config_keys(self, checkpoint: DirectoryCheckpoint | GgufCheckpoint) -> dict[str, Any]:
+        if isinstance(checkpoint, DirectoryCheckpoint):
+            return read_json(checkpoint.path / "config.json")
+        keys = gguf_config_keys(GgufFile(checkpoint.path))
+        if not keys["sliding_window"]:
+            for key in ("sliding_window", "use_sliding_window", "max_window_layers"):
+                del keys[key]
+        return keys | {"model_type": _MODEL_TYPES[checkpoint.architecture], "hidden_act": "silu"}
+
+    def _load_tokenizer(self) -> LoadedTokenizer:
+        try:
+            return load_tokenizer(self.checkpoint.path)
+        except (ValueError, GgufError) as error:
+            raise StartupError(f"the tokenizer cannot be loaded: {error}") from error
+
+    def eos_token_id(self) -> int | None:
+        token = self.tokenizer.special_tokens.get("eos_token")
+        return None if token is None else self.tokenizer.backend.token_to_id(token)
+
+    def write_files(self, directory: Path, quantization_config: dict[str, Any]) -> None:
+        """All but weights and report."""
+        _write_json(directory / "config.json", self.keys | {"quantization_config": quantization_config})
+        if isinstance(self.checkpoint, DirectoryCheckpoint):
+            for pattern in _COPIED:
+                for file in self.checkpoint.path.glob(pattern):
+                    if file.name not in _WRITTEN_ANEW:
+                        shutil.copyfile(file, directory / file.name)
+            return
+        self._write_tokenizer(directory)
+        _write_json(directory / "generation_config.json", self._generation_config())
+
+    def _write_tokenizer(self, directory: Path) -> None:
+        tokenizer = self.tokenizer
+        tokenizer.backend.save(str(directory / "tokenizer.json"))
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": self.config.max_position_embeddings,
+            "clean_up_tokenization_spaces": False,
+            **tokenizer.special_tokens,
+        }
+        if tokenizer.chat_template is not None:
+            config["chat_template"] = tokenizer.chat_template
+        _write_json(directory / "tokenizer_config.json", config)
+
+    def _generation_config(self) -> dict[str, Any]:
+        tokens = self.tokenizer.special_tokens
+        named = {
+            f"{name}_token_id": self.tokenizer.backend.token_to_id(tokens[f"{name}_token"])
+            for name in ("bos", "pad")
+            if f"{name}_token" in tokens
+        }
+        return named | {"eos_token_id": list(self.config.eos_token_ids)}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
