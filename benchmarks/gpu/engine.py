@@ -1,4 +1,4 @@
-"""Tokens per second of whole decode steps: `python -m benchmarks.gpu.engine [--models llama-3.1-8b]`.
+"""Tokens per second of whole decode steps: `python -m benchmarks.gpu.engine [--models llama-3.1-8b,llama-3.1-8b-int4]`.
 
 Per model, with random weights, at 1k tokens of context: the executor alone (eager steps, CUDA graphs, one or two steps
 in flight, fp8 KV, the device's idle time), each beside the roofline computed from ceilings measured here; then the same
@@ -21,7 +21,7 @@ import torch
 
 import kernels  # noqa: F401  (registers the ops)
 from benchmarks.gpu import whole_line
-from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL, BenchModel
+from benchmarks.gpu.engine_models import DENSE_MODELS, MODELS, SMALL_INT4_MODEL, SMALL_MODEL, BenchModel
 from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver
 from benchmarks.gpu.engine_table import EngineTable
 from benchmarks.gpu.measure import measure_ceilings
@@ -65,7 +65,8 @@ SMALL_PLAN = Plan(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help="comma separated (default: %(default)s)")
+    names = f"comma separated, of: {', '.join(MODELS)} (default: %(default)s)"
+    parser.add_argument("--models", default=",".join(DENSE_MODELS), help=names)
     parser.add_argument("--model", help="a real model, small, whose greedy tokens are compared with the CPU's")
     parser.add_argument("--only", default="steps,line", help="steps (the executor alone), line, or both (default)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -82,7 +83,9 @@ def main() -> int:
     bench = Bench(device, arguments.small, Report("engine", arguments.out, device, budget), budget)
     if arguments.model:
         bench.compare_with_cpu(str(resolve_model(arguments.model)))
-    models = [SMALL_MODEL] if arguments.small else [MODELS[name] for name in arguments.models.split(",")]
+    models = [MODELS[name] for name in arguments.models.split(",")]
+    if arguments.small:
+        models = [SMALL_MODEL, SMALL_INT4_MODEL]
     for model in models:
         bench.run(model, arguments.only.split(","))
     return bench.finish()
@@ -165,7 +168,7 @@ class Bench:
             self._report.note(
                 f"{model.name} {size}",
                 "too large",
-                f"{model.name:14}{size:>6} left out: {needed / 1e9:.0f} GB of KV, {free / 1e9:.0f} GB are free",
+                f"{model.name:18}{size:>6} left out: {needed / 1e9:.0f} GB of KV, {free / 1e9:.0f} GB are free",
             )
         return needed <= free
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,19 @@ class Targets:
 
     must: dict[int, float]
     stretch: dict[int, float]
-    graphs_over_eager: float  # at batch 1
+    graphs_over_eager: float | None  # at batch 1
     depth_2_over_1: dict[int, float]
+    over_dense: tuple[float, float] | None = None  # at batch 1, times the model's in 16 bits: must, stretch
 
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model's config.json, and what is asked of it."""
+    """A model's config.json, and what is asked of it. dense: of a quantized one, the name of the same in 16 bits."""
 
     name: str
     config: dict[str, Any]
     targets: Targets | None = None
+    dense: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -42,10 +44,20 @@ class BenchModel:
     @property
     def num_weights(self) -> int:
         """That every step reads: all matrices, the output projection too, but not the embedding."""
+        return self._num_layer_weights + int(self.config["vocab_size"] * self.config["hidden_size"])
+
+    @property
+    def _num_layer_weights(self) -> int:
         c = self.config
         attention = 2 * (c["num_attention_heads"] + c["num_key_value_heads"]) * self._head_dim
-        layer = c["hidden_size"] * (attention + 3 * c["intermediate_size"])
-        return int(c["num_hidden_layers"] * layer + c["vocab_size"] * c["hidden_size"])
+        return int(c["num_hidden_layers"] * c["hidden_size"] * (attention + 3 * c["intermediate_size"]))
+
+    def weight_bytes(self, itemsize: int) -> float:
+        """Of `num_weights`. Quantized are those in layers, with a scale (16 bits) and a zero point per group."""
+        if (quantization := self.config.get("quantization_config")) is None:
+            return self.num_weights * itemsize
+        bits = quantization["bits"] + (16 + quantization["bits"]) / quantization["group_size"]
+        return self._num_layer_weights * bits / 8 + (self.num_weights - self._num_layer_weights) * itemsize
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         c = self.config
@@ -55,7 +67,7 @@ class BenchModel:
         self, ceilings: Ceilings, num_reqs: int, context_len: float, itemsize: int, kv_itemsize: int
     ) -> float:
         """Of one decode step: weights read or multiplied, whichever takes longer, then all keys and values read."""
-        weights = max(self.num_weights * itemsize / ceilings.copy, 2 * self.num_weights * num_reqs / ceilings.matmul)
+        weights = max(self.weight_bytes(itemsize) / ceilings.copy, 2 * self.num_weights * num_reqs / ceilings.matmul)
         return weights + num_reqs * context_len * self.kv_bytes_per_token(kv_itemsize) / ceilings.copy
 
     def write(self, directory: Path) -> Path:
@@ -133,6 +145,32 @@ MODELS = {
     ),
 }  # fmt: skip
 
+INT4 = Targets(
+    must={1: 0.50, 64: 0.55, 256: 0.60},
+    stretch={1: 0.65, 64: 0.70, 256: 0.72},
+    graphs_over_eager=None,
+    depth_2_over_1={},
+    over_dense=(1.9, 2.3),
+)
+
+
+def _awq(dense: BenchModel, group_size: int, targets: Targets | None) -> BenchModel:
+    """The same in 4 bits, as AutoAWQ writes it; the output projection stays as it is."""
+    quantization = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group_size,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": ["lm_head"],
+    }
+    config = dense.config | {"quantization_config": quantization}
+    return replace(dense, name=f"{dense.name}-int4", config=config, targets=targets, dense=dense.name)
+
+
+MODELS |= {f"{name}-int4": _awq(MODELS[name], 128, INT4) for name in ("llama-3.1-8b", "qwen2.5-7b")}
+DENSE_MODELS = [name for name, model in MODELS.items() if model.dense is None]
+
 SMALL_MODEL = BenchModel(
     "small",
     _llama(
@@ -140,3 +178,4 @@ SMALL_MODEL = BenchModel(
         num_key_value_heads=2, vocab_size=500, tie_word_embeddings=False,
     ),
 )  # fmt: skip
+SMALL_INT4_MODEL = _awq(SMALL_MODEL, 32, None)

@@ -124,21 +124,23 @@ def cases(one: Series, shape: Shape, device: torch.device) -> Iterator[Case]:
     in_order = None
     if isinstance(one.form, Grouped) and "in order" in one.peers:
         in_order = Weights(Grouped(one.form.bits, one.form.group_size, one.form.offsets), *shape, one.dtype, device)
-    for num_tokens in one.num_tokens:
-        moved = num_tokens * (weights.num_inputs + weights.num_outputs) * one.dtype.itemsize
-        yield Case(
-            one.group,
-            f"{one.name} {weights} M={num_tokens}",
-            one.form.num_bytes(*shape) + moved,
-            partial(_build, one, weights, in_order, num_tokens),
-            2 * num_tokens * weights.num_outputs * weights.num_inputs,
-            one.targets(one.form, shape, num_tokens),
-            one.form.rate,
-            {"series": one.name, "shape": str(weights), "num_tokens": num_tokens},
-        )
-    for used in (weights, in_order):
-        if used is not None:
-            used.free()
+    try:
+        for num_tokens in one.num_tokens:
+            moved = num_tokens * (weights.num_inputs + weights.num_outputs) * one.dtype.itemsize
+            yield Case(
+                one.group,
+                f"{one.name} {weights} M={num_tokens}",
+                one.form.num_bytes(*shape) + moved,
+                partial(_build, one, weights, in_order, num_tokens),
+                2 * num_tokens * weights.num_outputs * weights.num_inputs,
+                one.targets(one.form, shape, num_tokens),
+                one.form.rate,
+                {"series": one.name, "shape": str(weights), "num_tokens": num_tokens},
+            )
+    finally:
+        for used in (weights, in_order):
+            if used is not None:
+                used.free()
 
 
 def _build(one: Series, weights: Weights, in_order: Weights | None, num_tokens: int) -> Built:

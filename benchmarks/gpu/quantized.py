@@ -29,7 +29,7 @@ _CEILING_SIDE = 8192
 
 
 class ProductTable(Table):
-    """Columns of products; at the end tables of speed-ups and of shares of the floor."""
+    """Columns of products, and at the end small tables by shape and batch size."""
 
     header = (
         f"{'product':40}{'µs':>9}{'floor':>9}{'share':>6}{'x torch':>8}  targets; others in µs (x = their time / ours)"
@@ -49,15 +49,15 @@ class ProductTable(Table):
         )
 
     def summary(self) -> list[str]:
-        lines = []
+        """The tables come last: of a long output the end is what is seen."""
+        lines = [*super().summary(), "torch's time / ours, and the share of the floor's speed; + stretch, ! MISS"]
         for name, rows in _by(self.measured, lambda m: f"{m.group} {m.facts['series']}").items():
             columns = sorted({_num_tokens(measured) for measured in rows})
-            for title, cell in (("torch's time / ours", _speed_up), ("share of the floor's speed", _share)):
-                lines.append(f"{name + ', ' + title:44}" + "".join(f"{column:>9}" for column in columns))
-                for shape, of_shape in _by(rows, lambda m: str(m.facts["shape"])).items():
-                    cells = {_num_tokens(measured): cell(measured) for measured in of_shape}
-                    lines.append(f"  {shape:42}" + "".join(f"{cells.get(column, ''):>9}" for column in columns))
-        return [*lines, "+ stretch, ! MISS, by the target of that number", *super().summary()]
+            lines.append(f"{name:20}" + "".join(f"{f'M={column}':>11}" for column in columns))
+            for shape, of_shape in _by(rows, lambda m: str(m.facts["shape"])).items():
+                cells = {_num_tokens(measured): _cell(measured) for measured in of_shape}
+                lines.append(f"  {shape:18}" + "".join(f"{cells.get(column, ''):>11}" for column in columns))
+        return lines
 
 
 def _by(rows: Iterable[Measured], key: Callable[[Measured], str]) -> dict[str, list[Measured]]:
@@ -73,17 +73,12 @@ def _num_tokens(measured: Measured) -> int:
     return count
 
 
-_MARKS = {"stretch": "+", "MISS": "!"}
-
-
-def _speed_up(measured: Measured) -> str:
-    ratio = measured.ratio("torch")
-    return "" if ratio is None else f"{ratio:.2f}" + _MARKS.get(measured.verdicts.get("ratio torch", ""), " ")
-
-
-def _share(measured: Measured) -> str:
-    share = measured.floor / measured.ours
-    return f"{share:.2f}" + _MARKS.get(measured.verdicts.get("fraction", ""), " ")
+def _cell(measured: Measured) -> str:
+    """Like "2.31+ .62!" """
+    marks = {"stretch": "+", "MISS": "!"}
+    faster, share = measured.ratio("torch"), measured.floor / measured.ours
+    of_torch = "-" if faster is None else f"{faster:.2f}" + marks.get(measured.verdicts.get("ratio torch", ""), "")
+    return f"{of_torch} {share:.2f}".replace(" 0.", " .") + marks.get(measured.verdicts.get("fraction", ""), "")
 
 
 def main() -> int:
@@ -117,8 +112,9 @@ def run(groups: Sequence[str], device: torch.device, small: bool, out: Path, bud
     for one in series(groups, small):
         for shape in one.shapes:
             for case in cases(one, shape, device):
-                if budget.allows(f"{case.group}: {case.name}"):
-                    table.add(case, device)
+                if not budget.allows(f"{case.group}: {case.name} and larger batches"):
+                    break
+                table.add(case, device)
     return report.finish(table.summary())
 
 
