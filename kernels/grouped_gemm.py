@@ -88,7 +88,7 @@ def grouped_gemm_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     part = acc
     sums = acc
-    ones = tl.full([BLOCK_N, WIDTH], 1.0, dtype=dtype)
+    ones = tl.full([BLOCK_N, WIDTH], 1.0, dtype=tl.float32).to(dtype)
     zero_point = tl.full([1, 1], ZERO_POINT, dtype=tl.float32)
     scale_ptrs = scales_ptr + (2 * output if PAIRS else output)
     scale_stride = 2 * group_stride if PAIRS else group_stride

@@ -1,8 +1,8 @@
 """Products of single rows with grouped weights, without tensor cores.
 
-A code needs three instructions: it is put in place in the mantissa of a power of two (128 or 256, so that what is
-added to it costs no precision), multiplied with x and added, all in fp32. The sum over x of what was added, and of the
-zero points, is subtracted once per group.
+A code needs two or three instructions: it is shifted and put into the mantissa of a power of two (16 or 256: what is
+added to it costs little precision), and multiplied with x and added, all in fp32. The sum over x of what was added, and
+of the zero points, is subtracted once per group.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ _TILE_N = tl.constexpr(TILE_N)
 def _shift_left(bits: int, bit: int) -> int:
     """By how much to shift the code at `bit` of a word to the left (if negative, to the right) to where it is used.
 
-    Codes of 4 bits are used at bit 16, as multiples of 1, or at bit 12, as sixteenths: two of them share a shift.
+    Codes of 4 bits are used at bit 19, as multiples of 1, or at bit 15, as sixteenths: two of them share a shift.
     """
     if bits == 8:
         return 15 - bit
-    return {0: 16, 4: 8, 8: 8, 12: 0, 16: 0, 20: -8, 24: -8, 28: -12}[bit]
+    return {0: 19, 4: 11, 8: 11, 12: 3, 16: 3, 20: -5, 24: -5, 28: -9}[bit]
 
 
 @triton.constexpr_function
 def _place_asm(bits: int, bit: int) -> str:
     """PTX that puts the code of a word ($1) into a power of two ($0). One lop3, where a compiler sees two steps."""
-    left = 15 - bit if bits == 8 else {0: 16, 4: 8, 8: 8, 12: 0, 16: 0, 20: -8, 24: -8, 28: -12}[bit]
+    left = 15 - bit if bits == 8 else {0: 19, 4: 11, 8: 11, 12: 3, 16: 3, 20: -5, 24: -5, 28: -9}[bit]
     shift = f"shl.b32 placed, $1, {left};" if left >= 0 else f"shr.u32 placed, $1, {-left};"
-    mask, one = (2**bits - 1) << (bit + left), 0x43000000 if bits == 4 else 0x43800000
+    mask, one = (2**bits - 1) << (bit + left), 0x41800000 if bits == 4 else 0x43800000
     return f"{{ .reg .b32 placed; {shift} lop3.b32 $0, placed, {mask:#x}, {one:#x}, 0xea; }}"
 
 
 @triton.jit
 def _raw_number(words, BITS: tl.constexpr, BIT: tl.constexpr, INLINE_ASM: tl.constexpr):
-    """fp32: the code at BIT, as a fraction (see `_multiplier`), and added to it 128 (4 bits) or 256 (8 bits)."""
+    """fp32: the code at BIT, as a fraction (see `_multiplier`), and added to it 16 (4 bits) or 256 (8 bits)."""
     if INLINE_ASM:
         raw = tl.inline_asm_elementwise(_place_asm(BITS, BIT), "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1)
     else:
         LEFT: tl.constexpr = _shift_left(BITS, BIT)
         MASK: tl.constexpr = (2**BITS - 1) << (BIT + LEFT)
         placed = words << LEFT if LEFT >= 0 else words >> -LEFT
-        raw = (placed & MASK) | (0x43000000 if BITS == 4 else 0x43800000)
+        raw = (placed & MASK) | (0x41800000 if BITS == 4 else 0x43800000)
     return raw.to(tl.float32, bitcast=True)
 
 
@@ -97,7 +97,7 @@ def grouped_gemv_kernel(
     GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1
     WORDS: tl.constexpr = WIDTH // 2
     PAIR: tl.constexpr = 2 if FORM == ZEROS else 1
-    OFFSET: tl.constexpr = 128.0 if BITS == 4 else 256.0
+    OFFSET: tl.constexpr = 16.0 if BITS == 4 else 256.0
     item = tl.program_id(0)
     row = item % num_tokens
     split = item // num_tokens % num_splits

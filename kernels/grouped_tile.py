@@ -43,6 +43,14 @@ def _plane_asm(bits: int, plane: int, half: bool) -> str:
     )
 
 
+@triton.constexpr_function
+def _power_of_two(bits: int, plane: int, half: bool) -> float:
+    """What is added, less the zero point, to take away what a code was put into."""
+    if half:
+        return -64.0 if bits == 4 and plane % 2 else -1024.0
+    return -128.0 if bits == 4 else -8388608.0
+
+
 @triton.jit
 def plane_numbers(
     codes,  # int16 [rows, width]
@@ -55,23 +63,21 @@ def plane_numbers(
     """code - zero of one plane, exactly."""
     HALF: tl.constexpr = DTYPE.is_fp16()
     zero = zero.to(tl.float32)
+    added = _power_of_two(BITS, PLANE, HALF) - zero
     if not INLINE_ASM:  # what the interpreter knows
         code = (codes.to(tl.int32) >> (BITS * PLANE)) & (2**BITS - 1)
         numbers = (code.to(tl.float32) - zero).to(DTYPE)
     elif HALF:
-        added = -64.0 - zero if BITS == 4 and PLANE % 2 == 1 else -1024.0 - zero
         numbers = tl.inline_asm_elementwise(
             _plane_asm(BITS, PLANE, HALF), "=r,r,r", [codes, added.to(DTYPE)], dtype=tl.float16, is_pure=True, pack=2
         )
     elif BITS == 8:  # two operands, one for each of two elements
-        added = -8388608.0 - zero
         numbers = tl.inline_asm_elementwise(
             _plane_asm(BITS, PLANE, HALF), "=r,r,r,r", [codes, added], dtype=tl.bfloat16, is_pure=True, pack=2
         )
     else:
-        added = (-128.0 - zero).to(DTYPE)
         numbers = tl.inline_asm_elementwise(
-            _plane_asm(BITS, PLANE, HALF), "=r,r,r", [codes, added], dtype=tl.bfloat16, is_pure=True, pack=2
+            _plane_asm(BITS, PLANE, HALF), "=r,r,r", [codes, added.to(DTYPE)], dtype=tl.bfloat16, is_pure=True, pack=2
         )
     return numbers
 

@@ -20,7 +20,14 @@ from benchmarks.kernels.specializations import all_forms
 
 ROOT = Path(__file__).parents[2]
 # Modules with a sweep of random cases beside those that always run.
-SWEPT = ["triton_attention", "triton_elementwise", "triton_sampling", "triton_scaled_product", "triton_step_inputs"]
+SWEPT = [
+    "triton_attention",
+    "triton_elementwise",
+    "triton_grouped",
+    "triton_sampling",
+    "triton_scaled_product",
+    "triton_step_inputs",
+]
 
 
 def run_module(module: str, *arguments: str, timeout: float = 280, **environment: str) -> None:

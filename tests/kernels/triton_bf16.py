@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.kernels import triton_attention, triton_scaled_product
+from tests.kernels import triton_attention, triton_grouped, triton_scaled_product
 from tests.kernels.interpreted import run_cases
 
 _dot = interpreter.InterpreterBuilder.create_dot
@@ -43,6 +43,11 @@ CASES: dict[str, Callable[[], None]] = {
     "decode fp8": partial(bf16, [1, 1], [40, 90], (4, 2), fp8=True),
     "prefill": partial(bf16, [40, 20], [0, 30], (4, 2)),
     "mixed fp8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), fp8=True, head_dim=80),
+    "grouped_linear": partial(triton_grouped.product_case, "gemm", 3, (40, 200), 4, 32, "minimums", torch.bfloat16),
+    "grouped_linear, one row": partial(
+        triton_grouped.product_case, "gemv", 1, (40, 200), 8, 64, "zeros", torch.bfloat16
+    ),
+    "grouped_linear, dense": partial(triton_grouped.product_case, "dense", 3, (40, 200), 4, 64, "fp32", torch.bfloat16),
     "int8_linear": partial(triton_scaled_product.int8_case, (3, 40, 200), torch.bfloat16, bias=True),
     "fp8_linear": partial(triton_scaled_product.fp8_case, (3, 40, 200), torch.bfloat16, bias=True),
     "fp8_linear, weight-only": partial(triton_scaled_product.weight_only, (3, 40, 200), torch.bfloat16, bias=True),
