@@ -42,15 +42,18 @@ def format_of(module: str = "model.layers.0.mlp.up_proj", **changes: Any) -> Wei
 
 
 def decode_gemm(qweight: Tensor, qzeros: Tensor | None, scales: Tensor, group_size: int) -> Tensor:
-    num_inputs, num_outputs = qweight.shape[0], scales.shape[1]
-    weight = torch.empty(num_outputs, num_inputs)
-    for k in range(num_inputs):
-        group = k // group_size
-        for n in range(num_outputs):
-            code = field(qweight[k, n // 8], NIBBLE_OF_COLUMN[n % 8], 4)
-            zero = 8 if qzeros is None else field(qzeros[group, n // 8], NIBBLE_OF_COLUMN[n % 8], 4)
-            weight[n, k] = scales[group, n].float() * (code - zero)
-    return weight
+    words, zeros = qweight.tolist(), None if qzeros is None else qzeros.tolist()
+    weight = []
+    for n in range(scales.shape[1]):
+        row = []
+        for k in range(len(words)):
+            group = k // group_size
+            code = field(words[k][n // 8], NIBBLE_OF_COLUMN[n % 8], 4)
+            zero = 8 if zeros is None else field(zeros[group][n // 8], NIBBLE_OF_COLUMN[n % 8], 4)
+            row.append(code - zero)
+        weight.append(row)
+    groups = torch.arange(len(words)) // group_size
+    return scales.float().t()[:, groups] * torch.tensor(weight)
 
 
 @settings(max_examples=25, deadline=None)
@@ -157,10 +160,9 @@ def pack_gemm(weight: Tensor, group_size: int) -> tuple[dict[str, Tensor], Tenso
 
 
 def pack_columns(values: Tensor) -> Tensor:
-    rows, columns = values.shape
     words = [
-        [put([int(values[row, word * 8 + column]) for column in COLUMN_OF_NIBBLE], 4) for word in range(columns // 8)]
-        for row in range(rows)
+        [put([row[start + column] for column in COLUMN_OF_NIBBLE], 4) for start in range(0, len(row), 8)]
+        for row in values.tolist()
     ]
     return torch.tensor(words, dtype=torch.int32)
 

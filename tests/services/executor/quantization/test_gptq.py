@@ -43,30 +43,29 @@ def format_of(**changes: Any) -> WeightFormat:
 
 def decode(tensors: dict[str, Tensor], bits: int, group_size: int, first_zero: int) -> Tensor:
     """first_zero: what a stored zero point of 0 means."""
-    qweight, qzeros, scales = tensors["qweight"], tensors["qzeros"], tensors["scales"]
-    per_word = 32 // bits
-    num_inputs, num_outputs = qweight.shape[0] * per_word, qweight.shape[1]
-    weight = torch.empty(num_outputs, num_inputs)
-    for k in range(num_inputs):
-        group = int(tensors["g_idx"][k]) if "g_idx" in tensors else k // group_size
-        for n in range(num_outputs):
-            code = field(qweight[k // per_word, n], k % per_word, bits)
-            zero = field(qzeros[group, n // per_word], n % per_word, bits) + first_zero
-            weight[n, k] = scales[group, n].float() * (code - zero)
-    return weight
+    words, zeros, scales = tensors["qweight"].tolist(), tensors["qzeros"].tolist(), tensors["scales"].float()
+    per_word, num_outputs = 32 // bits, len(words[0])
+    num_inputs = len(words) * per_word
+    groups = tensors["g_idx"].tolist() if "g_idx" in tensors else [k // group_size for k in range(num_inputs)]
+    weight = []
+    for n in range(num_outputs):
+        row = []
+        for k, group in enumerate(groups):
+            code = field(words[k // per_word][n], k % per_word, bits)
+            zero = field(zeros[group][n // per_word], n % per_word, bits) + first_zero
+            row.append(code - zero)
+        weight.append(row)
+    return scales.t()[:, groups] * torch.tensor(weight)
 
 
 def pack_rows(codes: Tensor, bits: int) -> Tensor:
     """codes [R, C], several rows in a word -> int32 [R / codes per word, C]"""
     per_word = 32 // bits
-    words = [
-        [
-            put([int(codes[per_word * row + i, column]) for i in range(per_word)], bits)
-            for column in range(codes.shape[1])
-        ]
-        for row in range(len(codes) // per_word)
+    columns = [
+        [put(column[start : start + per_word], bits) for start in range(0, len(column), per_word)]
+        for column in codes.t().tolist()
     ]
-    return torch.tensor(words, dtype=torch.int32)
+    return torch.tensor(columns, dtype=torch.int32).t()
 
 
 def random_tensors(
@@ -179,13 +178,15 @@ def test_model(tmp_path: Path) -> None:
 
 
 def test_layers_that_have_biases(tmp_path: Path) -> None:
-    expected = save_quantized(tmp_path, CONFIG, lambda _, weight: pack(weight, 4, 32), attention_bias=True)
+    expected = save_quantized(
+        tmp_path, CONFIG, lambda _, weight: pack(weight, 4, 32), attention_bias=True, num_hidden_layers=1
+    )
     assert_loads_as(tmp_path, expected)
 
 
 def test_config_beside_config_json(tmp_path: Path) -> None:
     """AutoGPTQ once wrote `quantize_config.json`, without quant_method."""
-    expected = save_quantized(tmp_path, CONFIG, lambda _, weight: pack(weight, 4, 32))
+    expected = save_quantized(tmp_path, CONFIG, lambda _, weight: pack(weight, 4, 32), num_hidden_layers=1)
     edit_config(tmp_path, quantization_config=...)
     file = tmp_path / "quantize_config.json"
     file.write_text('{"bits": 4, "group_size": 32, "desc_act": false, "sym": true}')
