@@ -14,8 +14,8 @@ constexpr int XFEATURE_XTILEDATA = 18;
 
 constexpr int BLOCK = 32;              // tokens and outputs of a register block: 2 x 2 tiles of 16
 constexpr int TILE_PAIRS = 256;        // pairs of bf16 in a tile register: 16 x 32 inputs, or 32 inputs x 16 outputs
-constexpr int64_t DEPTH = 32;          // units: weights of BLOCK x DEPTH nearly stay in the L1 cache,
-constexpr int64_t CACHED = 512 * 1024; // inputs of this many elements in the L2 cache
+constexpr int64_t DEPTH = 48;           // units multiplied in one pass, so that
+constexpr int64_t CACHED = 512 * 1024;  // so many inputs are enough tokens to make up for decoding, and stay in L2
 
 bool permitted() {
     static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
@@ -40,13 +40,21 @@ class TileRegisters {
     ~TileRegisters() { _tile_release(); }
 };
 
-// Products of 32 tokens with 32 outputs, added to sums [2][2][16][16]: tiles of tokens, then of outputs.
+// Products of 32 tokens with 32 outputs in sums [2][2][16][16]: tiles of tokens, then of outputs.
 // x: per tile of tokens, x_tile elements apart, and per unit a tile; weights: per unit a tile for either tile of outputs
-void multiply_block(const uint32_t* x, int64_t x_tile, const uint32_t* weights, int64_t units, float* sums) {
-    _tile_loadd(0, sums, 64);
-    _tile_loadd(1, sums + 256, 64);
-    _tile_loadd(2, sums + 512, 64);
-    _tile_loadd(3, sums + 768, 64);
+void multiply_block(const uint32_t* x, int64_t x_tile, const uint32_t* weights, int64_t units, float* sums,
+                    bool accumulate) {
+    if (accumulate) {
+        _tile_loadd(0, sums, 64);
+        _tile_loadd(1, sums + 256, 64);
+        _tile_loadd(2, sums + 512, 64);
+        _tile_loadd(3, sums + 768, 64);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
     for (int64_t u = 0; u < units; u++, x += TILE_PAIRS, weights += 2 * TILE_PAIRS) {
         _tile_loadd(4, x, 64);
         _tile_loadd(6, weights, 64);
@@ -158,6 +166,17 @@ void pack_inputs(TokenInputs<T> inputs, int64_t units, uint32_t* row) {
     }
 }
 
+// sums of multiply_block -> results of the tokens from `first` on
+void write_block(const GroupedWeight& w, const float* sums, int64_t block, int64_t first, const Output& output) {
+    const int64_t tokens = std::min<int64_t>(BLOCK, output.tokens - first);
+    for (int half = 0; half < 2; half++) {
+        const int64_t tile = block * 2 + half;
+        if (tile >= w.tiles()) break;
+        for (int64_t t = 0; t < tokens; t++)
+            output.write(first + t, tile, load(sums + t / TILE * 2 * 256 + half * 256 + t % TILE * TILE));
+    }
+}
+
 }  // namespace
 
 bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
@@ -166,10 +185,11 @@ bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* pe
     static thread_local std::vector<uint32_t> input_memory;
     static thread_local std::vector<float> sums_memory;
     const int64_t units = w.units(), x_tile = units * TILE_PAIRS, blocks = (w.tiles() + 1) / 2;
-    const int64_t block_tokens = std::max<int64_t>(BLOCK, CACHED / (std::min(units, DEPTH) * UNIT) / BLOCK * BLOCK);
+    const int64_t passes = (units + DEPTH - 1) / DEPTH, depth = (units + passes - 1) / passes;
+    const int64_t block_tokens = std::max<int64_t>(BLOCK, CACHED / (depth * UNIT) / BLOCK * BLOCK);
     const int64_t most = std::min(block_tokens, (output.tokens + BLOCK - 1) / BLOCK * BLOCK);
     uint32_t* const inputs = aligned_memory(input_memory, most / TILE * x_tile);
-    float* const sums = aligned_memory(sums_memory, most * blocks * BLOCK);
+    float* const sums = aligned_memory(sums_memory, passes == 1 ? 0 : most * blocks * BLOCK);
     for (int64_t first = 0; first < output.tokens; first += block_tokens) {
         const int64_t tokens = std::min(block_tokens, output.tokens - first);
         const int64_t token_blocks = (tokens + BLOCK - 1) / BLOCK;
@@ -179,26 +199,22 @@ bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* pe
                             inputs + token / TILE * x_tile + token % TILE * TILE);
             });
         });
-        for (int64_t begin = 0; begin < units; begin += DEPTH) {
-            const int64_t end = std::min(units, begin + DEPTH);
+        for (int64_t begin = 0; begin < units; begin += depth) {
+            const int64_t end = std::min(units, begin + depth);
             parallel::for_each(threads, blocks, [&](int64_t block) {
                 static thread_local std::vector<uint32_t> memory;
                 uint32_t* const weights = aligned_memory(memory, DEPTH * 2 * TILE_PAIRS);
                 decode_block(w, block, begin, end, weights);
                 const TileRegisters registers;
-                float* target = sums + block * token_blocks * BLOCK * BLOCK;
-                if (begin == 0) std::fill_n(target, token_blocks * BLOCK * BLOCK, 0.0f);
-                for (int64_t t = 0; t < token_blocks; t++, target += BLOCK * BLOCK)
-                    multiply_block(inputs + 2 * t * x_tile + begin * TILE_PAIRS, x_tile, weights, end - begin, target);
+                alignas(64) float block_sums[BLOCK * BLOCK];
+                for (int64_t t = 0; t < token_blocks; t++) {
+                    float* const target = passes == 1 ? block_sums : sums + (block * token_blocks + t) * BLOCK * BLOCK;
+                    multiply_block(inputs + 2 * t * x_tile + begin * TILE_PAIRS, x_tile, weights, end - begin, target,
+                                   begin > 0);
+                    if (end == units) write_block(w, target, block, first + t * BLOCK, output);
+                }
             });
         }
-        for_tokens(threads, tokens, w.out, [&](int64_t t) {
-            const float* row = sums + t / BLOCK * BLOCK * BLOCK + t % BLOCK / TILE * 2 * 256 + t % TILE * TILE;
-            for (int64_t tile = 0; tile < w.tiles(); tile++) {
-                const float* tile_row = row + tile / 2 * token_blocks * BLOCK * BLOCK + tile % 2 * 256;
-                output.write(first + t, tile, load(tile_row));
-            }
-        });
     }
     return true;
 }
