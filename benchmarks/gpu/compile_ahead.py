@@ -46,7 +46,8 @@ def compile_ahead(groups: Sequence[str], small: bool, timeout: float) -> tuple[f
     return seconds, text + (f"; {late} of them were not done in {timeout:.0f} s" if late else "")
 
 
-def _compile(part: int, count: int, groups: Sequence[str], small: bool) -> None:
+def compile_part(part: int, count: int, groups: Sequence[str], small: bool) -> None:
+    """Calls every contestant of every `count`th weight once."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pairs = [(one, shape) for one in series(groups, small) for shape in one.shapes]
     for one, shape in pairs[part::count]:
@@ -70,4 +71,4 @@ def _try(call: Call) -> None:
 
 
 if __name__ == "__main__":
-    _compile(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4] == "small")
+    compile_part(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4] == "small")

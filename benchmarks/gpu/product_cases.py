@@ -21,7 +21,7 @@ SHAPES: tuple[Shape, ...] = (
     (28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096), (37888, 3584), (3584, 18944), (8192, 8192),
 )  # fmt: skip
 FEW_SHAPES = SHAPES[:1] + SHAPES[3:4]
-SMALL_SHAPES: tuple[Shape, ...] = ((256, 512),)
+SMALL_SHAPES: tuple[Shape, ...] = ((128, 256),)
 NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 4096)
 FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 512)
 FEW_TOKENS = (1, 16, 64, 512)
@@ -182,7 +182,8 @@ def _selects(first: int, last: float) -> Callable[[Measured], bool]:
 
 
 def _mean(peer: str, first: int, last: float, must: float, stretch: float | None = None) -> MeanTarget:
-    return MeanTarget(f"w4a16 M={first} to {last}", peer, must, stretch, _selects(first, last))
+    tokens = f"M={first}" if first == last else f"M={first} to {last}"
+    return MeanTarget(f"w4a16 {tokens}", peer, must, stretch, _selects(first, last))
 
 
 MEAN_TARGETS = (
