@@ -26,12 +26,12 @@ from services.executor.quantization.settings import (
     stored_quantized,
     strings_of,
 )
-from services.executor.quantization.unpack import unpack
+from services.executor.quantization.unpack import bytes_of, unpack
 
 _BITS = 4
 _ZERO_POINT = 8  # of weights without stored zero points
 _PER_WORD = 32 // _BITS
-_NIBBLE_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)  # "gemm": where a word holds each of its eight columns
+_COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # "gemm": which of its eight columns a word holds where
 
 
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> AwqQuantization:
@@ -157,10 +157,13 @@ _FORMATS: dict[str, type[GemmFormat | GemvFormat | GemvFastFormat]] = {
 
 def _unpack_columns(words: Tensor) -> Tensor:
     """words int32 [R, C] -> uint8 [8 * C, R]"""
-    words = words.t().contiguous()
-    codes = words.new_empty(words.shape[0], _PER_WORD, words.shape[1], dtype=torch.uint8)
-    for column, nibble in enumerate(_NIBBLE_OF_COLUMN):
-        codes[:, column] = (words >> (4 * nibble)) & 15
+    rows, num_words = words.shape
+    packed = bytes_of(words).t().contiguous().view(num_words, 4, rows)
+    codes = packed.new_empty(num_words, _PER_WORD, rows)
+    for byte in range(4):
+        low, high = _COLUMN_OF_NIBBLE[2 * byte : 2 * byte + 2]
+        torch.bitwise_and(packed[:, byte], 15, out=codes[:, low])
+        torch.bitwise_right_shift(packed[:, byte], 4, out=codes[:, high])
     return codes.flatten(0, 1)
 
 
