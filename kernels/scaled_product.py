@@ -32,7 +32,7 @@ from kernels.split_kv import arrival_counters
 MIN_STEPS = 4
 
 
-_COUNTS = ["num_tokens", "num_outputs", "x_scales_group_stride", "scales_row_size", "steps_per_split"]
+_COUNTS = ["num_tokens", "x_scales_group_stride", "scales_row_size", "steps_per_split"]
 
 
 @triton.jit(do_not_specialize=_COUNTS)  # or each kind of number would be another compilation
@@ -46,7 +46,7 @@ def scaled_product_kernel(
     partials_ptr,  # int32 or fp32 [splits, tiles, BLOCK_N, BLOCK_M], or None where nothing is split
     arrived_ptr,  # int32 [tiles]: how many of a tile's splits are done; in the end 0
     num_tokens,
-    num_outputs,
+    output_stride,  # num_outputs
     input_stride,  # num_inputs
     x_token_stride,
     x_scales_group_stride,
@@ -61,7 +61,7 @@ def scaled_product_kernel(
     CONVERT: tl.constexpr,  # weight-only: how (`fp8_weights.decode_weights`)
 ):
     tiles_m = tl.cdiv(num_tokens, BLOCK_M)
-    tiles_n = tl.cdiv(num_outputs, BLOCK_N)
+    tiles_n = tl.cdiv(output_stride, BLOCK_N)
     # Programs that run together share rows of x and of the weight: 8 tiles of tokens, for one of outputs after another.
     tile = tl.program_id(0)
     first_m = tile // (8 * tiles_n) * 8
@@ -72,7 +72,7 @@ def scaled_product_kernel(
     outputs = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     # Beyond the last row the last one is read again: loads need no mask for it.
-    rows = tl.minimum(outputs, num_outputs - 1)
+    rows = tl.minimum(outputs, output_stride - 1)
     columns = tl.minimum(tokens, num_tokens - 1)
     inputs = tl.arange(0, BLOCK_K)
     first = tl.program_id(1) * steps_per_split
@@ -128,9 +128,9 @@ def scaled_product_kernel(
     if bias_ptr is not None:
         result += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
     # The tile's offsets fit in 32 bits, those in all of the result may not.
-    out_tile = out_ptr + (tile_m * BLOCK_M).to(tl.int64) * num_outputs + tile_n * BLOCK_N
-    target = out_tile + tl.arange(0, BLOCK_M)[None, :] * num_outputs + tl.arange(0, BLOCK_N)[:, None]
-    mask = (tokens < num_tokens)[None, :] & (outputs < num_outputs)[:, None]
+    out_tile = out_ptr + (tile_m * BLOCK_M).to(tl.int64) * output_stride + tile_n * BLOCK_N
+    target = out_tile + tl.arange(0, BLOCK_M)[None, :] * output_stride + tl.arange(0, BLOCK_N)[:, None]
+    mask = (tokens < num_tokens)[None, :] & (outputs < output_stride)[:, None]
     tl.store(target, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -253,7 +253,7 @@ def specialization(
         "partials_ptr": ("*i32" if x == "i8" else "*fp32") if split else "constexpr",
         "arrived_ptr": "*i32" if split else "constexpr",
         "num_tokens": "i32",
-        "num_outputs": "i32",
+        "output_stride": "i32",
         "input_stride": "i32",
         "x_token_stride": "i32",
         "x_scales_group_stride": "i32",
