@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import starmap
+from types import NoneType
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -25,6 +26,25 @@ logger = logging.getLogger(__name__)
 
 _GEMMA = frozenset(("gemma", "gemma2", "gemma3"))
 _SPACE = "▁"
+_MAX_TOKEN_LENGTH = 1024  # in characters; where merges follow from scores, every cut of every token is looked up
+
+# key -> type of the value, or of the items of a list (a GGUF array has items of one type)
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "general.architecture": str,
+    "tokenizer.chat_template": str,
+    "tokenizer.ggml.model": str,
+    "tokenizer.ggml.pre": str,
+    "tokenizer.ggml.add_bos_token": bool,
+    "tokenizer.ggml.add_eos_token": bool,
+    "tokenizer.ggml.add_space_prefix": bool,
+}
+_ITEM_TYPES: dict[str, type | tuple[type, ...]] = {
+    "tokenizer.ggml.tokens": str,
+    "tokenizer.ggml.merges": str,
+    "tokenizer.ggml.token_type": int,
+    "tokenizer.ggml.scores": (int, float),
+}
+_TOKEN_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 class TokenType(IntEnum):
@@ -47,11 +67,13 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
 
     metadata: as pagewire.gguf.read_metadata returns it. Raises GgufTokenizerError.
     """
+    _check_types(metadata)
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not model or not isinstance(tokens, list) or not tokens:
+    if not model or not tokens:
         raise GgufTokenizerError("the GGUF file holds no tokenizer; give one with --tokenizer DIRECTORY")
     types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    _check_tokens(metadata, tokens)
     if len(types) != len(tokens):
         raise GgufTokenizerError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
     if model == "gpt2":
@@ -67,13 +89,35 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
     return backend, _config(metadata, tokens, model)
 
 
+def _check_types(metadata: dict[str, Any]) -> None:
+    for key, expected in _TYPES.items():
+        if not isinstance(value := metadata.get(key), (expected, NoneType)):
+            raise GgufTokenizerError(f"{key} has the wrong type: {value!r:.60}")
+    for key, expected in _ITEM_TYPES.items():
+        value = metadata.get(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, expected) for item in value)):
+            raise GgufTokenizerError(f"{key} has the wrong type: {value!r:.60}")
+
+
+def _check_tokens(metadata: dict[str, Any], tokens: list[str]) -> None:
+    for index, token in enumerate(tokens):
+        if len(token) > _MAX_TOKEN_LENGTH:
+            raise GgufTokenizerError(f"tokenizer.ggml.tokens[{index}] has {len(token)} characters: {token[:20]!r}...")
+    for key in _TOKEN_IDS.values():
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < len(tokens)):
+            raise GgufTokenizerError(
+                f"tokenizer.ggml.{key}_token_id is {token_id!r:.60}, there are {len(tokens)} tokens"
+            )
+
+
 def _build_byte_level(metadata: dict[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre")
     if is_default(pre):
         logger.warning("the GGUF file names no pre-tokenizer; GPT-2's is taken, which may not be the model's")
     vocab = _unique(starmap(_byte_level_spelling, zip(tokens, types, strict=True)))
     merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
+    if merges is None:
         raise GgufTokenizerError("tokenizer.ggml.merges is missing; give a tokenizer with --tokenizer DIRECTORY")
     backend = Tokenizer(
         models.BPE(
@@ -196,11 +240,8 @@ def _config(metadata: dict[str, Any], tokens: list[str], model: str) -> dict[str
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
         "chat_template": metadata.get("tokenizer.chat_template"),
     }
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    for name, key in _TOKEN_IDS.items():
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token_id is None:
-            continue
-        if not 0 <= token_id < len(tokens):
-            raise GgufTokenizerError(f"tokenizer.ggml.{key}_token_id is {token_id}, there are {len(tokens)} tokens")
-        config[f"{name}_token"] = tokens[token_id]
+        if token_id is not None:
+            config[f"{name}_token"] = tokens[token_id]
     return config

@@ -15,7 +15,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pagewire.gguf import read_metadata
-from services.tokenizer.gguf_tokenizer import build_gguf_tokenizer
+from services.tokenizer.gguf_pre_tokenizers import UnknownPreTokenizerError
+from services.tokenizer.gguf_tokenizer import GgufTokenizerError, build_gguf_tokenizer
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # In this order, over the whole text: transformers' clean_up_tokenization.
@@ -70,7 +71,7 @@ class LoadedTokenizer:
 def load_tokenizer(path: str | Path) -> LoadedTokenizer:
     """From a directory with a tokenizer.json (or else one .gguf file), or a .gguf file.
 
-    Raises TokenizerLoadError, GgufError or GgufTokenizerError; all are ValueErrors that name cause and remedy.
+    Raises TokenizerLoadError or GgufError; both are ValueErrors that name file, cause and remedy.
     """
     path = Path(path)
     gguf_files = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "tokenizer.json").exists() else []
@@ -79,12 +80,20 @@ def load_tokenizer(path: str | Path) -> LoadedTokenizer:
     if path.is_dir():
         backend, config = _read_directory(path)
     elif path.suffix == ".gguf":
-        backend, config = build_gguf_tokenizer(read_metadata(path))
+        backend, config = _read_gguf(path)
     elif path.exists():
         raise TokenizerLoadError(f"{path} is neither a directory nor a .gguf file")
     else:
         raise TokenizerLoadError(f"{path} does not exist")
     return _finish(backend, config)
+
+
+def _read_gguf(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    metadata = read_metadata(path)
+    try:
+        return build_gguf_tokenizer(metadata)
+    except (GgufTokenizerError, UnknownPreTokenizerError) as error:
+        raise TokenizerLoadError(f"{path}: {error}") from error
 
 
 def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
