@@ -1,4 +1,4 @@
-"""Runs every product once, in several processes beside each other: that fills Triton's cache of compiled kernels.
+"""Runs every product in Triton once, in several processes beside each other: to fill Triton's cache of kernels.
 
 `python -m benchmarks.gpu.compile_ahead 3 12 w4a16,fp8` does the third of twelve parts.
 """
@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 import kernels  # noqa: F401  (registers the ops)
 from benchmarks.gpu.measure import Call
+from benchmarks.gpu.peer_products import COMPILED_BY_TRITON
 from benchmarks.gpu.product_cases import cases, series
 
 _MAX_PROCESSES = 12
@@ -51,7 +53,8 @@ def compile_part(part: int, count: int, groups: Sequence[str], small: bool) -> N
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pairs = [(one, shape) for one in series(groups, small) for shape in one.shapes]
     for one, shape in pairs[part::count]:
-        for case in cases(one, shape, device):
+        compiled = replace(one, peers=tuple(peer for peer in one.peers if peer in COMPILED_BY_TRITON))
+        for case in cases(compiled, shape, device):
             try:
                 contestants = case.build().contestants.values()
             # What does not compile is reported when it is measured.

@@ -51,8 +51,11 @@ def _library(name: str, file: str) -> Any:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         raise PeerMissingError(f"{name} is run on Hopper GPUs only")
     library = _unpacked() / file
-    with lzma.open(packed) as source, library.open("wb") as target:
-        shutil.copyfileobj(source, target, 4 << 20)
+    if not library.exists() or library.stat().st_mtime < packed.stat().st_mtime:
+        # Another process may have mapped the old one, or be as far as this one.
+        with lzma.open(packed) as source, tempfile.NamedTemporaryFile(dir=_unpacked(), delete=False) as target:
+            shutil.copyfileobj(source, target, 4 << 20)
+        Path(target.name).rename(library)
     try:
         # torch has mapped the CUDA runtime that the library asks for.
         torch.ops.load_library(library)

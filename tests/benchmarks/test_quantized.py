@@ -51,7 +51,8 @@ def test_compiling_ahead_calls_every_contestant(monkeypatch: pytest.MonkeyPatch)
     def peer(weights: Weights, x: torch.Tensor, expected: object) -> dict[str, Contestant]:
         return {"peer": Contestant([lambda: called.append(f"{weights} M={len(x)}")], None)}
 
-    monkeypatch.setattr(product_cases, "PEERS", {"torch": peer})
+    monkeypatch.setattr(product_cases, "PEERS", {"int_mm": peer})
+    monkeypatch.setattr(product_cases, "_ON_CPU", ("int_mm",))
     for part in range(2):
         compile_ahead.compile_part(part, 2, ["int8"], small=True)
     assert called == ["128x256 M=1", "128x256 M=17"]
