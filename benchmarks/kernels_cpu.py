@@ -1,4 +1,4 @@
-"""Time the CPU kernels against their torch equivalents: `python -m benchmarks.kernels_cpu [--threads N]`.
+"""Time the CPU kernels against their torch equivalents: `python -m benchmarks.kernels_cpu [--threads N] [PART ...]`.
 
 Every contender of a row runs in turn within one loop and the best round counts, so that the ratios mean something on
 a machine that does other work as well. Weights and pages are cold: each call takes the next of many copies.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ from torch.nn import functional as F
 
 from kernels import reference
 from kernels.cpu import native
+from kernels.quantized import Fp8Weight, GroupedWeight, PackedWeight, pack
 
 COLD_BYTES = 100_000_000  # more than the caches hold
+MOST_WORK = 1_000_000_000  # multiply-adds of a round, unless that were fewer than two calls
 ROUNDS = 6
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 SCALE = HEAD_DIM**-0.5
@@ -81,6 +84,74 @@ def linear_contenders(weights: list[Tensor], num_tokens: int) -> dict[str, Calla
             torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
     return {"ours": ours, "F.linear": torch_linear, "prepacked": prepacked}
+
+
+def bench_quantized() -> None:
+    print("\nquantized weights, µs (times faster than the best product with bf16 weights; more than 1: we win)")
+    shapes = ((576, 960), (576, 576), (576, 3072), (1536, 576), (4096, 4096))
+    cases = [(*shape, form) for shape in shapes for form in ("Q4_1", "int4 g128", "Q6_K", "nf4", "fp8")]
+    for in_features, out_features, form in [*cases, (576, 49152, "Q8_0")]:
+        if (form == "int4 g128" and in_features % 128) or (form == "Q6_K" and in_features % 256):
+            continue
+        weight = random_quantized(form, out_features, in_features)
+        copies = max(2, COLD_BYTES // (2 * in_features * out_features))
+        packed = [pack(replace_codes(weight)) for _ in range(copies)]
+        dense = [torch.randn(out_features, in_features).bfloat16() for _ in range(copies)]
+        for num_tokens in (1, 2, 4, 8, 16, 32, 64, 256, 1024):
+            calls = max(2, min(copies, MOST_WORK // (num_tokens * in_features * out_features)))
+            times = best_times(quantized_contenders(packed[:calls], dense[:calls], num_tokens), calls)
+            work = f"{packed[0].nbytes / times['ours'] / 1e9:.0f} GB/s"
+            print_row(f"{in_features}->{out_features} {form} T={num_tokens}", times, work)
+
+
+def random_quantized(form: str, num_outputs: int, num_inputs: int) -> GroupedWeight | Fp8Weight:
+    if form == "fp8":
+        return Fp8Weight(torch.randn(num_outputs, num_inputs).to(torch.float8_e4m3fn), torch.rand(num_outputs))
+    group_size = {"int4 g128": 128, "Q6_K": 16, "nf4": 64}.get(form, 32)
+    bits = {"Q8_0": 8, "Q6_K": 6}.get(form, 4)
+    codes = torch.randint(0, 2**bits, (num_outputs, num_inputs), dtype=torch.uint8)
+    scales = torch.rand(num_outputs, num_inputs // group_size)
+    if form == "Q4_1":
+        return GroupedWeight(codes, bits, group_size, scales.half(), offsets=-scales.half())
+    if form == "int4 g128":
+        zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8)
+        return GroupedWeight(codes, bits, group_size, scales.half(), offsets=zeros)
+    if form == "Q6_K":
+        supers = torch.rand(num_outputs, num_inputs // 256).half()
+        return GroupedWeight(codes, bits, group_size, (100 * scales).to(torch.int8), supers, zero_point=32)
+    if form == "nf4":
+        return GroupedWeight(codes, bits, group_size, scales, codebook=torch.linspace(-1, 1, 16) ** 3)
+    return GroupedWeight(codes, bits, group_size, scales.half(), zero_point=128)
+
+
+def replace_codes(weight: GroupedWeight | Fp8Weight) -> GroupedWeight | Fp8Weight:
+    """The same with codes in memory of their own."""
+    if isinstance(weight, Fp8Weight):
+        return replace(weight, weight=weight.weight.clone())
+    return replace(weight, codes=weight.codes.clone())
+
+
+def quantized_contenders(
+    packed: list[PackedWeight], dense: list[Tensor], num_tokens: int
+) -> dict[str, Callable[[], None]]:
+    x = torch.randn(num_tokens, dense[0].shape[1]).bfloat16()
+
+    def ours() -> None:
+        for weight in packed:
+            weight(x, None)
+
+    def linear() -> None:
+        for weight in dense:
+            torch.ops.pagewire.linear(x, weight, None)
+
+    def torch_linear() -> None:
+        for weight in dense:
+            F.linear(x, weight)
+
+    contenders = {"ours": ours, "F.linear": torch_linear}
+    if num_tokens <= 32:
+        contenders["linear"] = linear
+    return contenders
 
 
 def bench_decode() -> None:
@@ -213,14 +284,14 @@ def step_contenders(num_reqs: int, calls: int) -> dict[str, Callable[[], None]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU kernels against their torch equivalents")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    threads = parser.parse_args().threads
+    parts = {name.removeprefix("bench_"): part for name, part in globals().items() if name.startswith("bench_")}
+    parser.add_argument("parts", nargs="*", metavar="PART", choices=[*parts, []], help=f"of {', '.join(parts)}")
+    arguments = parser.parse_args()
+    threads = arguments.threads
     torch.set_num_threads(threads)
     print(f"torch {torch.__version__}, {threads} threads, bfloat16 unless said otherwise; best of {ROUNDS}")
-    bench_linear()
-    bench_decode()
-    bench_prefill()
-    bench_rotary_store_kv()
-    bench_step_inputs()
+    for part in arguments.parts or parts:
+        parts[part]()
 
 
 if __name__ == "__main__":

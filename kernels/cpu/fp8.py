@@ -1,4 +1,4 @@
-"""Products with fp8 weights, in C++: weights are converted on their way to the product, activations keep their dtype."""
+"""Products with fp8 weights, in C++: weights are converted, activations keep their dtype (no input_scale applies)."""
 
 from __future__ import annotations
 

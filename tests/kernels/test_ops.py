@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 import kernels
 from kernels import reference
-from kernels.cpu import fallback, native
+from kernels.cpu import fallback, native, quantized
+from kernels.quantized import GroupedWeight
+from kernels.quantized.packed import pack_grouped
 from tests.kernels.batches import StepRows, make_batch, make_heads, make_step
 from tests.kernels.sampling_batches import Row, SamplingBatch, random_logits
 
@@ -89,6 +91,9 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     x, weight = torch.randn(6, 64), torch.randn(64)
     heads = torch.randn(6, 4, 32), torch.randn(6, 2, 32)
     sampled = SamplingBatch(random_logits(2, 300), [Row(top_p=0.8, position=3), Row(temperature=0.0)])
+    packed = pack_grouped(GroupedWeight(torch.randint(0, 16, (9, 64)).byte(), 4, 32, torch.rand(9, 2)), "cpu")
+    codes, form = (packed.codes, packed.scales, None, None), (packed.bits, packed.group_size, packed.zero_point)
+    int8_weight = torch.randint(-128, 128, (9, 64), dtype=torch.int8)
     return {
         "paged_attention": (*batch.args(), 7, 20.0),
         "store_kv": (heads[1], heads[1] + 1, torch.zeros(3, 2, 2, 16, 32), torch.arange(6)),
@@ -97,6 +102,10 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "silu_and_mul": (x,),
         "gelu_tanh_and_mul": (x,),
         "linear": (x, torch.randn(9, 64), None),
+        "grouped_linear": (x, *codes, None, None, 9, *form),
+        "grouped_embedding": (torch.tensor([3, 8, 0]), *codes, *packed.shape, *form, torch.float32),
+        "int8_linear": (x, int8_weight, torch.rand(9), None, None),
+        "fp8_linear": (x, torch.randn(9, 64).to(torch.float8_e4m3fn), torch.rand(9), None, None),
         "step_inputs": (*make_step(StepRows(), [(3, 20), (-1, 2), (0, 1)]).values(), StepRows.BLOCK_SIZE),
         "sample_tokens": sampled.args(),
         "apply_penalties": (
@@ -113,7 +122,17 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
 
 
 def test_every_op_is_checked_as_registered() -> None:
-    assert set(op_arguments()) == {name for name in reference.__all__ if hasattr(torch.ops.pagewire, name)}
+    names = {*reference.__all__, *quantized.__all__}
+    assert set(op_arguments()) == {name for name in names if hasattr(torch.ops.pagewire, name)}
+
+
+def without_nan(x: torch.Tensor) -> torch.Tensor:
+    return x.nan_to_num() if x.is_floating_point() and x.itemsize > 1 else x
+
+
+def comparable(*values: object) -> list[torch.Tensor]:
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return [x.float() if x.dtype is torch.float8_e4m3fn else x for x in tensors]
 
 
 @pytest.mark.parametrize("name", list(op_arguments()))
@@ -122,15 +141,15 @@ def test_registered_op_is_the_reference(name: str) -> None:
     actual_args, expected_args = op_arguments()[name], op_arguments()[name]
     for actual, expected in zip(actual_args, expected_args, strict=True):
         if isinstance(actual, torch.Tensor):
-            actual.copy_(expected.nan_to_num() if expected.is_floating_point() else expected)
+            actual.copy_(without_nan(expected))
             expected.copy_(actual)
     result = getattr(torch.ops.pagewire, name)(*actual_args)
-    truth = getattr(reference, name)(*expected_args)
+    truth = getattr(quantized if name in quantized.__all__ else reference, name)(*expected_args)
     if name == "rotary_store_kv":  # what the key heads hold afterwards is undefined
         actual_args[1][:, -4:], expected_args[1][:, -4:] = 0, 0
     torch.testing.assert_close(
-        [t for t in (result, *actual_args) if isinstance(t, torch.Tensor)],
-        [t for t in (truth, *expected_args) if isinstance(t, torch.Tensor)],
+        comparable(result, *actual_args),
+        comparable(truth, *expected_args),
         atol=1e-5,
         rtol=1e-5,
     )
@@ -139,11 +158,10 @@ def test_registered_op_is_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", list(op_arguments()))
 def test_fake_implementation_and_mutation_schema(name: str) -> None:
     """Right shapes without data, and no argument changed that the schema does not name (torch's own checker)."""
-    arguments = tuple(
-        a.nan_to_num() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in op_arguments()[name]
-    )
+    arguments = tuple(without_nan(a) if isinstance(a, torch.Tensor) else a for a in op_arguments()[name])
     torch.library.opcheck(
         getattr(torch.ops.pagewire, name).default,
         arguments,
-        test_utils=("test_schema", "test_faketensor"),
+        # The schema check compares arguments before and after, which torch cannot do with fp8.
+        test_utils=("test_faketensor",) if name == "fp8_linear" else ("test_schema", "test_faketensor"),
     )

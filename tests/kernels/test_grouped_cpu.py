@@ -1,0 +1,229 @@
+"""Quantized weights on a CPU: the packed layout, products and rows, in C++ and in plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import reference_quantized as reference
+from kernels.cpu import grouped_layout, native
+from kernels.cpu import quantized as fallback
+from kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
+from kernels.quantized.packed import pack_grouped, unpack_grouped
+
+# Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
+FP32_ROUNDING = 1e-6
+RESULT_ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+BF16_OPERANDS = 2**-8
+
+MAX_INPUT_BLOCK = 64  # inputs that share a scale when they are quantized
+INTEGER_CODEBOOK = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+FRACTIONAL_CODEBOOK = torch.linspace(-1, 1, 16) ** 3
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> GroupedWeight:
+    num_outputs = draw(st.integers(1, 70))
+    bits = draw(st.sampled_from(BITS))
+    two_levels = draw(st.booleans())
+    group_size = draw(st.sampled_from([16, 32] if two_levels else [16, 24, 32, 64, 128, 10_000]))
+    num_inputs = draw(st.one_of(st.integers(1, 80), st.sampled_from([256, 300, 576])))
+    group_size = min(group_size, num_inputs)
+    if two_levels and 256 % group_size:
+        two_levels = False
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**30)))
+    groups, supers = -(-num_inputs // group_size), -(-num_inputs // 256)
+
+    def random(columns: int, low: int, high: int, dtype: torch.dtype) -> Tensor:
+        return torch.randint(low, high, (num_outputs, columns), generator=generator).to(dtype)
+
+    dtype = draw(st.sampled_from([torch.float16, torch.float32]))
+    scales = torch.randn(num_outputs, groups, generator=generator).to(dtype) / 100
+    super_scales = None
+    if two_levels:
+        scales, super_scales = random(groups, -128, 128, torch.int8), torch.rand(num_outputs, supers).half() / 1000
+    offsets, super_offsets, zero_point, codebook = None, None, 0, None
+    kind = draw(st.sampled_from(["zero point", "zeros", "minimums", "codebook"]))
+    if kind == "codebook" and bits <= 4:
+        codebook = draw(st.sampled_from([INTEGER_CODEBOOK, FRACTIONAL_CODEBOOK]))[: 2**bits].clone()
+    elif kind == "zeros":
+        offsets = random(groups, 0, 2**bits, torch.uint8)
+    elif kind == "minimums" and two_levels:
+        offsets = random(groups, 0, 256, torch.uint8)
+        super_offsets = -torch.rand(num_outputs, supers).half() / 1000
+    elif kind == "minimums":
+        offsets = torch.randn(num_outputs, groups, generator=generator).to(dtype)
+    else:
+        zero_point = draw(st.integers(0, 2**bits - 1))
+    permutation = torch.randperm(num_inputs, generator=generator).int() if draw(st.booleans()) else None
+    codes = random(num_inputs, 0, 2**bits, torch.uint8)
+    return GroupedWeight(
+        codes, bits, group_size, scales, super_scales, offsets, super_offsets, zero_point, codebook, permutation
+    )
+
+
+def op_arguments(packed: PackedGrouped) -> tuple[Tensor | None, ...]:
+    return (packed.codes, packed.scales, packed.offsets, packed.codebook)
+
+
+def form(packed: PackedGrouped) -> tuple[int, int, int]:
+    return packed.bits, packed.group_size, packed.zero_point
+
+
+def assert_product_is_close(actual: Tensor, x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> None:
+    """Within what quantizing x to int8 and rounding can change."""
+    matrix, x64 = weight.dequantize().double(), x.double()
+    expected = x64 @ matrix.T + (0 if bias is None else bias.double())
+    magnitude = x64.abs() @ matrix.abs().T + expected.abs() + (0 if bias is None else bias.double().abs())
+    tolerance = FP32_ROUNDING * magnitude + 2**-22 * _uncancelled(x64, weight) + 1e-7
+    if x.dtype is not torch.float32:
+        ordered = x64 if weight.permutation is None else x64[:, weight.permutation.long()]
+        columns = matrix if weight.permutation is None else matrix[:, weight.permutation.long()]
+        tolerance += BF16_OPERANDS * magnitude
+        for first in range(0, weight.group_size * weight.scales.shape[1], weight.group_size):
+            group, group_columns = (m[:, first : first + weight.group_size] for m in (ordered, columns))
+            for inputs, block in zip(
+                group.split(MAX_INPUT_BLOCK, 1), group_columns.split(MAX_INPUT_BLOCK, 1), strict=True
+            ):
+                half_step = inputs.abs().amax(1, keepdim=True) / 127 / 2
+                tolerance += half_step * block.abs().sum(1)
+    tolerance += RESULT_ROUNDING[x.dtype] * expected.abs()
+    assert ((actual.double() - expected).abs() <= tolerance).all()
+
+
+def _uncancelled(x: Tensor, weight: GroupedWeight) -> Tensor:
+    """Sums of |x * scale * code|, whose rounding shows although zero points and minimums cancel them."""
+    spread = weight.flat_scales().double().abs().repeat_interleave(weight.group_size, 1)[:, : weight.shape[1]]
+    ordered = x if weight.permutation is None else x[:, weight.permutation.long()]
+    return 255 * (ordered.abs() @ spread.T)
+
+
+@settings(max_examples=50, deadline=None)
+@given(weight=weights())
+def test_packing_loses_nothing(weight: GroupedWeight) -> None:
+    packed = pack_grouped(weight, "cpu")
+    unpacked = unpack_grouped(packed)
+    assert torch.equal(unpacked.dequantize(), weight.dequantize())
+    assert torch.equal(unpacked.codes, weight.codes)
+    assert packed.shape == weight.shape
+    for tensor in op_arguments(packed):
+        assert tensor is None or tensor.is_contiguous()
+
+
+@settings(max_examples=70, deadline=None)
+@given(
+    weight=weights(),
+    num_tokens=st.sampled_from([0, 1, 2, 3, 5, 8, 9, 17, 40]),
+    dtype=st.sampled_from(DTYPES),
+    with_bias=st.booleans(),
+)
+def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dtype, with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    num_outputs, num_inputs = weight.shape
+    x = torch.randn(num_tokens, num_inputs, generator=generator).to(dtype)
+    bias = torch.randn(num_outputs, generator=generator).to(dtype) if with_bias else None
+    packed = pack_grouped(weight, "cpu")
+    codes, scales, offsets, codebook = op_arguments(packed)
+    for cpu in (native, fallback):
+        actual = cpu.grouped_linear(
+            x, codes, scales, offsets, codebook, packed.permutation, bias, num_outputs, *form(packed)
+        )
+        assert actual.dtype is dtype
+        assert actual.shape == (num_tokens, num_outputs)
+        assert_product_is_close(actual, x, weight, bias)
+
+
+@settings(max_examples=30, deadline=None)
+@given(weight=weights(), dtype=st.sampled_from(DTYPES), num_ids=st.integers(0, 40))
+def test_grouped_embedding(weight: GroupedWeight, dtype: torch.dtype, num_ids: int) -> None:
+    ids = torch.randint(0, weight.shape[0], (num_ids,))
+    packed = pack_grouped(weight, "cpu")
+    if packed.permutation is not None:
+        return
+    for cpu in (native, fallback):
+        actual = cpu.grouped_embedding(ids, *op_arguments(packed), *weight.shape, *form(packed), dtype)
+        assert torch.equal(actual, reference.grouped_embedding(ids, weight, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bad_input_shows_in_the_result(dtype: torch.dtype) -> None:
+    codes = torch.randint(0, 16, (20, 64), dtype=torch.uint8)
+    packed = pack_grouped(GroupedWeight(codes, 4, 32, torch.ones(20, 2), zero_point=8), "cpu")
+    x = torch.randn(3, 64).to(dtype)
+    x[0, 5], x[2, 40] = float("nan"), float("inf")
+    result = packed(x, None)
+    assert not result[[0, 2]].isfinite().any()
+    assert result[1].isfinite().all()
+
+
+def test_bits_are_stored_without_waste() -> None:
+    codes = torch.zeros(64, 256, dtype=torch.uint8)
+    for bits in BITS:
+        packed = pack_grouped(GroupedWeight(codes, bits, 32, torch.ones(64, 8).half()), "cpu")
+        assert packed.nbytes == 64 * 256 * bits // 8 + 64 * 8 * 2
+
+
+def test_packed_tensors_work_from_read_only_memory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    weight = GroupedWeight(torch.randint(0, 16, (40, 96), dtype=torch.uint8), 4, 32, torch.rand(40, 3).half())
+    packed = pack_grouped(weight, "cpu")
+    path = tmp_path_factory.mktemp("packed") / "codes"
+    path.write_bytes(packed.codes.numpy().tobytes())
+    mapped = torch.from_file(str(path), shared=False, size=packed.codes.numel(), dtype=torch.uint8)
+    x = torch.randn(2, 96)
+    codes = mapped.view(packed.codes.shape)
+    arguments = (packed.scales, None, None, None, None, 40, *form(packed))
+    assert torch.equal(native.grouped_linear(x, codes, *arguments), packed(x, None))
+
+
+def test_wrong_codes_are_refused() -> None:
+    packed = pack_grouped(GroupedWeight(torch.zeros(16, 64, dtype=torch.uint8), 4, 32, torch.ones(16, 2)), "cpu")
+    with pytest.raises(ValueError, match=r"codes of shape .* are not those of 4-bit weights \[16, 96\]"):
+        packed(torch.randn(1, 96), None)
+
+
+def test_int8_weights_are_packed_as_groups() -> None:
+    weight = Int8Weight(torch.randint(-128, 128, (48, 100), dtype=torch.int8), torch.rand(48))
+    packed = pack(weight)
+    assert isinstance(packed, PackedGrouped)
+    assert torch.equal(grouped_layout.unpack(packed).dequantize(), weight.dequantize())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_tokens=st.sampled_from([0, 1, 3, 8, 13, 40]),
+    num_inputs=st.sampled_from([17, 32, 160, 256, 288]),
+    num_outputs=st.integers(1, 300),
+    blocks=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    with_bias=st.booleans(),
+)
+def test_fp8_linear(
+    num_tokens: int, num_inputs: int, num_outputs: int, blocks: bool, dtype: torch.dtype, with_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens + num_outputs)
+    numbers = torch.randn(num_outputs, num_inputs, generator=generator)
+    numbers[:, ::3] *= 2**-8  # below the smallest normal number
+    weight = numbers.to(torch.float8_e4m3fn)
+    scale_shape = (-(-num_outputs // 128), -(-num_inputs // 128)) if blocks else (num_outputs,)
+    scales = torch.rand(scale_shape, generator=generator) + 0.1
+    x = torch.randn(num_tokens, num_inputs, generator=generator).to(dtype)
+    bias = torch.randn(num_outputs, generator=generator).to(dtype) if with_bias else None
+    matrix, x64 = Fp8Weight(weight, scales).dequantize().double(), x.double()
+    expected = x64 @ matrix.T + (0 if bias is None else bias.double())
+    magnitude = x64.abs() @ matrix.abs().T + (0 if bias is None else bias.double().abs())
+    tolerance = (FP32_ROUNDING + 2 * RESULT_ROUNDING[dtype]) * magnitude + 1e-7
+    for cpu in (native, fallback):
+        actual = cpu.fp8_linear(x, weight, scales, None, bias)
+        assert actual.dtype is dtype
+        assert ((actual.double() - expected).abs() <= tolerance).all()
+
+
+def test_fp8_linear_refuses_scales_that_do_not_fit() -> None:
+    weight = torch.randn(130, 64).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="do not fit"):
+        native.fp8_linear(torch.randn(1, 64), weight, torch.ones(1, 1), None, None)
