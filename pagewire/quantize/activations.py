@@ -32,7 +32,7 @@ class InputStatistics:
         values = inputs.float()
         with products_of(inputs.dtype):
             self.hessian.addmm_(values.T, values)
-        self._sum += values.abs_().sum(dim=0)
+        self._sum += values.abs().sum(dim=0)
         self._count += len(inputs)
 
 

@@ -96,7 +96,7 @@ class LayerQuantizer:
         module = self._layer.get_submodule(name)
         if not isinstance(module, nn.Linear):
             norm = self._layer.get_parameter(f"{name}.weight").data
-            before = norm.float()
+            before = norm.to(torch.float32, copy=True)
             norm.copy_(before / scales)
             after = norm.float()  # rounded: what the next module's weight must make up for
             return torch.where(after == 0, scales, before / after)
