@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kernels import fp8_linear, int8_linear, scaled_product, tuning
 from kernels import reference_quantized as reference
+from kernels.split_kv import arrival_counters
 from tests.kernels.interpreted import run_cases
 from tests.kernels.triton_quantize_input import F16, F32, FP8, INT8, NAN, fp8_weight, tokens_of
 
@@ -47,7 +48,7 @@ def configured(**values: int) -> Iterator[None]:
 
 @contextmanager
 def count_splits(expected: bool) -> Iterator[None]:
-    """Fails unless products within the block are split as expected."""
+    """Fails unless products within the block are split as expected, and leave their counters as they found them."""
     found: list[bool] = []
     splits = scaled_product._splits
 
@@ -59,6 +60,7 @@ def count_splits(expected: bool) -> Iterator[None]:
     with mock.patch.object(scaled_product, "_splits", recorded):
         yield
     assert found == [expected] * len(found) and found, "splits are not as this case expects"
+    assert not arrival_counters(torch.device("cpu"), 1).any(), "the next launch would count from here"
 
 
 def int8_weight(num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor]:
