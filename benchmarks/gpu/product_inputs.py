@@ -176,8 +176,8 @@ class Weights:
         self._weight = None
         self._layouts.clear()
         self._packed.clear()
-        gc.collect()
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
 

@@ -74,8 +74,8 @@ class Table:
             self._report.failure(f"{case.group} {case.name}: {first_line(error)}")
             if device.type == "cuda":
                 torch.cuda.synchronize()  # raises, and ends the run, if the device is lost
-        gc.collect()
         if device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
     def _add(self, case: Case, device: torch.device) -> None:
