@@ -27,13 +27,6 @@ def report(
         stats.WEIGHTS.labels(method, name).set(count)
     converted = [] if dequantized or weights is None else _converted(model, weights)
     stats.DEQUANTIZED_WEIGHTS.set(len(converted))
-    if converted:
-        logger.warning(
-            "%d weights are quantized in types that no kernel multiplies with: they are dequantized, and take more "
-            "memory and time (%s, ...)",
-            len(converted),
-            converted[0],
-        )
     if quantization is not None:
         sixteen_bits = model.weight_bytes + sum(2 * part.shape[0] * part.shape[1] - part.nbytes for part in parts)
         logger.info(

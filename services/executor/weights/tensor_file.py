@@ -1,8 +1,8 @@
 """A safetensors file whose tensors a kernel can use where they are mapped: each begins at a multiple of 64 bytes.
 
 safetensors itself aligns a tensor to the size of its elements, and allows no gaps. So each is stored as bytes, padded
-to a multiple of 64; its dtype and shape are in the metadata. The metadata has a checksum, the tensors have none: reading
-them all is what mapping avoids.
+to a multiple of 64; its dtype and shape are in the metadata. The metadata has a checksum, the tensors have none:
+reading them all is what mapping avoids.
 """
 
 from __future__ import annotations
