@@ -83,7 +83,7 @@ def model(tmp_path: Path) -> Path:
 def quantize(model: Path, out: Path, text: Path, **options: Any) -> dict[str, Any]:
     """Runs the command on a few short sequences; the report."""
     defaults = {"calibration": str(text), "calibration_samples": 12, "calibration_length": 32, "eval_samples": 4}
-    settings = {"group_size": 32, "num_threads": 1, "device": "cpu", **defaults, **options}
+    settings: dict[str, Any] = {"group_size": 32, "num_threads": 1, "device": "cpu", **defaults, **options}
     config = QuantizeConfig(model=str(model), out=str(out), **settings)
     assert command.run(config) == 0
     report: dict[str, Any] = json.loads((out / "quantization_report.json").read_text())
@@ -206,7 +206,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_what_cannot_be_done(tmp_path: Path, model: Path, text: Path, options: dict[str, Any], message: str) -> None:
     before = sorted(tmp_path.rglob("*"))
-    config = {"calibration_length": 32, "out": str(tmp_path / "out"), "calibration": str(text)} | options
+    config: dict[str, Any] = {
+        "calibration_length": 32,
+        "out": str(tmp_path / "out"),
+        "calibration": str(text),
+    } | options
     with pytest.raises(StartupError) as raised:
         command.run(QuantizeConfig(model=str(model), device="cpu", **config))
     assert message in str(raised.value)
