@@ -28,13 +28,17 @@ SCALE = HEAD_DIM**-0.5
 
 
 def best_times(contenders: dict[str, Callable[[], None]], calls: int) -> dict[str, float]:
-    """Seconds per call of each contender, each of which makes `calls` calls; the best of ROUNDS."""
+    """Seconds per call of each contender, each of which makes `calls` calls; the best of ROUNDS.
+
+    With one thread it is CPU time, which other work on the machine disturbs less.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(ROUNDS):
         for name, run in contenders.items():
-            started = time.perf_counter()
+            started = clock()
             run()
-            best[name] = min(best[name], (time.perf_counter() - started) / calls)
+            best[name] = min(best[name], (clock() - started) / calls)
     return best
 
 
@@ -107,8 +111,7 @@ def bench_quantized() -> None:
 def random_quantized(form: str, num_outputs: int, num_inputs: int) -> GroupedWeight | Fp8Weight:
     if form == "fp8":
         return Fp8Weight(torch.randn(num_outputs, num_inputs).to(torch.float8_e4m3fn), torch.rand(num_outputs))
-    group_size = {"int4 g128": 128, "Q6_K": 16, "nf4": 64}.get(form, 32)
-    bits = {"Q8_0": 8, "Q6_K": 6}.get(form, 4)
+    bits, group_size = {"int4 g128": (4, 128), "Q6_K": (6, 16), "nf4": (4, 64), "Q8_0": (8, 32)}.get(form, (4, 32))
     codes = torch.randint(0, 2**bits, (num_outputs, num_inputs), dtype=torch.uint8)
     scales = torch.rand(num_outputs, num_inputs // group_size)
     if form == "Q4_1":
@@ -287,9 +290,8 @@ def main() -> None:
     parts = {name.removeprefix("bench_"): part for name, part in globals().items() if name.startswith("bench_")}
     parser.add_argument("parts", nargs="*", metavar="PART", choices=[*parts, []], help=f"of {', '.join(parts)}")
     arguments = parser.parse_args()
-    threads = arguments.threads
-    torch.set_num_threads(threads)
-    print(f"torch {torch.__version__}, {threads} threads, bfloat16 unless said otherwise; best of {ROUNDS}")
+    torch.set_num_threads(arguments.threads)
+    print(f"torch {torch.__version__}, {arguments.threads} threads, bfloat16 unless said otherwise; best of {ROUNDS}")
     for part in arguments.parts or parts:
         parts[part]()
 
