@@ -38,7 +38,7 @@ def grouped_gemm_kernel(
     minimums_ptr,  # as scales, or None
     bias_ptr,  # [N], or None
     out_ptr,  # [num_tokens, N] contiguous
-    partials_ptr,  # fp32 [blocks, num_splits, BLOCK_N, BLOCK_M]
+    partials_ptr,  # fp32 [blocks, num_splits, BLOCK_M, BLOCK_N]
     arrived_ptr,  # int32 [blocks], zeros before and after
     num_tokens,
     num_outputs,
@@ -76,7 +76,10 @@ def grouped_gemm_kernel(
     rows = tl.arange(0, BLOCK_N)
     element = tl.arange(0, WIDTH)
     output = block_n * BLOCK_N + rows
-    row_offsets = rows // _TILE_N * (tiles_k * _TILE_N * WIDTH) + rows % _TILE_N * WIDTH
+    # A block may have more outputs than there are, padding included: these read the last one's.
+    source = tl.minimum(output, group_stride - 1)
+    rows_there = source - block_n * BLOCK_N
+    row_offsets = rows_there // _TILE_N * (tiles_k * _TILE_N * WIDTH) + rows_there % _TILE_N * WIDTH
     if BLOCK_N < _TILE_N:
         row_offsets += block_n * BLOCK_N % _TILE_N * WIDTH
     first_code = block_n.to(tl.int64) * BLOCK_N // _TILE_N * tiles_k + first_tile
@@ -90,14 +93,14 @@ def grouped_gemm_kernel(
     sums = acc
     ones = tl.full([BLOCK_N, WIDTH], 1.0, dtype=tl.float32).to(dtype)
     zero_point = tl.full([1, 1], ZERO_POINT, dtype=tl.float32)
-    scale_ptrs = scales_ptr + (2 * output if PAIRS else output)
+    scale_ptrs = scales_ptr + (2 * source if PAIRS else source)
     scale_stride = 2 * group_stride if PAIRS else group_stride
     # Scales are loaded a tile ahead. Words need not be: as they belong to an operand, they are prefetched with it.
     group = group_of_tile(first_tile, TILE_K, GROUP)
     if not WORDS:
         scales = load_groups(scale_ptrs + group * scale_stride, scale_stride, GROUPS)
     if FORM == MINIMUMS:
-        minimum_ptrs = minimums_ptr + output
+        minimum_ptrs = minimums_ptr + source
         minimums = load_groups(minimum_ptrs + group * group_stride, group_stride, GROUPS)
     for tile in tl.range(first_tile, last_tile):
         codes = tl.load(codes_ptrs, eviction_policy="evict_first")
@@ -113,7 +116,7 @@ def grouped_gemm_kernel(
         for plane in tl.static_range(PLANES):
             if plane % (PLANES // GROUPS) == 0:  # a group begins
                 if WORDS:
-                    word = tl.load(scales_ptr + (group + plane * GROUPS // PLANES) * group_stride + output)
+                    word = tl.load(scales_ptr + (group + plane * GROUPS // PLANES) * group_stride + source)
                     scale = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
                     zero = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)[:, None]
                 elif PAIRS:
@@ -148,7 +151,7 @@ def grouped_gemm_kernel(
 
     if num_splits > 1:
         block = block_n * blocks_m + block_m
-        tile_offsets = rows[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        tile_offsets = tl.arange(0, BLOCK_M)[None, :] * BLOCK_N + rows[:, None]
         block_ptrs = partials_ptr + block.to(tl.int64) * num_splits * (BLOCK_N * BLOCK_M) + tile_offsets
         tl.store(block_ptrs + split * (BLOCK_N * BLOCK_M), acc, mask=in_rows)
         tl.debug_barrier()  # all threads have stored before one of them counts the program
@@ -156,7 +159,10 @@ def grouped_gemm_kernel(
             return
         tl.store(arrived_ptr + block, 0)  # for the next launch: all of the block's programs have counted
         acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        for other in tl.range(0, num_splits, num_stages=1):
+        # Pipelined, because the latency of a load is all that this loop costs; large tiles less deeply, for the sake of
+        # shared memory.
+        STAGES: tl.constexpr = 4 if BLOCK_N * BLOCK_M <= 2048 else 2
+        for other in tl.range(0, num_splits, num_stages=STAGES):
             acc += tl.load(block_ptrs + other * (BLOCK_N * BLOCK_M), mask=in_rows, other=0.0, cache_modifier=".cg")
     in_outputs = output < num_outputs
     if bias_ptr is not None:
@@ -215,14 +221,6 @@ def grouped_gemm(
         num_stages=config["num_stages"],
     )
     return out
-
-
-def can_multiply(bits: int, group_size: int, num_inputs: int) -> bool:
-    """Whether groups and tiles fit together: no plane of a tile has inputs of two groups."""
-    tile_k = tile_inputs(bits, group_size)
-    if group_size >= num_inputs or group_size % tile_k == 0:
-        return True
-    return tile_k % group_size == 0 and group_size % tile_width(group_size) == 0
 
 
 @lru_cache(maxsize=4096)

@@ -108,7 +108,10 @@ def grouped_gemv_kernel(
     rows = tl.arange(0, BLOCK_N)
     word = tl.arange(0, WORDS)
     output = block_n * BLOCK_N + rows
-    row_offsets = rows // _TILE_N * (tiles_k * _TILE_N * WORDS) + rows % _TILE_N * WORDS
+    # A block may have more outputs than there are, padding included: these read the last one's.
+    source = tl.minimum(output, group_stride - 1)
+    rows_there = source - block_n * BLOCK_N
+    row_offsets = rows_there // _TILE_N * (tiles_k * _TILE_N * WORDS) + rows_there % _TILE_N * WORDS
     if BLOCK_N < _TILE_N:
         row_offsets += block_n * BLOCK_N % _TILE_N * WORDS
     first_word = (block_n.to(tl.int64) * BLOCK_N // _TILE_N * tiles_k + first_tile) * (_TILE_N * WORDS)
@@ -120,7 +123,7 @@ def grouped_gemv_kernel(
         words_ptrs += _TILE_N * WORDS
         group = group_of_tile(tile, TILE_K, GROUP)
         for index in tl.static_range(GROUPS):
-            scale_ptrs = scales_ptr + PAIR * ((group + index) * group_stride + output)
+            scale_ptrs = scales_ptr + PAIR * ((group + index) * group_stride + source)
             scale = tl.load(scale_ptrs).to(tl.float32)[:, None]
             whole = tl.zeros([WORDS], dtype=tl.float32)  # sum of x where codes are whole numbers
             sixteenths = tl.zeros([WORDS], dtype=tl.float32)
@@ -147,7 +150,7 @@ def grouped_gemv_kernel(
             else:
                 acc += scale * (part - (added + ZERO_POINT * x_sum)[None, :])
             if FORM == MINIMUMS:
-                minimum = tl.load(minimums_ptr + (group + index) * group_stride + output)
+                minimum = tl.load(minimums_ptr + (group + index) * group_stride + source)
                 acc += minimum.to(tl.float32)[:, None] * x_sum[None, :]
     total = tl.sum(acc, axis=1)
 
@@ -160,7 +163,7 @@ def grouped_gemv_kernel(
             return
         tl.store(arrived_ptr + block, 0)  # for the next launch: all of the block's programs have counted
         total = tl.zeros([BLOCK_N], dtype=tl.float32)
-        for other in tl.range(0, num_splits, num_stages=1):
+        for other in tl.range(0, num_splits, num_stages=4):  # the latency of a load is all that this loop costs
             total += tl.load(block_ptrs + other * BLOCK_N, cache_modifier=".cg")
     in_outputs = output < num_outputs
     if bias_ptr is not None:

@@ -34,6 +34,14 @@ def tile_inputs(bits: int, group_size: int) -> int:
     return tile_width(group_size) * (16 // bits)
 
 
+def groups_fit(bits: int, group_size: int, num_inputs: int) -> bool:
+    """Whether no plane of a tile has inputs of two groups, as all but dequantization needs."""
+    inputs = tile_inputs(bits, group_size)
+    if group_size >= num_inputs or group_size % inputs == 0:
+        return True
+    return inputs % group_size == 0 and group_size % tile_width(group_size) == 0
+
+
 def pack(weight: GroupedWeight) -> PackedGrouped:
     weight = _without_integer_codebook(weight)
     bits = 4 if weight.bits <= 4 else 8

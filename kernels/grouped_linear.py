@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import grouped_dequantize, tuning
-from kernels.grouped_gemm import can_multiply, grouped_gemm
+from kernels.grouped_gemm import grouped_gemm
 from kernels.grouped_gemv import grouped_gemv
+from kernels.grouped_layout import groups_fit
 
 # From how many tokens on a product in fp32 is better made of dequantized weights.
 _FP32_GEMV_ROWS = 5
@@ -45,7 +46,7 @@ def grouped_linear(
     shape = {"bits": bits, "group": min(group_size, num_inputs), "tokens": num_tokens}
     shape |= {"outputs": out_features, "inputs": num_inputs}
     capability = tuning.capability_of(x.device)
-    fits = codebook is None and can_multiply(bits, group_size, num_inputs)
+    fits = codebook is None and groups_fit(bits, group_size, num_inputs)
     in_fp32 = x.is_cuda and x.dtype is torch.float32  # tensor cores have no such thing
     gemv = tuning.lookup("grouped_gemv", capability, **shape)
     if fits and num_tokens < (_FP32_GEMV_ROWS if in_fp32 else gemv["gemm_rows"]):

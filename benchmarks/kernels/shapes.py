@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
+from benchmarks.kernels.grouped_problems import grouped_shapes
 from benchmarks.kernels.linear_problems import linear_shapes
 from kernels import tuning
 
@@ -53,6 +54,8 @@ _HEADS = [(64, 3), (64, 7), (64, 1), (96, 1), (128, 4), (128, 7), (128, 8), (128
 
 def tuned_shapes(kernel: str, which: str, capability: int) -> list[Shape]:
     """`which`: tiny, small (some minutes) or all; the most important first."""
+    if kernel.startswith("grouped_"):
+        return list(grouped_shapes(kernel, which, capability))
     if kernel not in CONTEXTS:
         return list(linear_shapes(kernel, which, capability))
     if which == "tiny":

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.compiler import Specialization
+from benchmarks.kernels.grouped_products import grouped_products
 from benchmarks.kernels.scaled_products import scaled_products
 from kernels import (
     activation,
@@ -41,7 +42,13 @@ MODELS = ((32, 8, 128, 4096, 14336, 128256), (14, 2, 64, 896, 4864, 151936))
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
     """(kernel's name, variant) -> form, each once."""
-    forms = (*attention(capability), *elementwise(capability), *sampling_forms(), *scaled_products(capability))
+    forms = (
+        *attention(capability),
+        *elementwise(capability),
+        *sampling_forms(),
+        *scaled_products(capability),
+        *grouped_products(capability),
+    )
     return {(form.name, form.variant): form for form in forms}
 
 

@@ -19,6 +19,7 @@ import triton
 
 from benchmarks.gpu.measure import Call, median_seconds
 from benchmarks.gpu.report import Budget, device_name
+from benchmarks.kernels.grouped_problems import grouped_problems
 from benchmarks.kernels.linear_problems import linear_problems
 from benchmarks.kernels.problems import attention_problem
 from benchmarks.kernels.shapes import CONTEXTS, TINY_CONTEXT, Shape, tuned_shapes
@@ -38,7 +39,7 @@ class Problem(Protocol):
         """Whether the first set's result is."""
 
 
-# As library_rows: more tokens than there are.
+# As library_rows and gemm_rows: more tokens than there are.
 ALWAYS_OURS = 1 << 30
 _PRODUCT_TILES: dict[str, tuple[int, ...]] = {
     "block_m": (16, 32, 64, 128),
@@ -59,6 +60,19 @@ COMPILED: dict[str, dict[str, tuple[int, ...]]] = {
     "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "int8_product": _PRODUCT_TILES,
+    "grouped_gemm": {
+        "block_m": (8, 16, 32, 64, 128),
+        "block_n": (64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (3, 4, 5),
+        "library_rows": (ALWAYS_OURS,),
+    },
+    "grouped_gemv": {
+        "block_n": (64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (1, 3, 4),
+        "gemm_rows": (ALWAYS_OURS,),
+    },
 }
 # What a launch decides. All combinations are tried with the best compiled forms.
 LAUNCHED: dict[str, dict[str, tuple[int, ...]]] = {
@@ -67,6 +81,8 @@ LAUNCHED: dict[str, dict[str, tuple[int, ...]]] = {
     "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
+    "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
+    "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
 }
 NUM_FINALISTS = 3
 # A configuration replaces the present one if it takes at most this share of its time: less is noise.
@@ -126,6 +142,8 @@ def search(kernel: str, shape: Shape, device: torch.device) -> Search:
 
 def _problems(kernel: str, shape: Shape, device: torch.device) -> Sequence[Problem]:
     """What a shape is measured with."""
+    if kernel.startswith("grouped_"):
+        return grouped_problems(shape, device)
     if kernel not in CONTEXTS:
         return linear_problems(kernel, shape, device)
     contexts = (TINY_CONTEXT,) if device.type == "cpu" else CONTEXTS[kernel](shape)

@@ -6,16 +6,18 @@ in a process of its own (not the interpreter's). Prints one line per form and ar
 whether all compiled, fit in shared memory and keep their spills below the bound (`benchmarks.kernels.aot`).
 
 Without --all, what is most likely to break: on sm_90 (the largest configurations) and sm_89 (the least shared memory)
-every configuration of the attention tables once, in the largest tile that it is chosen for, and products with int8 and
-fp8 weights in their largest tile; everything else in its bf16 forms for Llama's shapes, on sm_90. The machine
-instructions of products are looked at on all three.
+every configuration of the attention tables once, in the largest tile that it is chosen for, and products with int8,
+fp8 and grouped weights in their largest tile; everything else in its bf16 forms for Llama's shapes, on sm_90. The
+machine instructions of products are looked at on all three.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 
+from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
@@ -42,6 +44,8 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
             yield capability, form
         for kernel in SCALED_PRODUCTS:
             yield capability, largest_product(kernel, capability)
+        for form in grouped_products.largest_products(capability):
+            yield capability, form
     seen = set()
     for form in (*elementwise(90), *sampling_forms(), *quantizations(90)):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
@@ -77,13 +81,32 @@ def instruction_faults() -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
+# (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes
+GROUPED_PRODUCTS = ((4, "bf16"), (4, "fp16"), (8, "bf16"))
+
+
+def grouped_instruction_faults() -> Iterator[str]:
+    """What products with grouped weights lack of what makes them fast, and what they have that is slow."""
+    for capability, (bits, dtype) in itertools.product(ARCHITECTURES, GROUPED_PRODUCTS):
+        form = grouped_products.few_tokens(capability, 8, bits=bits, dtype=dtype, zeros=bits == 4)
+        found = instructions(form, capability)
+        label = f"grouped_gemm of {bits} bits, {dtype} sm_{capability}"
+        # Products of 8 columns; weights by 16 bytes to shared memory, and from there as matrices.
+        for wanted in ("HMMA.16816.F32", "LDGSTS.E.BYPASS.128", "LDSM.16.M88.4"):
+            if not any(name.startswith(wanted) for name in found):
+                yield f"{label}: no {wanted} among {sorted(found)}"
+        slow = [name for name in found if name.startswith(("F2F.", "I2F", "LDS.U", "STS.U")) and name != "I2F.RP"]
+        if slow:
+            yield f"{label}: {slow}"
+
+
 def main() -> int:
     if "--all" in sys.argv[1:]:
         forms = [(capability, form) for capability in ARCHITECTURES for form in all_forms(capability).values()]
     else:
         forms = list(representatives())
     _, failed = compile_all(forms)
-    failed += instruction_faults()
+    failed += [*instruction_faults(), *grouped_instruction_faults()]
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0

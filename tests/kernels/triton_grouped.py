@@ -154,9 +154,9 @@ def no_tokens_case() -> None:
 
 def fitting_case() -> None:
     """Groups that straddle planes of tiles are multiplied all the same."""
-    assert not grouped_gemm.can_multiply(4, 48, 480)
-    assert all(grouped_gemm.can_multiply(bits, group, 4096) for bits in (4, 8) for group in (16, 32, 64, 128, 256))
-    assert grouped_gemm.can_multiply(4, 100, 100)
+    assert not grouped_layout.groups_fit(4, 48, 480)
+    assert all(grouped_layout.groups_fit(bits, group, 4096) for bits in (4, 8) for group in (16, 32, 64, 128, 256))
+    assert grouped_layout.groups_fit(4, 100, 100)
     product_case("gemm", 3, (20, 200), 4, 48, "zeros")
 
 

@@ -1,0 +1,98 @@
+"""Every form in which the kernels of grouped_linear and grouped_embedding are compiled for what we serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.kernels.compiler import Specialization
+from kernels import grouped_dequantize, grouped_gemm, grouped_gemv, tuning
+
+# Inputs of a linear layer: a multiple of every tile, and not.
+EVEN_INPUTS, RAGGED_INPUTS = 4096, 4304
+_SYMMETRIC: dict[str, Any] = {"zero_point": 8}
+_ZEROS: dict[str, Any] = {"zeros": True}
+_MINIMUMS: dict[str, Any] = {"minimums": True}
+# (bits as packed, group size) -> type of scales, form
+_WEIGHTS: dict[tuple[int, int], tuple[tuple[str, dict[str, Any]], ...]] = {
+    (4, 128): (("fp16", _SYMMETRIC), ("fp16", _ZEROS)),  # GPTQ, AWQ
+    (4, 32): (("fp16", _SYMMETRIC), ("fp16", _MINIMUMS), ("fp32", _MINIMUMS)),  # Q4_0, Q4_1, Q4_K
+    (4, 16): (("fp32", _SYMMETRIC), ("fp32", _MINIMUMS)),  # Q3_K, Q2_K
+    (8, 128): (("fp16", {"zero_point": 128}),),  # GPTQ
+    (8, 32): (("fp16", {"zero_point": 128}), ("fp32", _MINIMUMS)),  # Q8_0, Q5_K
+    (8, 16): (("fp32", {"zero_point": 32}),),  # Q6_K
+}
+
+
+def grouped_products(capability: int) -> Iterator[Specialization]:
+    """The products in every configuration that their tables can choose, and the kernels around them.
+
+    Of a format's forms that differ only in what belongs to a group, the one that needs most registers.
+    """
+    for entry in tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability)):
+        bits, group = entry.shape["bits"], entry.shape["group"]
+        *_, (scale_type, form) = _WEIGHTS[bits, group]
+        if bits == 4 or group == 128:
+            yield _gemm("bf16", scale_type, bits, group, entry.config, **form)
+    for (bits, group), weights in _WEIGHTS.items():
+        for scale_type, form in weights:
+            yield _gemm("bf16", scale_type, bits, group, _config("grouped_gemm", capability, bits, group, 8), **form)
+    config = _config("grouped_gemm", capability, 4, 128, 64)  # with what the others lack
+    yield _gemm("fp16", "fp16", 4, 128, config, inputs=RAGGED_INPUTS, bias=True, **_ZEROS)
+    yield _gemm("fp16", "fp16", 8, 128, config, **_SYMMETRIC)
+    yield _gemm("bf16", "fp32", 4, 128, config, **_ZEROS)
+    yield _gemm("bf16", "fp16", 4, EVEN_INPUTS, config, **_ZEROS)
+    yield from _gemvs(capability)
+    for kernel in (grouped_dequantize.grouped_dequantize_kernel, grouped_dequantize.grouped_embedding_kernel):
+        model = (kernel, "bf16", "fp32")
+        for bits, group, option in ((4, 32, "minimums"), (8, 128, "zeros"), (4, 64, "codebook")):
+            options: dict[str, Any] = {option: True}
+            yield _specialization(grouped_dequantize.specialization(*model, bits, group, **options))
+    yield _specialization(grouped_dequantize.gather_specialization("bf16"))
+
+
+def few_tokens(
+    capability: int, tokens: int, *, bits: int = 4, dtype: str = "bf16", zeros: bool = True
+) -> Specialization:
+    """A product as decode steps of up to `tokens` requests launch it, of an AWQ or GPTQ weight."""
+    form = _ZEROS if zeros else _SYMMETRIC
+    return _gemm(dtype, "fp16", bits, 128, _config("grouped_gemm", capability, bits, 128, tokens), **form)
+
+
+def largest_products(capability: int) -> Iterator[Specialization]:
+    """Of each format the form that needs most registers."""
+    table = tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability))
+    for (bits, group), (*_, (scale_type, form)) in _WEIGHTS.items():
+        configs = [entry.config for entry in table if (entry.shape["bits"], entry.shape["group"]) == (bits, group)]
+        largest = max(configs, key=lambda config: config["block_m"] * config["block_n"] / config["num_warps"])
+        yield _gemm("bf16", scale_type, bits, group, largest, **form)
+
+
+def _gemvs(capability: int) -> Iterator[Specialization]:
+    config = _config("grouped_gemv", capability, 4, 128, 1)
+    for bits, group, form in ((4, 128, _ZEROS), (4, 32, _MINIMUMS), (8, 32, _SYMMETRIC)):
+        model = ("bf16", "fp16", bits, group, EVEN_INPUTS, config)
+        yield _specialization(grouped_gemv.specialization(*model, **form))
+    model = ("fp32", "fp16", 4, 128, RAGGED_INPUTS, config)
+    yield _specialization(grouped_gemv.specialization(*model, permutation=True, bias=True, **_ZEROS))
+
+
+def _config(kernel: str, capability: int, bits: int, group: int, tokens: int) -> Mapping[str, int]:
+    shape = {"bits": bits, "group": group, "tokens": tokens, "outputs": 8192, "inputs": EVEN_INPUTS}
+    return tuning.lookup(kernel, capability, **shape)
+
+
+def _gemm(
+    dtype: str,
+    scale_type: str,
+    bits: int,
+    group: int,
+    config: Mapping[str, int],
+    inputs: int = EVEN_INPUTS,
+    **form: Any,
+) -> Specialization:
+    return _specialization(grouped_gemm.specialization(dtype, scale_type, bits, group, inputs, config, **form))
+
+
+def _specialization(form: tuple[Any, ...]) -> Specialization:
+    return Specialization(*form)
