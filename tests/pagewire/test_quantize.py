@@ -54,7 +54,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def save_model(path: Path, family: str = "llama tied", dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     name, overrides = FAMILIES[family]
     overrides = {key: value for key, value in (TINY | overrides).items() if (name, key) != ("Qwen2", "head_dim")}
-    model = save_tiny(path, name, **overrides).to(dtype)
+    model: Any = save_tiny(path, name, **overrides)
+    model.to(dtype)
     model.save_pretrained(path)
     vocab = {char: byte for byte, char in BYTE_TO_CHAR.items()} | {"<eos>": 256}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
