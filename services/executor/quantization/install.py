@@ -68,6 +68,11 @@ def read_shard(weights: WeightSource, shard: Shard, device: torch.device) -> Qua
         return to_device(shard.format.read(tensors, shard.out_features, shard.in_features), device)
     except ModelLoadError as error:
         raise ModelLoadError(f"tensor {shard.name}.{error}") from error
+    except (ValueError, IndexError, OverflowError) as error:
+        raise ModelLoadError(
+            f"module {shard.name}: its tensors cannot be unpacked ({error}); the checkpoint is damaged, download it "
+            "again"
+        ) from error
 
 
 def stored_shards(path: Path, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> Read:
