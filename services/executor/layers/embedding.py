@@ -46,8 +46,17 @@ class Embedding:
 
     def install(self, parts: Sequence[PackedWeight]) -> None:
         (weight,) = parts
+        name = self.shards[0].name
         if not isinstance(weight, Dense | PackedGrouped):
-            raise ModelLoadError(f"tensor {self.shards[0].name}.weight: an embedding cannot be stored in this format")
+            raise ModelLoadError(
+                f"module {name}: rows of an embedding cannot be looked up in int8 or fp8 without groups; leave it "
+                "unquantized"
+            )
+        if isinstance(weight, PackedGrouped) and weight.permutation is not None:
+            raise ModelLoadError(
+                f"module {name}: rows of an embedding cannot be looked up where act-order permutes inputs; leave it "
+                "unquantized, or quantize it without act-order"
+            )
         self.weight = weight
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
