@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kernels.attention_tile import Specialization
 from kernels.fp8 import e4m3_from_fp32, has_native_encode
+from kernels.quantized import FP8_BLOCK
 
-GROUP = 128  # inputs that share a scale where weights have scales per block
+GROUP = FP8_BLOCK  # inputs that share a scale where weights have scales per block
 # Elements of a program. Longer rows are read twice, the second time from the L2 cache.
 MAX_TILE = 8192
 GROUPED_TILE = 4096

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.quantized.weights import Fp8Weight, GroupedWeight, Int8Weight
-
-FP8_MAX = 448.0
-FP8_BLOCK = 128
+from kernels.quantized.weights import FP8_BLOCK, Fp8Weight, GroupedWeight, Int8Weight
+from kernels.reference import FP8_MAX
 
 
 def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Tensor:

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from benchmarks.gpu.measure import num_sets
 from kernels import reference_quantized as reference
-from kernels.quantized import Fp8Weight, GroupedWeight, Int8Weight, PackedWeight, QuantizedWeight, pack
+from kernels.quantized import FP8_BLOCK, Fp8Weight, GroupedWeight, Int8Weight, PackedWeight, QuantizedWeight, pack
 
 Layout = tuple[Tensor, ...]  # a weight as a contestant wants it
-
-FP8_BLOCK = 128
 
 
 class Form(Protocol):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.library import I, L, P, bind, dtype_code
-from kernels.reference_quantized import FP8_BLOCK
+from kernels.quantized.weights import FP8_BLOCK
 
 __all__ = ["fp8_linear"]
 

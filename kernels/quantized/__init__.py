@@ -1,10 +1,21 @@
 """Quantized weights: what they are (`weights`), and what they become on a device (`packed`)."""
 
 from kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack
-from kernels.quantized.weights import BITS, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, stack, to_device
+from kernels.quantized.weights import (
+    BITS,
+    FP8_BLOCK,
+    Fp8Weight,
+    GroupedWeight,
+    Int8Weight,
+    QuantizedWeight,
+    rows,
+    stack,
+    to_device,
+)
 
 __all__ = [
     "BITS",
+    "FP8_BLOCK",
     "Fp8Weight",
     "GroupedWeight",
     "Int8Weight",
@@ -14,6 +25,7 @@ __all__ = [
     "PackedWeight",
     "QuantizedWeight",
     "pack",
+    "rows",
     "stack",
     "to_device",
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.quantized.weights import Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight
+from kernels.quantized.weights import ByteWeight, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight
 
 _grouped_linear = torch.ops.pagewire.grouped_linear.default
 _grouped_embedding = torch.ops.pagewire.grouped_embedding.default
@@ -90,42 +90,23 @@ class PackedGrouped:
 
 
 @dataclass(frozen=True)
-class PackedInt8:
-    """As `Int8Weight`."""
-
-    weight: Tensor
-    scales: Tensor
-    input_scale: Tensor | None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)"""
-        return self.weight.shape[0], self.weight.shape[1]
-
+class _PackedBytes(ByteWeight):
     @property
     def nbytes(self) -> int:
         return _nbytes(self.weight, self.scales, self.input_scale)
+
+
+@dataclass(frozen=True)
+class PackedInt8(_PackedBytes):
+    """As `Int8Weight`."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return _int8_linear(x, self.weight, self.scales, self.input_scale, bias)
 
 
 @dataclass(frozen=True)
-class PackedFp8:
+class PackedFp8(_PackedBytes):
     """As `Fp8Weight`."""
-
-    weight: Tensor
-    scales: Tensor
-    input_scale: Tensor | None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)"""
-        return self.weight.shape[0], self.weight.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return _nbytes(self.weight, self.scales, self.input_scale)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return _fp8_linear(x, self.weight, self.scales, self.input_scale, bias)
@@ -137,7 +118,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     layout = "cuda" if device.type == "cuda" or kernels.cpu_backend() == "triton" else "cpu"
     if isinstance(weight, Int8Weight):
         if layout == "cpu":  # whose kernels quantize activations by groups, with finer scales than the format's
-            return pack_grouped(_as_grouped(weight), layout)
+            return pack_grouped(weight.as_grouped(), layout)
         return PackedInt8(weight.weight.contiguous(), weight.scales, weight.input_scale)
     if isinstance(weight, Fp8Weight):
         return PackedFp8(weight.weight.contiguous(), weight.scales, weight.input_scale)
@@ -154,11 +135,6 @@ def unpack_grouped(packed: PackedGrouped) -> GroupedWeight:
     """A weight that dequantizes to the same numbers as the one that was packed."""
     weight: GroupedWeight = importlib.import_module(LAYOUTS[packed.layout]).unpack(packed)
     return weight
-
-
-def _as_grouped(weight: Int8Weight) -> GroupedWeight:
-    codes = (weight.weight.to(torch.int16) + 128).to(torch.uint8)
-    return GroupedWeight(codes, 8, weight.shape[1], weight.scales[:, None], zero_point=128)
 
 
 def _nbytes(*tensors: Tensor | None) -> int:

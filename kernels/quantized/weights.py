@@ -7,15 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["BITS", "SUPER_SIZE", "Fp8Weight", "GroupedWeight", "Int8Weight", "QuantizedWeight"]
+__all__ = [
+    "BITS",
+    "FP8_BLOCK",
+    "SUPER_SIZE",
+    "ByteWeight",
+    "Fp8Weight",
+    "GroupedWeight",
+    "Int8Weight",
+    "QuantizedWeight",
+    "rows",
+    "stack",
+    "to_device",
+]
 
 BITS = (2, 3, 4, 5, 6, 8)
 SUPER_SIZE = 256  # inputs that share one scale of scales (GGUF's K-quants)
+FP8_BLOCK = 128  # outputs, and inputs, that share a scale where fp8 has one per block
 
 
 @dataclass(frozen=True)
@@ -104,13 +117,8 @@ class GroupedWeight:
 
 
 @dataclass(frozen=True)
-class Int8Weight:
-    """Symmetric int8 with a scale per output, for products with int8 activations (W8A8).
-
-    weight        int8 [N, K]
-    scales        float32 [N]
-    input_scale   None: activations are quantized per token; or float32 [1], a scale fixed at calibration
-    """
+class ByteWeight:
+    """A byte per weight, without groups: what `Int8Weight`, `Fp8Weight` and their packed forms have in common."""
 
     weight: Tensor
     scales: Tensor
@@ -121,9 +129,24 @@ class Int8Weight:
         """(N, K)"""
         return self.weight.shape[0], self.weight.shape[1]
 
+
+@dataclass(frozen=True)
+class Int8Weight(ByteWeight):
+    """Symmetric int8 with a scale per output, for products with int8 activations (W8A8).
+
+    weight        int8 [N, K]
+    scales        float32 [N]
+    input_scale   None: activations are quantized per token; or float32 [1], a scale fixed at calibration
+    """
+
     def dequantize(self) -> Tensor:
         """float32 [N, K]"""
         return self.weight.float() * self.scales[:, None]
+
+    def as_grouped(self) -> GroupedWeight:
+        """The same numbers in a single group, without input_scale."""
+        codes = (self.weight.to(torch.int16) + 128).to(torch.uint8)
+        return GroupedWeight(codes, 8, self.shape[1], self.scales[:, None], zero_point=128)
 
     def stacks_with(self, other: QuantizedWeight) -> bool:
         """Whether both can be rows of one weight."""
@@ -135,7 +158,7 @@ class Int8Weight:
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
+class Fp8Weight(ByteWeight):
     """float8 e4m3 with a scale per output or per block.
 
     weight        float8_e4m3fn [N, K]
@@ -145,22 +168,13 @@ class Fp8Weight:
                   keep their dtype.
     """
 
-    weight: Tensor
-    scales: Tensor
-    input_scale: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)"""
-        return self.weight.shape[0], self.weight.shape[1]
-
     def dequantize(self) -> Tensor:
         """float32 [N, K]"""
         if self.scales.dim() == 1:
             return self.weight.float() * self.scales[:, None]
         num_outputs, num_inputs = self.shape
-        scales = self.scales.repeat_interleave(128, dim=0)[:num_outputs].repeat_interleave(128, dim=1)[:, :num_inputs]
-        return self.weight.float() * scales
+        scales = self.scales.repeat_interleave(FP8_BLOCK, dim=0)[:num_outputs]
+        return self.weight.float() * scales.repeat_interleave(FP8_BLOCK, dim=1)[:, :num_inputs]
 
     def stacks_with(self, other: QuantizedWeight) -> bool:
         """Whether both can be rows of one weight: blocks must not straddle them."""
@@ -168,12 +182,13 @@ class Fp8Weight:
             isinstance(other, Fp8Weight)
             and self.shape[1] == other.shape[1]
             and self.scales.dim() == other.scales.dim()
-            and (self.scales.dim() == 1 or self.shape[0] % 128 == 0)
+            and (self.scales.dim() == 1 or self.shape[0] % FP8_BLOCK == 0)
             and _equal(self.input_scale, other.input_scale)
         )
 
 
 QuantizedWeight: TypeAlias = GroupedWeight | Int8Weight | Fp8Weight
+Weight = TypeVar("Weight", bound=QuantizedWeight)
 
 _SHARED_FIELDS = ("input_scale", "codebook", "permutation")
 
@@ -191,7 +206,19 @@ def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     return replace(first, **stacked)
 
 
-def to_device(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
+def rows(weight: Weight, start: int, stop: int) -> Weight:
+    """Outputs [start, stop) of a weight, as views; with scales per block, start must be a multiple of 128."""
+    part: dict[str, Any] = {
+        field.name: value[start:stop]
+        for field in fields(weight)
+        if isinstance(value := getattr(weight, field.name), Tensor) and field.name not in _SHARED_FIELDS
+    }
+    if isinstance(weight, Fp8Weight) and weight.scales.dim() == 2:
+        part["scales"] = weight.scales[start // FP8_BLOCK : -(-stop // FP8_BLOCK)]
+    return replace(weight, **part)
+
+
+def to_device(weight: Weight, device: torch.device) -> Weight:
     """The same with its tensors on `device`."""
     moved: dict[str, Any] = {
         field.name: getattr(weight, field.name).to(device)

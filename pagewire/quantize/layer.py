@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from kernels.quantized import GroupedWeight
+from kernels.quantized import GroupedWeight, rows
 from pagewire.quantize.activations import InputStatistics
 from pagewire.quantize.awq import awq, input_scales
 from pagewire.quantize.gptq import GptqOptions, gptq
@@ -114,10 +114,9 @@ class LayerQuantizer:
         start = 0
         for name in names:
             module = self._linear(name)
-            rows = slice(start, start + module.out_features)
-            start += module.out_features
-            offsets = None if quantized.offsets is None else quantized.offsets[rows]
-            weight = replace(quantized, codes=quantized.codes[rows], scales=quantized.scales[rows], offsets=offsets)
+            stop = start + module.out_features
+            weight = rows(quantized, start, stop)
+            start = stop
             self.weights[name] = weight
             module.weight.data.copy_(weight.dequantize())
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
+from kernels.quantized import GroupedWeight, Int8Weight
 from services.executor.model_config import ModelLoadError
 from services.executor.quantization.dummy import STD, random_bytes, random_grouped
 from services.executor.quantization.formats import TensorSpec, WeightFormat
@@ -155,8 +155,7 @@ class EightBitFormat:
                 "with a current bitsandbytes"
             )
         scales = checked_scales("SCB", tensors["SCB"]) / 127
-        codes = (tensors["weight"].to(torch.int16) + 128).to(torch.uint8)
-        return GroupedWeight(codes, 8, in_features, scales[:, None], zero_point=128)
+        return Int8Weight(tensors["weight"], scales).as_grouped()
 
     def random(self, out_features: int, in_features: int, generator: torch.Generator) -> GroupedWeight:
         return random_grouped((out_features, in_features), 8, -1, generator, has_offsets=False)

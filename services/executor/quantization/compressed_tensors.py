@@ -10,8 +10,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kernels.quantized import FP8_BLOCK
 from services.executor.model_config import ModelLoadError
-from services.executor.quantization.eight_bit import BLOCK, Fp8Format, Int8Format
+from services.executor.quantization.eight_bit import Fp8Format, Int8Format
 from services.executor.quantization.formats import WeightFormat
 from services.executor.quantization.integers import IntegerFormat
 from services.executor.quantization.settings import group_size_of, one_of, strings_of
@@ -100,9 +101,9 @@ def _format_of(group: Mapping[str, Any], default_format: object) -> WeightFormat
                 f"weights: float numbers of strategy {strategy!r} in format {stored!r}, symmetric {symmetric}, are not "
                 "supported, expected symmetric ones by tensor, channel or block in float-quantized"
             )
-        if strategy == "block" and weights.get("block_structure") not in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
-            found = weights.get("block_structure")
-            raise ModelLoadError(f"weights.block_structure: {found!r} is not supported, expected {[BLOCK, BLOCK]}")
+        block, found = [FP8_BLOCK, FP8_BLOCK], weights.get("block_structure")
+        if strategy == "block" and found not in (block, f"{FP8_BLOCK}x{FP8_BLOCK}"):
+            raise ModelLoadError(f"weights.block_structure: {found!r} is not supported, expected {block}")
         return Fp8Format(strategy == "block", input_scale=input_scale)
     if strategy == "block":
         raise ModelLoadError("weights.strategy: 'block' is not supported for integers")

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.quantized import Fp8Weight, Int8Weight
+from kernels.quantized import FP8_BLOCK, Fp8Weight, Int8Weight
 from services.executor.model_config import ModelLoadError
 from services.executor.quantization.dummy import STD, random_bytes
 from services.executor.quantization.formats import TensorSpec
 from services.executor.quantization.settings import SCALE_DTYPES, checked_scales
-
-BLOCK = 128  # rows and columns that share a scale
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Fp8Format:
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         scale = _scale_spec(out_features)
         if self.blocks:
-            scale = TensorSpec((-(-out_features // BLOCK), -(-in_features // BLOCK)), SCALE_DTYPES)
+            scale = TensorSpec((-(-out_features // FP8_BLOCK), -(-in_features // FP8_BLOCK)), SCALE_DTYPES)
         weight = TensorSpec((out_features, in_features), (torch.float8_e4m3fn,))
         return {"weight": weight, self.scale: scale} | _input_spec(self.input_scale)
 

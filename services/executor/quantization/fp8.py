@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from kernels.quantized import FP8_BLOCK
 from services.executor.model_config import ModelLoadError
-from services.executor.quantization.eight_bit import BLOCK, Fp8Format
+from services.executor.quantization.eight_bit import Fp8Format
 from services.executor.quantization.formats import WeightFormat
 from services.executor.quantization.settings import one_of, stored_quantized, strings_of
 
@@ -19,10 +20,10 @@ _BLOCK_SCALE = "weight_scale_inv"  # "inverse" to its authors; it multiplies lik
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Fp8Quantization:
     """Raises ModelLoadError naming the key for what is not supported."""
     block_size = config.get("weight_block_size")
-    if block_size not in (None, [BLOCK, BLOCK]):
+    if block_size not in (None, [FP8_BLOCK, FP8_BLOCK]):
         raise ModelLoadError(
             f"config key quantization_config.weight_block_size: {block_size!r} is not supported, expected "
-            f"{[BLOCK, BLOCK]} or null"
+            f"{[FP8_BLOCK, FP8_BLOCK]} or null"
         )
     one_of(config, "fmt", ["e4m3", "float8_e4m3fn"], default="e4m3")
     scheme = one_of(config, "activation_scheme", ["dynamic", "static"], default="dynamic")
