@@ -25,15 +25,13 @@ _WEIGHTS: dict[tuple[int, int], tuple[tuple[str, dict[str, Any]], ...]] = {
 
 
 def grouped_products(capability: int) -> Iterator[Specialization]:
-    """The products in every configuration that their tables can choose, and the kernels around them.
-
-    Of a format's forms that differ only in what belongs to a group, the one that needs most registers.
+    """The products of AWQ and GPTQ weights in every configuration that their tables can choose, those of other weights
+    in the smallest and the largest, and the kernels around them.
     """
     for entry in tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability)):
-        bits, group = entry.shape["bits"], entry.shape["group"]
-        *_, (scale_type, form) = _WEIGHTS[bits, group]
-        if bits == 4 or group == 128:
-            yield _gemm("bf16", scale_type, bits, group, entry.config, **form)
+        if (entry.shape["bits"], entry.shape["group"]) == (4, 128):
+            yield _gemm("bf16", "fp16", 4, 128, entry.config, **_ZEROS)
+    yield from largest_products(capability)
     for (bits, group), weights in _WEIGHTS.items():
         for scale_type, form in weights:
             yield _gemm("bf16", scale_type, bits, group, _config("grouped_gemm", capability, bits, group, 8), **form)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from benchmarks.kernels.compiler import Specialization
@@ -18,19 +17,26 @@ _WEIGHT_ONLY_TYPES = {2: "bf16", 4: "fp32"}
 
 
 def scaled_products(capability: int) -> Iterator[Specialization]:
-    """The products in every configuration that their tables can choose, and what goes before them."""
+    """The products in every configuration that their tables can choose, and what goes before them.
+
+    Of each the form that needs most: with scales per block, and split where it may be. Without, the smallest tile.
+    """
     for kernel in SCALED_PRODUCTS:
         if kernel == "fp8_product" and capability < 89:
             continue
         for entry in tuning.load_table(kernel, tuning.table_architecture(kernel, capability)):
             x, out = _TYPES.get(kernel) or 2 * (_WEIGHT_ONLY_TYPES[entry.shape["x_bytes"]],)
-            splits = (False, True) if entry.config["block_m"] <= SPLIT_ROWS else (False,)
-            for split, blocks in itertools.product(splits, (False,) if kernel == "int8_product" else (False, True)):
-                yield Specialization(
-                    *scaled_product.specialization(
-                        x, out, entry.config, split=split, block_scales=blocks, num_inputs=EVEN_INPUTS
-                    )
+            yield Specialization(
+                *scaled_product.specialization(
+                    x,
+                    out,
+                    entry.config,
+                    split=entry.config["block_m"] <= SPLIT_ROWS,
+                    block_scales=kernel != "int8_product",
+                    num_inputs=EVEN_INPUTS,
                 )
+            )
+        yield few_tokens(kernel, capability)
     for x in ("i8", "fp16"):  # with what the others lack
         config = tuning.lookup("fp8_weight_only", capability, x_bytes=2, tokens=16, outputs=4096, inputs=4096)
         yield Specialization(
