@@ -12,8 +12,8 @@ from kernels.reference import FP8_MAX
 def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Tensor:
     """x [num_tokens, K] @ weight [N, K].T + bias [N], in fp32, rounded once to x's dtype.
 
-    On a CPU the kernel may quantize x to int8 per group of at most 128 inputs where x has 16 bits (llama.cpp does the
-    same); in fp32 it computes this.
+    Where x has 16 bits, a CPU's kernel may round x to integers with a scale for at most 64 of them (llama.cpp does the
+    like), or x and the weight to bf16; a GPU's may round the weight to x's dtype. In fp32 both compute this.
     """
     return _product(x.float(), weight.dequantize(), bias).to(x.dtype)
 
