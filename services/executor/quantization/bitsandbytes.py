@@ -18,9 +18,10 @@ from torch import Tensor
 
 from kernels.quantized import GroupedWeight, Int8Weight
 from services.executor.model_config import ModelLoadError
-from services.executor.quantization.dummy import STD, random_bytes, random_grouped
+from services.executor.quantization.dummy import random_bytes, random_grouped
 from services.executor.quantization.formats import TensorSpec, WeightFormat
 from services.executor.quantization.settings import checked_scales, one_of, stored_quantized, strings_of
+from services.executor.weights.dummy import STD
 
 _BLOCK = 64  # weights that share a scale, unless the checkpoint says otherwise
 _MIN_GROUP = 16

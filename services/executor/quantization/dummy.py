@@ -9,8 +9,7 @@ from torch import Tensor
 
 from kernels.quantized import GroupedWeight
 from services.executor.quantization.settings import groups_of
-
-STD = 0.02  # of the dequantized weights, as in dense random ones
+from services.executor.weights.dummy import STD
 
 
 def random_bytes(rows: int, columns: int, generator: torch.Generator) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from kernels.quantized import FP8_BLOCK, Fp8Weight, Int8Weight
 from services.executor.model_config import ModelLoadError
-from services.executor.quantization.dummy import STD, random_bytes
+from services.executor.quantization.dummy import random_bytes
 from services.executor.quantization.formats import TensorSpec
 from services.executor.quantization.settings import SCALE_DTYPES, checked_scales
+from services.executor.weights.dummy import STD
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from kernels.quantized import GroupedWeight
 from services.executor.model_config import ModelLoadError
 from services.executor.quantization.formats import TensorSpec, WeightFormat
 from services.executor.quantization.gguf_blocks import FORMS, decode
+from services.executor.weights.dummy import STD
 
 logger = logging.getLogger(__name__)
 
-_RANDOM_STD = 0.02  # as of dense dummy weights
 _DENSE = (Type.F32, Type.F16, Type.BF16, Type.F64)
 
 
@@ -55,7 +55,7 @@ class GgufFormat:
         weight = decode(zeros, self.type)
         codes = torch.randint(0, 1 << weight.bits, weight.shape, dtype=torch.uint8, generator=generator)
         values = torch.arange(1 << weight.bits).float() if weight.codebook is None else weight.codebook
-        scale = _RANDOM_STD / values.std().item()
+        scale = STD / values.std().item()
         middle = -scale * values.mean().item()
         scales, super_scales = _constant(weight.scales, weight.super_scales, scale)
         offsets, super_offsets = _constant(weight.offsets, weight.super_offsets, middle)

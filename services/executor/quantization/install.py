@@ -18,12 +18,12 @@ from services.executor.model_config import ModelLoadError
 from services.executor.quantization.dequantize import dequantize_into
 from services.executor.quantization.formats import TensorSpec
 from services.executor.weights import WeightSource
+from services.executor.weights.dummy import STD
 from services.executor.weights.jobs import Job
 
 # Weights that are between checkpoint and packed form at a time: each takes a byte as it is read, one as it is stacked,
 # and packing takes some more. A larger module is alone.
 _MAX_WEIGHTS_IN_FLIGHT = 1 << 28
-_DUMMY_STD = 0.02
 
 Read = Callable[[Shard], QuantizedWeight | Tensor]
 
@@ -99,7 +99,7 @@ def random_shards(seed: int, dtype: torch.dtype, device: torch.device) -> Read:
         if shard.format is not None:
             return to_device(shard.format.random(shard.out_features, shard.in_features, generator), device)
         tensor = torch.empty(shard.out_features, shard.in_features, dtype=dtype)
-        return tensor.normal_(0.0, _DUMMY_STD, generator=generator).to(device)
+        return tensor.normal_(0.0, STD, generator=generator).to(device)
 
     return read
 

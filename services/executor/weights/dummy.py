@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_STD = 0.02  # as transformers initialises: keeps activations and logits finite through any depth
+STD = 0.02  # as transformers initialises: keeps activations and logits finite through any depth
 
 
 def fill_random(targets: Mapping[str, Tensor], seed: int) -> None:
@@ -17,4 +17,4 @@ def fill_random(targets: Mapping[str, Tensor], seed: int) -> None:
         if name.endswith("norm.weight"):
             target.fill_(1.0)
         else:
-            target.normal_(0.0, _STD, generator=generators[target.device])
+            target.normal_(0.0, STD, generator=generators[target.device])
