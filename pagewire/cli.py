@@ -32,7 +32,7 @@ Talk to a running stack:
   bench serve        measure latency and throughput under load
 
 Prepare a model:
-  quantize [MODEL]   a checkpoint with 4-bit weights (AWQ, GPTQ) from one with 16 bits
+  quantize [MODEL]   a checkpoint in 4 or 8 bits (AWQ, GPTQ) from one in 16
 
 One service each, as containers run them:
   gateway            REST, OpenAI-compatible

@@ -371,7 +371,7 @@ class GenerateConfig(ClientConfig):
 class QuantizeConfig(ModelConfigFlags):
     """`pagewire quantize`."""
 
-    out: str | None = flag(None, "directory to make; must not exist, or be empty", group="output")
+    out: str | None = flag(None, "directory to make (required); must not exist, or be empty", group="output")
     method: str = flag(
         "awq",
         "awq: scales inputs by their activations; gptq: makes up for each column's error in the next; rtn: rounds to "

@@ -1,1 +1,1 @@
-"""`pagewire quantize`: a 4-bit checkpoint from a 16-bit one."""
+"""`pagewire quantize`: a checkpoint in 4 or 8 bits from one in 16."""

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _BITS = {"awq": (4,), "gptq": (4, 8), "rtn": (4, 8)}
 _GROUP_SIZES = (32, 64, 128, -1)
-_INTERRUPTED = 130
 
 
 def run(config: QuantizeConfig) -> int:
