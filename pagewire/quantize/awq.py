@@ -6,12 +6,15 @@ Lin et al., "AWQ: Activation-aware Weight Quantization for On-Device LLM Compres
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from kernels.quantized import GroupedWeight
 from pagewire.quantize.activations import products_of
-from pagewire.quantize.grid import Grid, min_max_scales, round_to_nearest, row_errors
+from pagewire.quantize.gptq import GptqOptions, gptq
+from pagewire.quantize.grid import Grid, min_max_scales, row_errors
 
 _EXPONENTS = tuple(step / 10 for step in range(11))
 _SMALLEST = 1e-4  # of a mean magnitude: an input that is always zero must not get a scale of zero
@@ -51,9 +54,13 @@ def input_scales(
     return best
 
 
-def awq(weight: Tensor, hessian: Tensor, grid: Grid) -> GroupedWeight:
-    """Rounds a weight whose columns are scaled already, float32 [N, K]; hessian [K, K] of inputs that are divided."""
-    return round_to_nearest(weight, grid, hessian)
+def awq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> GroupedWeight:
+    """Rounds a weight whose columns are scaled already, float32 [N, K]; hessian [K, K] of inputs that are divided.
+
+    Other than in the paper, columns make up for each other's errors as in GPTQ: the scales choose which weights are
+    precise, and leave as much to gain from that. Groups are of neighbouring inputs: the layout knows no others.
+    """
+    return gptq(weight, hessian, grid, replace(options, static_groups=True))
 
 
 def _relative_magnitude(weight: Tensor, grid: Grid) -> Tensor:

@@ -137,12 +137,12 @@ def row_errors(delta: Tensor, hessian: Tensor) -> Tensor:
     return (delta @ hessian).mul_(delta).sum(dim=1, keepdim=True)
 
 
-def round_to_nearest(weight: Tensor, grid: Grid, hessian: Tensor | None = None) -> GroupedWeight:
-    """weight float32 [N, K]; with a hessian [K, K] ranges are clipped where that helps."""
+def round_to_nearest(weight: Tensor, grid: Grid) -> GroupedWeight:
+    """weight float32 [N, K]"""
     codes, scales = [], []
     for columns in grid.groups(weight.shape[1]):
         part = weight[:, columns]
-        found = min_max_scales(part, grid) if hessian is None else clipped_scales(part, hessian[columns, columns], grid)
+        found = min_max_scales(part, grid)
         codes.append(found.codes(part, grid))
         scales.append(found)
     return grouped_weight(torch.cat(codes, dim=1), scales, grid)

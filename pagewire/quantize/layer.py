@@ -80,7 +80,7 @@ class LayerQuantizer:
         scales = input_scales(weight, hessian, statistics.magnitude, method.grid, producers)
         scales = self._divide_outputs(stage.producer, scales, producers)
         weight, hessian = weight * scales, hessian / torch.outer(scales, scales)
-        return weight, awq(weight, hessian, method.grid), hessian
+        return weight, awq(weight, hessian, method.grid, method.gptq), hessian
 
     def _producers(self, stage: Stage, num_inputs: int) -> Tensor | None:
         """Of attention with fewer heads of values than of queries: the value's output that each input comes from."""
