@@ -84,7 +84,11 @@ def grouped_embedding(
             f"grouped_embedding: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
             f"[{num_rows}, {row_size}] in groups of {group_size}"
         )
-    token_ids = token_ids.contiguous()
+    if token_ids.numel() > 0:
+        low, high = token_ids.aminmax()
+        if low < 0 or high >= num_rows:
+            raise IndexError(f"grouped_embedding: ids from {low} to {high} are not rows of a table of {num_rows}")
+    token_ids = token_ids.contiguous().long()
     out = torch.empty((*token_ids.shape, row_size), dtype=dtype)
     _grouped_embedding(
         dtype_code(out),

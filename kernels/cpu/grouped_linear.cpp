@@ -1,4 +1,4 @@
-// y = x w^T + bias with grouped weights and inputs quantized to int8 per block: integer dot products, floats per block.
+// y = x w^T + bias with grouped weights and inputs quantized per block: integer dot products, floats per block.
 
 #include "grouped_linear.h"
 
@@ -100,9 +100,16 @@ struct TileProduct {
     template <int BEGIN, int END>
     [[gnu::always_inline]] void multiply(const u32x16* quads) {
 #pragma GCC unroll 8
-        for (int t = 0; t < TOKENS; t++)
+        for (int t = 0; t < TOKENS; t++) {
+            const int8_t* const token = x + t * INPUT_BYTES * UNIT;
+            i32x16 high = {};
 #pragma GCC unroll 8
-            for (int q = BEGIN; q < END; q++) acc[t] = dot(acc[t], quads[q], x + t * UNIT + 4 * q);
+            for (int q = BEGIN; q < END; q++) {
+                high = dot(high, quads[q], token + 4 * q);
+                acc[t] = dot(acc[t], quads[q], token + UNIT + 4 * q);
+            }
+            acc[t] += high << LOW_BITS;
+        }
     }
 
     // Adds the integer sums of a block to the result.
@@ -137,7 +144,7 @@ struct TileProduct {
             const f32x16 scale = load(scales);
             for (int b = 0; b < blocks_per_group; b++) {
                 start_block();
-                for (int u = 0; u < units_per_block; u++, stream += Codes::BITS * 64, x += TOKENS * UNIT) {
+                for (int u = 0; u < units_per_block; u++, stream += Codes::BITS * 64, x += TOKENS * INPUT_BYTES * UNIT) {
                     u32x16 quads[QUADS];
                     prefetch(stream);
                     codes.unpack(stream, quads);
@@ -150,7 +157,7 @@ struct TileProduct {
 
     // Where groups are half a unit.
     [[gnu::always_inline]] void run_half_units(const uint8_t* stream, const float* scales, const float* offsets) {
-        for (int64_t u = w.units(); u > 0; u--, stream += Codes::BITS * 64, x += TOKENS * UNIT) {
+        for (int64_t u = w.units(); u > 0; u--, stream += Codes::BITS * 64, x += TOKENS * INPUT_BYTES * UNIT) {
             u32x16 quads[QUADS];
             prefetch(stream);
             codes.unpack(stream, quads);

@@ -117,7 +117,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     device = weight.codes.device if isinstance(weight, GroupedWeight) else weight.weight.device
     layout = "cuda" if device.type == "cuda" or kernels.cpu_backend() == "triton" else "cpu"
     if isinstance(weight, Int8Weight):
-        if layout == "cpu":  # whose kernels quantize activations by groups, with finer scales than the format's
+        if layout == "cpu":  # whose kernels quantize activations more finely than the format does
             return pack_grouped(weight.as_grouped(), layout)
         return PackedInt8(weight.weight.contiguous(), weight.scales, weight.input_scale)
     if isinstance(weight, Fp8Weight):
