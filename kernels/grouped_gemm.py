@@ -204,7 +204,7 @@ def grouped_gemm(
         bias,
         out,
         torch.empty(partial_size, dtype=torch.float32, device=x.device),
-        arrival_counters(x.device, blocks),
+        arrival_counters(x.device, blocks if num_splits > 1 else 1),
         num_tokens,
         out_features,
         num_inputs,

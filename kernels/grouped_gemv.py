@@ -205,7 +205,7 @@ def grouped_gemv(
         bias,
         out,
         torch.empty(blocks * num_splits * block_n if num_splits > 1 else 0, dtype=torch.float32, device=x.device),
-        arrival_counters(x.device, blocks),
+        arrival_counters(x.device, blocks if num_splits > 1 else 1),
         num_tokens,
         out_features,
         num_inputs,

@@ -100,6 +100,9 @@ def arrival_counters(device: torch.device, size: int) -> Tensor:
     buffers = _counters.setdefault(device, [])
     if not buffers or buffers[-1].numel() < size:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("decode_attention: run this batch size once before capturing it in a CUDA graph")
+            raise RuntimeError(
+                "a split attention or product has more parts than any before: run this batch size once before "
+                "capturing it in a CUDA graph"
+            )
         buffers.append(torch.zeros(max(1 << 16, triton.next_power_of_2(size)), dtype=torch.int32, device=device))
     return buffers[-1]

@@ -24,14 +24,23 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
 
 
 def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
-    """(requests, tokens) of dummy runs, in which one request is long, that compile every attention kernel of serving.
+    """(requests, tokens) of dummy runs, in which one request is long, that compile every kernel of serving.
 
-    It is compiled by how many requests a step has, in powers of four from 128 on (`attention_tile.requests_padded`),
-    and tuned for that and for the longest query (`kernels/tuning`).
+    Attention is compiled by how many requests a step has, in powers of four from 128 on
+    (`attention_tile.requests_padded`), and tuned for that and for the longest query (`kernels/tuning`). Products with
+    quantized weights are tuned for powers of two of tokens, and that of the head for those of requests.
     """
     max_tokens = limits.max_num_batched_tokens
     max_reqs = min(limits.max_num_seqs, max_tokens)
     sizes = takewhile(lambda size: size < max_reqs, (4**power for power in count()))
     lengths = (1, 2, 4, 8, 16, 64, 1024)
     steps = {(size, min(size - 1 + length, max_tokens)) for size in (*sizes, max_reqs) for length in lengths}
+    steps |= {(size, size) for size in _powers_of_two(max_reqs)}
+    for size in _powers_of_two(max_tokens):  # in as few requests as can have so many tokens
+        steps.add((min(max_reqs, -(-size // (limits.max_model_len - 1))), size))
     return sorted(steps)
+
+
+def _powers_of_two(largest: int) -> list[int]:
+    """Those below, and the largest itself."""
+    return [*takewhile(lambda size: size < largest, (2**power for power in count())), largest]
