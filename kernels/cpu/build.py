@@ -1,7 +1,7 @@
 """Compile the C++ kernels once per machine and load them.
 
 The library lies in the user's cache under a name that covers everything it depends on: sources, flags, compiler and
-processor. A changed machine or source therefore finds no library and compiles a new one (a few seconds).
+processor. A changed machine or source therefore finds no library and compiles a new one (a minute of a core or two).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = ["BuildError", "cache_dir", "load_library"]
@@ -30,10 +31,11 @@ _FLAGS = (
     "-ffp-contract=fast",
     "-pthread",
     "-fPIC",
-    "-shared",
     "-Wno-psabi",
 )
-_COMPILE_TIMEOUT_S = 300
+_LINK_FLAGS = ("-shared", "-pthread")
+_COMPILE_TIMEOUT_S = 900  # a minute of work, on cores that may be busy otherwise
+_MAX_JOBS = 8  # compilers at a time: each takes some 300 MB
 
 
 class BuildError(RuntimeError):
@@ -85,7 +87,7 @@ def _fingerprint(compiler: list[str]) -> str:
     for path in sorted([*_sources(), *_SOURCE_DIR.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    for part in (*_FLAGS, *compiler, version, platform.machine(), _processor()):
+    for part in (*_FLAGS, *_LINK_FLAGS, *compiler, version, platform.machine(), _processor()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -101,25 +103,52 @@ def _processor() -> str:
 
 
 def _compile(compiler: list[str], path: Path) -> None:
-    """Compile to a temporary name and rename: concurrent processes never see half a library."""
+    """Compile beside `path` and rename: concurrent processes never see half a library."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".so", dir=path.parent)
+        folder = tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent)
     except OSError as error:
         raise BuildError(
             f"cannot write to {path.parent}: {error}; set PAGEWIRE_CACHE_DIR to a writable folder"
         ) from error
-    os.close(handle)
-    command = [*compiler, *_FLAGS, *map(str, _sources()), "-o", temporary]
-    logger.info("compiling the CPU kernels (once per machine): %s", shlex.join(command))
+    logger.info("compiling the CPU kernels (once per machine): %s", shlex.join([*compiler, *_FLAGS]))
     started = time.monotonic()
-    try:
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
-        Path(temporary).replace(path)
-    except subprocess.CalledProcessError as error:
-        raise BuildError(f"{compiler[0]} failed:\n{error.stderr[-2000:]}") from error
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise BuildError(f"{compiler[0]} did not finish: {error}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with folder as name:
+        objects = _compile_objects(compiler, Path(name), started + _COMPILE_TIMEOUT_S)
+        library = Path(name) / path.name
+        _run([*compiler, *_LINK_FLAGS, *map(str, objects), "-o", str(library)], started + _COMPILE_TIMEOUT_S)
+        try:
+            library.replace(path)
+        except OSError as error:
+            raise BuildError(f"cannot write {path}: {error}") from error
     logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started, path)
+
+
+def _compile_objects(compiler: list[str], folder: Path, deadline: float) -> list[Path]:
+    """An object file per source, several at a time, those that take longest first."""
+    sources = sorted(_sources(), key=lambda path: path.stat().st_size, reverse=True)
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    commands = [
+        [*compiler, *_FLAGS, "-c", str(source), "-o", str(result)]
+        for source, result in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(min(_MAX_JOBS, len(os.sched_getaffinity(0)))) as pool:
+        jobs = [pool.submit(_run, command, deadline) for command in commands]
+        try:
+            for job in jobs:
+                job.result()
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return objects
+
+
+def _run(command: list[str], deadline: float) -> None:
+    """deadline: of time.monotonic()"""
+    try:
+        timeout = max(0.0, deadline - time.monotonic())
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{command[0]} failed:\n{error.stderr[-2000:]}") from error
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise BuildError(f"{command[0]} did not finish: {error}") from error

@@ -102,6 +102,21 @@ def test_failing_compiler_is_quoted(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").iterdir())
 
 
+def test_a_failing_link_is_quoted(tmp_path: Path) -> None:
+    compiler = tmp_path / "broken-g++"
+    script = (
+        "#!/bin/sh",
+        "for last; do :; done",
+        'case "$last" in *.o) exec touch "$last";; esac',
+        "echo lost >&2; exit 1",
+    )
+    compiler.write_text("\n".join(script))
+    compiler.chmod(0o755)
+    with pytest.raises(build.BuildError, match=r"failed:\nlost"):
+        build._compile([str(compiler)], tmp_path / "cache" / "kernels.so")
+    assert not list((tmp_path / "cache").iterdir())
+
+
 def test_torch_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "torch")
     assert cpu.choose() == "torch"
