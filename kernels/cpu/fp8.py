@@ -12,7 +12,8 @@ from kernels.quantized.weights import FP8_BLOCK
 __all__ = ["fp8_linear"]
 
 # Tokens up to which converting the weights anew for every few tokens beats torch's product with converted ones.
-_MAX_DIRECT_TOKENS = 12
+_MAX_DIRECT_TOKENS = {torch.bfloat16: 32}
+_MAX_DIRECT_TOKENS_OTHERWISE = 12
 
 # Of converted weights: what stays in a core's cache until it is multiplied.
 _PANEL_BYTES = 4_000_000
@@ -40,7 +41,7 @@ def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | 
     weight, scales, x = weight.contiguous(), scales.contiguous(), x.contiguous()
     out = torch.empty((num_tokens, out_features), dtype=x.dtype)
     stride = block_shape[1] if scales.dim() == 2 else 0
-    if num_tokens > _MAX_DIRECT_TOKENS or in_features % 32:
+    if num_tokens > _MAX_DIRECT_TOKENS.get(x.dtype, _MAX_DIRECT_TOKENS_OTHERWISE) or in_features % 64:
         return _in_panels(x, weight, scales, stride, bias, out)
     _fp8_linear(
         dtype_code(x),

@@ -4,8 +4,10 @@
 // is 4 weight rows by up to 6 tokens; 4 sums are reduced across lanes together.
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
+#include "fp8_bytes.h"
 #include "pack.h"
 #include "parallel.h"
 
@@ -28,6 +30,7 @@ struct WidenedDot {
     typedef Weight W;
     typedef Result Out;
     static constexpr int STEP = LANES;
+    static constexpr int TOKENS = MAX_TOKENS;
     typedef f32x16 operand;
     static operand load_x(const X* p) { return load(p); }
     static operand load_w(const W* p) { return load(p); }
@@ -40,6 +43,7 @@ struct Bf16Dot {
     typedef bf16 W;
     typedef bf16 Out;
     static constexpr int STEP = 2 * LANES;
+    static constexpr int TOKENS = MAX_TOKENS;
     typedef u32x16 operand;
     static operand load_x(const X* p) { return load_raw<operand>(p); }
     static operand load_w(const W* p) { return load_raw<operand>(p); }
@@ -48,12 +52,30 @@ struct Bf16Dot {
     }
 };
 
+#if defined(__AVX512VBMI__)
+// x is in the order of Fp8Operand.
+struct Fp8Dot {
+    typedef bf16 X;
+    typedef e4m3 W;
+    typedef bf16 Out;
+    typedef Fp8Operand operand;
+    static constexpr int STEP = 4 * LANES;
+    static constexpr int TOKENS = 4;  // with 8 vectors of weights the registers hold no more
+    static operand load_x(const X* p) { return {load_raw<__m512i>(p), load_raw<__m512i>(p + 2 * LANES)}; }
+    static operand load_w(const W* p) { return convert_e4m3(load_raw<__m512i>(p)); }
+    static f32x16 multiply_add(f32x16 sum, operand x, operand w) {
+        sum = Bf16Dot::multiply_add(sum, (u32x16)x.first, (u32x16)w.first);
+        return Bf16Dot::multiply_add(sum, (u32x16)x.second, (u32x16)w.second);
+    }
+};
+#else
 struct Fp8Dot : Bf16Dot {
     typedef e4m3 W;
     static operand load_w(const W* p) {
         return (operand)e4m3_as_bf16(Bf16Pair{}, (u16x32)_mm512_cvtepu8_epi16(load_raw<__m256i>(p)));
     }
 };
+#endif
 #endif
 
 // {sum(a), sum(b), sum(c), sum(d)}
@@ -134,7 +156,7 @@ void linear_chunk(const typename D::X* x, const typename D::W* weight, const typ
     const bool blocks_scaled = shape.scale_stride > 0;
     static constexpr Block blocks[MAX_TOKENS] = {dot_block<D, 1>, dot_block<D, 2>, dot_block<D, 3>,
                                                  dot_block<D, 4>, dot_block<D, 5>, dot_block<D, 6>};
-    const int64_t passes = (shape.tokens + MAX_TOKENS - 1) / MAX_TOKENS;
+    const int64_t passes = (shape.tokens + D::TOKENS - 1) / D::TOKENS;
     const int64_t step = (shape.tokens + passes - 1) / passes;  // 8 tokens are 4 + 4, not 6 + 2
     for (int64_t t = 0; t < shape.tokens; t += step) {
         const int tokens = (int)std::min<int64_t>(step, shape.tokens - t);
@@ -174,6 +196,32 @@ void linear_widened(const void* x, const void* weight, const void* bias, void* o
     }
 }
 
+#if defined(__AVX512BF16__)
+// x bf16 and a multiple of 64 inputs
+void fp8_linear_bf16(const bf16* x, const void* weight, const void* bias, void* out, const Shape& shape, int threads) {
+#if defined(__AVX512VBMI__)
+    static thread_local std::vector<bf16> memory;
+    memory.resize(shape.tokens * shape.in);
+    for (int64_t i = 0; i < shape.tokens * shape.in; i += Fp8Dot::STEP)
+        for (int part = 0; part < 8; part++)  // 8 numbers each
+            __builtin_memcpy(memory.data() + i + part % 2 * 32 + part / 2 * 8, x + i + part * 8, 16);
+    x = memory.data();
+#endif
+    linear<Fp8Dot>(x, weight, bias, out, shape, threads);
+}
+#endif
+
+// A row of fp8 weights, scaled (blocks: each SCALE_BLOCK by the next scale), as T
+template <class T>
+void dequantize_row(const e4m3* row, const float* scales, bool blocks, int64_t in, T* out) {
+    int64_t k = 0;
+#if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bf16>)
+        for (; k + 4 * LANES <= in; k += 4 * LANES) dequantize_64(row + k, scales[blocks ? k / SCALE_BLOCK : 0], out + k);
+#endif
+    for (; k < in; k += LANES) store(out + k, load(row + k, in - k) * scales[blocks ? k / SCALE_BLOCK : 0], in - k);
+}
+
 }  // namespace
 
 // x [tokens, in], weight [out, in], bias [out] or null, result [tokens, out]; all contiguous, one dtype, in % 32 == 0.
@@ -193,7 +241,8 @@ extern "C" void pagewire_linear(int dtype, const void* x, const void* weight, co
     }
 }
 
-// As pagewire_linear with weight float8_e4m3fn. scales float [out], or [.., scale_stride] per SCALE_BLOCK x SCALE_BLOCK
+// As pagewire_linear with weight float8_e4m3fn and in % 64 == 0. scales float [out], or [.., scale_stride] per block of
+// SCALE_BLOCK x SCALE_BLOCK
 extern "C" void pagewire_fp8_linear(int dtype, const void* x, const void* weight, const float* scales,
                                     int64_t scale_stride, const void* bias, void* out, int64_t tokens, int64_t in,
                                     int64_t out_features, int threads) {
@@ -203,7 +252,7 @@ extern "C" void pagewire_fp8_linear(int dtype, const void* x, const void* weight
     switch (dtype) {
         case FLOAT32: return linear_widened<float, e4m3>(x, weight, bias, out, shape, threads);
 #if defined(__AVX512BF16__)
-        case BFLOAT16: return linear<Fp8Dot>((const bf16*)x, weight, bias, out, shape, threads);
+        case BFLOAT16: return fp8_linear_bf16((const bf16*)x, weight, bias, out, shape, threads);
 #else
         case BFLOAT16: return linear_widened<bf16, e4m3>(x, weight, bias, out, shape, threads);
 #endif
@@ -220,10 +269,7 @@ extern "C" void pagewire_fp8_dequantize(int dtype, const void* weight, const flo
             const e4m3* row = (const e4m3*)weight + n * in;
             const float* row_scales = scale_stride ? scales + n / SCALE_BLOCK * scale_stride : scales + n;
             with_dtype(dtype, [&](auto t) {
-                for (int64_t k = 0; k < in; k += LANES) {
-                    const float scale = row_scales[scale_stride ? k / SCALE_BLOCK : 0];
-                    store((decltype(t)*)result + n * in + k, load(row + k, in - k) * scale, in - k);
-                }
+                dequantize_row(row, row_scales, scale_stride > 0, in, (decltype(t)*)result + n * in);
             });
         }
     });
