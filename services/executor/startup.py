@@ -114,7 +114,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             max_model_len=config.max_model_len,
             kv_scales=config.kv_cache_dtype.startswith("fp8"),
             quantization=config.quantization,
-            weights_cache=config.weights_cache,
+            weights_cache=config.weights_cache or None,
             seed=config.seed,
             progress=progress,
         )

@@ -36,8 +36,8 @@ _COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # "gemm": which of its eight colum
 
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> AwqQuantization:
     """Raises ModelLoadError naming the key for what is not supported."""
-    one_of(config, "bits" if "bits" in config else "w_bit", [_BITS])
-    group_size = group_size_of(config, "group_size" if "group_size" in config else "q_group_size")
+    one_of(config, "w_bit" if "w_bit" in config else "bits", [_BITS])
+    group_size = group_size_of(config, "q_group_size" if "q_group_size" in config else "group_size")
     version = str(config.get("version") or config.get("format") or "gemm").lower()
     if version not in _FORMATS:
         raise ModelLoadError(
