@@ -382,16 +382,21 @@ class QuantizeConfig(ModelConfigFlags):
     bits: int = flag(4, "4; gptq and rtn also 8", group="quantization")
     group_size: int = flag(128, "inputs that share a scale: 32, 64, 128, or -1 for all of a row", group="quantization")
     sym: bool = flag(False, "gptq, rtn: the same zero for all groups", group="quantization")
-    desc_act: bool = flag(True, "gptq: columns with the largest inputs first", group="quantization")
+    desc_act: bool = flag(True, "awq, gptq: columns with the largest inputs first", group="quantization")
     static_groups: bool = flag(
         True,
         "gptq with --desc-act: groups of neighbouring inputs; without, groups follow the order of columns, which costs "
         "speed when served",
         group="quantization",
     )
-    clip: bool = flag(True, "gptq: search for each group's range, instead of spanning all of it", group="quantization")
+    clip: bool = flag(
+        True, "awq, gptq: search for each group's range, instead of spanning all of it", group="quantization"
+    )
     damp: float = flag(
-        0.01, "gptq: dampening, in parts of the Hessian's mean diagonal", group="quantization", valid=Range(above=0)
+        0.01,
+        "awq, gptq: dampening, in parts of the Hessian's mean diagonal",
+        group="quantization",
+        valid=Range(above=0),
     )
     calibration: str | None = flag(
         None, 'text file, or .jsonl with "text" (default: text sampled from the model)', group="text"
