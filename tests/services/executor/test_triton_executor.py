@@ -18,10 +18,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 ROOT = Path(__file__).parents[3]
 
 
-def answer_of(module: str, directory: Path, **environment: str) -> Any:
+def answer_of(module: str, *arguments: Path | int, **environment: str) -> Any:
     """What the module prints, as JSON."""
     result = subprocess.run(
-        [sys.executable, "-m", f"tests.services.executor.{module}", str(directory)],
+        [sys.executable, "-m", f"tests.services.executor.{module}", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
@@ -39,6 +39,7 @@ def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path) -> None:
     assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path)
 
 
-def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path) -> None:
-    forms = answer_of("triton_forms", tmp_path, TRITON_INTERPRET="0")
+@pytest.mark.parametrize("max_num_seqs", [1, 130])
+def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, max_num_seqs: int) -> None:
+    forms = answer_of("triton_forms", tmp_path, max_num_seqs, TRITON_INTERPRET="0")
     assert forms["warm-up"] > 10 and forms["serving"] == []

@@ -1,6 +1,6 @@
 """Which forms of the Triton kernels the executor asks for, without a GPU. Run by test_triton_executor.py as
 
-    python -m tests.services.executor.triton_forms DIRECTORY
+    python -m tests.services.executor.triton_forms DIRECTORY MAX_NUM_SEQS
 
 Triton decides by the arguments of a launch (1, multiples of 16, aligned pointers, constants) which form of a kernel it
 compiles. Here that decision is all that happens: nothing is compiled, and kernels leave their results as they find
@@ -22,14 +22,17 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from kernels import cpu
+from kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
+from services.executor.layers.linear import Linear
 from services.executor.loader import load_model
-from services.executor.model_runner import DUMMY_SAMPLING, Limits, ModelRunner
+from services.executor.model_runner import Limits, ModelRunner
+from services.executor.models.decoder import DecoderModel
 from services.executor.step import RowSampling
 from services.executor.warm_up import warm_up
+from tests.kernels.grouped_weights import grouped_weight
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, write_tiny_llama
 
-# REQS is 128 or 512; the 200 tokens of the vocabulary are 2 groups.
-LIMITS = Limits(max_num_seqs=130, max_num_batched_tokens=1024, max_model_len=96, block_size=BLOCK_SIZE)
+# With 130 requests at most, REQS is 128 or 512; the 200 tokens of the vocabulary are 2 groups.
 EXTRAS = (
     RowSampling(),
     RowSampling(logprobs=0),
@@ -64,6 +67,25 @@ class Form:
         assert 0 < grid_x < 2**31 and 0 < grid_y < 2**16 and 0 < grid_z < 2**16
 
 
+def quantized(kind: int, num_outputs: int, num_inputs: int) -> PackedWeight:
+    """A weight of one of the kinds that have kernels of their own."""
+    if kind < 3:
+        bits, form = ((4, "zeros"), (4, "minimums"), (8, "symmetric"))[kind]
+        weight = grouped_weight(num_outputs, num_inputs, bits, 32, form, permuted=kind == 0)
+        return pack_grouped(weight, "cuda")
+    codes, scales = torch.zeros(num_outputs, num_inputs, dtype=torch.int8), torch.ones(num_outputs)
+    if kind == 3:
+        return PackedInt8(codes, scales, None)
+    return PackedFp8(codes.view(torch.float8_e4m3fn), scales if kind == 4 else torch.ones(1, 1), None)
+
+
+def quantize(model: DecoderModel) -> None:
+    """The layers' weights are of all kinds, one after the other, and the head is of groups."""
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    for index, linear in enumerate(linears):
+        linear.install([quantized(2 if linear is model.lm_head else index % 6, *linear.weight.shape)])
+
+
 def main() -> int:
     forms: list[str] = []
 
@@ -78,11 +100,16 @@ def main() -> int:
     JITFunction._do_compile = compile_nothing
     cpu.implementation = implementation
     model = load_model(write_tiny_llama(Path(sys.argv[1])), dtype="float16", device=CPU, load_format="dummy")
-    runner = ModelRunner(model, LIMITS, 4096, CPU)
+    assert isinstance(model, DecoderModel)
+    quantize(model)
+    limits = Limits(int(sys.argv[2]), max_num_batched_tokens=1024, max_model_len=96, block_size=BLOCK_SIZE)
+    runner = ModelRunner(model, limits, 4096, CPU)
     warm_up(runner, torch.device("cuda"))
     warmed_up = len(forms)
-    for num_reqs, length, sampling in product((1, 3, 8, 129), (1, 3, 20), (DUMMY_SAMPLING, *EXTRAS)):
+    for num_reqs, length, sampling in product((1, 3, 8, 129), (1, 3, 20), EXTRAS):
         runner.dummy_run(num_reqs, num_reqs - 1 + length, sampling=sampling)
+    for num_reqs, length in product((1, 3, 20, 129), (1, 40, 90, 300)):
+        runner.dummy_run(num_reqs, num_reqs - 1 + length)
     print(json.dumps({"warm-up": warmed_up, "serving": forms[warmed_up:]}))
     return 0
 
