@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.executor import memory_profile
 from services.executor.cuda_graphs import Function
 from services.executor.memory import DeviceMemory, MemoryProfile, graphs_bytes, kv_cache_bytes
 from services.executor.memory_profile import cached_or_measured, measure, profile_run
