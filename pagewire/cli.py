@@ -191,7 +191,7 @@ def _quantize(argv: list[str]) -> int:
         flags_only=True,
     )
     try:
-        from pagewire.quantize import command
+        from quantize import command
     except ModuleNotFoundError as error:
         raise _missing("executor", error) from error
     return command.run(settings)

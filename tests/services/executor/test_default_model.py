@@ -10,7 +10,7 @@ import torch
 from benchmarks.perplexity import perplexity, text_windows
 from services.executor.loader import Model, load_model
 
-TEXT = Path(__file__).parents[3] / "pagewire" / "quantize" / "evaluation.txt"
+TEXT = Path(__file__).parents[3] / "quantize" / "evaluation.txt"
 WINDOW = 128
 
 

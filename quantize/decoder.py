@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pagewire.quantize.activations import InputStatistics
-from pagewire.quantize.source import Source
+from quantize.activations import InputStatistics
+from quantize.source import Source
 from services.executor.model_config import ModelLoadError
 from services.executor.weights.kv_scales import is_attention_scale
 

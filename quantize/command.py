@@ -17,15 +17,15 @@ from pagewire.config import QuantizeConfig
 from pagewire.errors import StartupError
 from pagewire.models import resolve_model
 from pagewire.process import usable_cores
-from pagewire.quantize.decoder import Decoder
-from pagewire.quantize.gptq import GptqOptions
-from pagewire.quantize.grid import Grid
-from pagewire.quantize.layer import Method
-from pagewire.quantize.output import check_free, new_directory
-from pagewire.quantize.pipeline import NUM_MODULES, Text, quantize
-from pagewire.quantize.sampling import sample_sequences
-from pagewire.quantize.source import Source
-from pagewire.quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
+from quantize.decoder import Decoder
+from quantize.gptq import GptqOptions
+from quantize.grid import Grid
+from quantize.layer import Method
+from quantize.output import check_free, new_directory
+from quantize.pipeline import NUM_MODULES, Text, quantize
+from quantize.sampling import sample_sequences
+from quantize.source import Source
+from quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
 from services.executor.startup import resolve_device
 
 logger = logging.getLogger(__name__)

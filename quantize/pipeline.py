@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from kernels.quantized import GroupedWeight
-from pagewire.quantize.decoder import Decoder
-from pagewire.quantize.layer import STAGES, LayerQuantizer, Method
-from pagewire.quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
-from pagewire.quantize.output import CheckpointWriter
-from pagewire.quantize.report import Report, perplexity
+from quantize.decoder import Decoder
+from quantize.layer import STAGES, LayerQuantizer, Method
+from quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
+from quantize.output import CheckpointWriter
+from quantize.report import Report, perplexity
 
 NUM_MODULES = sum(len(stage.modules) for stage in STAGES)  # of a layer
 

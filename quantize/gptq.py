@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.quantized import GroupedWeight
 from pagewire.errors import StartupError
-from pagewire.quantize.grid import Grid, Scales, clipped_scales, grouped_weight, min_max_scales
+from quantize.grid import Grid, Scales, clipped_scales, grouped_weight, min_max_scales
 
 _BLOCK = 128  # columns whose effect on the rest is applied at once
 _DAMP_STEPS = 5  # tries with ten times the damping each, before a hessian counts as broken
