@@ -144,11 +144,13 @@ struct TileProduct {
             const f32x16 scale = load(scales);
             for (int b = 0; b < blocks_per_group; b++) {
                 start_block();
-                for (int u = 0; u < units_per_block; u++, stream += Codes::BITS * 64, x += TOKENS * INPUT_BYTES * UNIT) {
+                for (int u = 0; u < units_per_block; u++) {
                     u32x16 quads[QUADS];
                     prefetch(stream);
                     codes.unpack(stream, quads);
                     multiply<0, QUADS>(quads);
+                    stream += Codes::BITS * 64;
+                    x += TOKENS * INPUT_BYTES * UNIT;
                 }
                 finish_block(scale, offsets);
             }
@@ -173,8 +175,9 @@ struct TileProduct {
     }
 
     [[gnu::always_inline]] static void prefetch(const uint8_t* stream) {
+        // Past the end it has no effect.
 #pragma GCC unroll 8
-        for (int i = 0; i < Codes::BITS; i++) __builtin_prefetch(stream + PREFETCH + i * 64);  // past the end: no effect
+        for (int i = 0; i < Codes::BITS; i++) __builtin_prefetch(stream + PREFETCH + i * 64);
     }
 };
 

@@ -23,8 +23,8 @@ struct Output {
     }
 };
 
-// x [tokens, in] of the output's dtype, quantized to 15 bits per block. The weight has no codebook, or one of at most 4 bits with
-// integers, and then no offsets and the zero point TABLE_ZERO_POINT.
+// x [tokens, in] of the output's dtype, quantized to 15 bits per block. The weight has no codebook, or one of at most
+// 4 bits with integers, and then no offsets and the zero point TABLE_ZERO_POINT.
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                          int threads);
 
