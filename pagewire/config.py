@@ -398,6 +398,13 @@ class QuantizeConfig(ModelConfigFlags):
         group="quantization",
         valid=Range(above=0),
     )
+    tune_steps: int | None = flag(
+        None,
+        "awq, gptq: steps in which scales and norms are trained to predict what the original does; 0 = none (default: "
+        "40, if half of the free memory is enough)",
+        group="quantization",
+        valid=NOT_NEGATIVE,
+    )
     calibration: str | None = flag(
         None, 'text file, or .jsonl with "text" (default: text sampled from the model)', group="text"
     )

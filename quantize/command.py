@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from pagewire.config import QuantizeConfig
@@ -22,10 +20,12 @@ from quantize.gptq import GptqOptions
 from quantize.grid import Grid
 from quantize.layer import Method
 from quantize.output import check_free, new_directory
-from quantize.pipeline import NUM_MODULES, Text, quantize
+from quantize.pipeline import Text, quantize
+from quantize.progress import Progress
 from quantize.sampling import sample_sequences
 from quantize.source import Source
 from quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
+from quantize.tune import steps_that_fit
 from services.executor.startup import resolve_device
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,9 @@ def run(config: QuantizeConfig) -> int:
     decoder = Decoder(source, resolve_device(config.device))
     _check_space(out, decoder.weight_bytes())
     calibration, evaluation = texts(config, decoder)
-    with new_directory(out) as directory, _Progress(source.config.num_layers) as progress:
-        report = quantize(decoder, method, calibration, evaluation, directory, _settings(config), progress)
+    num_steps = tune_steps(config, decoder, calibration)
+    with new_directory(out) as directory, Progress(source.config.num_layers) as progress:
+        report = quantize(decoder, method, calibration, evaluation, num_steps, directory, _settings(config), progress)
     print(report.table())
     print(f"written to {out}; serve it with: pagewire serve {config.out}")
     return 0
@@ -66,6 +67,8 @@ def method_of(config: QuantizeConfig) -> Method:
         raise StartupError(f"--group-size {config.group_size}: expected one of {', '.join(map(str, _GROUP_SIZES))}")
     if config.method == "awq" and config.sym:
         raise StartupError("--sym: AutoAWQ's layout is asymmetric; use --method gptq, or leave it out")
+    if config.method == "rtn" and config.tune_steps:
+        raise StartupError(f"--tune-steps {config.tune_steps}: rtn sees no text to tune on; use --method awq or gptq")
     return Method(
         config.method,
         # AutoGPTQ's layout stores zeros minus one.
@@ -116,7 +119,7 @@ def texts(config: QuantizeConfig, decoder: Decoder) -> tuple[Text | None, Text]:
     if config.calibration is not None:
         return Text(sequences(tokens, count, length, config.calibration), config.calibration), evaluation
     logger.info("no --calibration: sampling %d sequences of %d tokens from the model itself", count, length)
-    with torch.inference_mode():
+    with torch.no_grad():
         return Text(sample_sequences(decoder, count, length, config.seed), "sampled from the model"), evaluation
 
 
@@ -134,6 +137,14 @@ def _evaluation(config: QuantizeConfig, source: Source, held: list[int], separat
     return Text(sequences(tokens, config.eval_samples, length, name), name)
 
 
+def tune_steps(config: QuantizeConfig, decoder: Decoder, calibration: Text | None) -> int:
+    if calibration is None:
+        return 0
+    if config.tune_steps is not None:
+        return config.tune_steps
+    return steps_that_fit(decoder, calibration.tokens.numel())
+
+
 def _check_space(out: Path, weight_bytes: int) -> None:
     """Quantized weights take at most half of 16 bits, the embedding stays; a shard is written twice."""
     parent = out.parent
@@ -149,32 +160,3 @@ def _check_space(out: Path, weight_bytes: int) -> None:
 
 def _settings(config: QuantizeConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "out"}
-
-
-class _Progress:
-    """A bar on a terminal, else a log line per layer."""
-
-    def __init__(self, num_layers: int) -> None:
-        self._num_layers = num_layers
-        self._bar: tqdm[Any] | None = None
-        self._line: list[str] = []
-        if sys.stderr.isatty():
-            self._bar = tqdm(total=num_layers * NUM_MODULES, desc="quantizing", unit="module")
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, module: str, error: float) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{module.removeprefix('model.')}: error {error:.2%}", refresh=False)
-            self._bar.update()
-            return
-        _, _, layer, name = module.split(".", 3)
-        self._line.append(f"{name.rpartition('.')[2].removesuffix('_proj')} {error:.2%}")
-        if len(self._line) == NUM_MODULES:
-            logger.info("layer %d/%d: error of %s", int(layer) + 1, self._num_layers, ", ".join(self._line))
-            self._line.clear()

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kernels.quantized import GroupedWeight
 from quantize.activations import InputStatistics
 from quantize.source import Source
+from quantize.student import QuantizedState
 from services.executor.model_config import ModelLoadError
 from services.executor.weights.kv_scales import is_attention_scale
 
@@ -88,12 +90,12 @@ class Decoder:
         return F.embedding(tokens, self.read("model.embed_tokens.weight"))
 
     @contextmanager
-    def layer(self, index: int) -> Iterator[nn.Module]:
-        """A decoder layer with its weights."""
+    def layer(self, index: int, state: QuantizedState | None = None) -> Iterator[nn.Module]:
+        """A decoder layer with its weights: those of `state`, and the checkpoint's where it has none."""
         layer = self._model.model.layers[index]
         layer.to_empty(device="cpu")
         for name, parameter in layer.named_parameters():
-            self._weights.read_into(f"model.layers.{index}.{name}", parameter.data)
+            self._set(parameter, f"model.layers.{index}.{name}", state or {})
         layer.to(self.device)
         try:
             yield layer
@@ -101,19 +103,37 @@ class Decoder:
             layer.to("meta")
 
     @contextmanager
-    def whole_model(self) -> Iterator[nn.Module]:
-        """The causal language model with all its weights."""
+    def whole_model(self, state: QuantizedState | None = None) -> Iterator[nn.Module]:
+        """The causal language model with all its weights: those of `state`, and the checkpoint's where it has none."""
         model = self._model
         model.to_empty(device=self.device)
         model.tie_weights()
         for name, parameter in model.named_parameters():  # shared ones once, as the embedding
-            parameter.data.copy_(self.read(name))
+            self._set(parameter, name, state or {})
         rotary, model.model.rotary_emb = model.model.rotary_emb, self._rotary
         try:
             yield model
         finally:
             model.model.rotary_emb = rotary
             model.to("meta")
+
+    def _set(self, parameter: nn.Parameter, name: str, state: QuantizedState) -> None:
+        value = state.get(name)
+        if value is None:
+            value = self.read(name)
+        parameter.data.copy_(value.dequantize() if isinstance(value, GroupedWeight) else value)
+
+    def last_states(self, tokens: Tensor) -> Tensor:
+        """int64 [num_sequences, length] -> hidden states after the last norm, on the device and all at once.
+
+        Only within `whole_model`.
+        """
+        model = self._model.model
+        hidden = F.embedding(tokens.to(self.device), model.embed_tokens.weight)
+        for index, layer in enumerate(model.layers):
+            hidden = self._forward(layer, index, hidden)
+        normed: Tensor = model.norm(hidden)
+        return normed
 
     def advance(self, layer: nn.Module, index: int, hidden: Tensor) -> None:
         """Replaces hidden states before a layer by those after it."""
@@ -159,23 +179,26 @@ class Decoder:
         seen = torch.ones(length, length, dtype=torch.bool, device=self.device).tril().triu(1 - window)
         return seen[None, None]
 
-    def log_likelihoods(self, hidden_states: list[Tensor], tokens: Tensor) -> list[float]:
-        """The sum over all tokens but each sequence's first of log p(token | those before it), for each of several
-        hidden states after the last layer.
-        """
+    def apply_norm(self, hidden: Tensor, state: QuantizedState | None = None) -> None:
+        """Replaces hidden states after the last layer by those after the norm that follows: `state`'s, if it has it."""
         norm = self._model.model.norm
         norm.to_empty(device=self.device)
-        norm.weight.data.copy_(self.read("model.norm.weight"))
-        head = self.read("model.embed_tokens.weight" if self.tied else "lm_head.weight").to(self.device)
-        targets = tokens[:, 1:].reshape(-1)
-        return [self._log_likelihood(norm, head, hidden[:, :-1].flatten(0, 1), targets) for hidden in hidden_states]
+        self._set(norm.weight, "model.norm.weight", state or {})
+        for batch in _batches(hidden):
+            batch.copy_(norm(batch.to(self.device)))
+        norm.to("meta")
 
-    def _log_likelihood(self, norm: nn.Module, head: Tensor, states: Tensor, targets: Tensor) -> float:
-        """states [num_tokens, hidden_size], targets int64 [num_tokens], the token after each"""
+    def log_likelihood(self, hidden: Tensor, tokens: Tensor) -> float:
+        """The sum over all tokens but each sequence's first of log p(token | those before it).
+
+        hidden: hidden states after the last norm.
+        """
+        head = self.read("model.embed_tokens.weight" if self.tied else "lm_head.weight").to(self.device)
+        states, targets = hidden[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
         total = 0.0
         for start in range(0, len(states), _TOKENS_PER_HEAD):
             part = slice(start, start + _TOKENS_PER_HEAD)
-            logits = norm(states[part].to(self.device)) @ head.T
+            logits = states[part].to(self.device) @ head.T
             total -= F.cross_entropy(logits.float(), targets[part].to(self.device), reduction="sum").item()
         return total
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from torch import Tensor, nn
 
 from kernels.quantized import GroupedWeight
 from quantize.decoder import Decoder
-from quantize.layer import STAGES, LayerQuantizer, Method
+from quantize.layer import LayerQuantizer, Method
 from quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
 from quantize.output import CheckpointWriter
-from quantize.report import Report, perplexity
-
-NUM_MODULES = sum(len(stage.modules) for stage in STAGES)  # of a layer
-
-Progress = Callable[[str, float], None]
+from quantize.progress import Progress
+from quantize.report import Report, Tuning, perplexity
+from quantize.student import QuantizedState
+from quantize.tune import tune
 
 
 @dataclass(frozen=True)
@@ -31,36 +29,36 @@ class Text:
     description: str
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def quantize(
     decoder: Decoder,
     method: Method,
     calibration: Text | None,
     evaluation: Text,
+    num_tune_steps: int,
     directory: Path,
     settings: dict[str, Any],
     progress: Progress,
 ) -> Report:
     """Writes the quantized checkpoint and its report to `directory`.
 
-    calibration: None for a method that needs none. progress is told of each module done, and its error.
+    calibration: None for a method that needs none; num_tune_steps is 0 then.
     """
     started = time.monotonic()
     with CheckpointWriter(directory) as writer:
-        run = _Run(decoder, method, writer, progress)
-        log_likelihoods = run.run(calibration, evaluation)
+        run = _Run(decoder, method, num_tune_steps, writer, progress)
+        perplexities = run.run(calibration, evaluation)
     decoder.source.write_files(directory, quantization_config(method))
-    num_tokens = evaluation.tokens[:, 1:].numel()
-    before, after = (perplexity(log_likelihood, num_tokens) for log_likelihood in log_likelihoods)
     report = Report(
         settings=settings,
         calibration="none" if calibration is None else calibration.description,
         evaluation=evaluation.description,
-        num_tokens=num_tokens,
-        perplexity=(before, after),
+        num_tokens=evaluation.tokens[:, 1:].numel(),
+        perplexity=perplexities,
         size=(decoder.weight_bytes(), writer.total_bytes),
         errors=run.errors,
         seconds=time.monotonic() - started,
+        tuning=run.tuning,
     )
     report.write(directory)
     return report
@@ -77,37 +75,61 @@ def quantization_config(method: Method) -> dict[str, Any]:
 
 
 class _Run:
-    def __init__(self, decoder: Decoder, method: Method, writer: CheckpointWriter, progress: Progress) -> None:
-        self._decoder, self._method, self._writer, self._progress = decoder, method, writer, progress
+    """One pass over the layers, and tuning after it. `errors`, `tuning`: what the report says of them."""
+
+    def __init__(
+        self, decoder: Decoder, method: Method, num_steps: int, writer: CheckpointWriter, progress: Progress
+    ) -> None:
+        self._decoder, self._method, self._num_steps = decoder, method, num_steps
+        self._writer, self._progress = writer, progress
         self.errors: dict[str, float] = {}
+        self.tuning: Tuning | None = None
 
     def run(self, calibration: Text | None, evaluation: Text) -> tuple[float, float]:
-        """The log likelihoods of the evaluation text before and after."""
+        """The perplexity of the evaluation text before and after."""
         decoder = self._decoder
         self._copy(["model.embed_tokens.weight"])
         before = decoder.embed(evaluation.tokens)
         after = before.clone()
         inputs = None if calibration is None else decoder.embed(calibration.tokens)
+        # What the original makes of the calibration text.
+        targets = inputs.clone() if inputs is not None and self._num_steps else None
+        state: QuantizedState = {}
         for index in range(decoder.num_layers):
             with decoder.layer(index) as layer:
-                decoder.advance(layer, index, before)
-                self._quantize_layer(layer, index, inputs)
+                for hidden in (before, targets):
+                    if hidden is not None:
+                        decoder.advance(layer, index, hidden)
+                quantized = self._quantize_layer(layer, index, inputs)
                 decoder.advance(layer, index, after)
                 if inputs is not None and index + 1 < decoder.num_layers:
                     decoder.advance(layer, index, inputs)
-        self._copy(["model.norm.weight", *([] if decoder.tied else ["lm_head.weight"])])
+            if targets is None:
+                self._write(quantized)
+            else:
+                state |= quantized
+        perplexities = self._perplexity(before, evaluation.tokens), self._perplexity(after, evaluation.tokens)
+        if targets is not None:
+            assert calibration is not None
+            decoder.apply_norm(targets)
+            del before, after, inputs
+            state["model.norm.weight"] = decoder.read("model.norm.weight")
+            state = self._tune(state, calibration.tokens, targets, perplexities[1])
+            self._write(state)
+            perplexities = perplexities[0], self._perplexity_of(state, evaluation.tokens)
+        else:
+            self._copy(["model.norm.weight"])
+        self._copy([] if decoder.tied else ["lm_head.weight"])
         for name in decoder.attention_scales():
             self._writer.write(name, decoder.read(name, torch.float32))
-        tokens = evaluation.tokens
-        likelihood_before, likelihood_after = decoder.log_likelihoods([before, after], tokens)
-        return likelihood_before, likelihood_after
+        return perplexities
 
-    def _quantize_layer(self, layer: nn.Module, index: int, inputs: Tensor | None) -> None:
+    def _quantize_layer(self, layer: nn.Module, index: int, inputs: Tensor | None) -> QuantizedState:
         decoder, prefix = self._decoder, f"model.layers.{index}."
 
         def progress(module: str, error: float) -> None:
             self.errors[prefix + module] = error
-            self._progress(prefix + module, error)
+            self._progress.module(prefix + module, error)
 
         def inputs_of(module: nn.Linear) -> Any:
             assert inputs is not None
@@ -115,16 +137,37 @@ class _Run:
 
         quantizer = LayerQuantizer(layer, self._method, decoder.source.config.head_dim)
         quantizer.run(inputs_of, progress)
-        for name, parameter in layer.named_parameters():
-            module, _, kind = name.rpartition(".")
-            if kind == "weight" and module in quantizer.weights:
-                for suffix, tensor in self._tensors(quantizer.weights[module]).items():
-                    self._writer.write(f"{prefix}{module}.{suffix}", tensor)
-            else:
-                self._writer.write(prefix + name, parameter.data)
+        state: QuantizedState = {prefix + name: parameter.data for name, parameter in layer.named_parameters()}
+        return state | {f"{prefix}{module}.weight": weight for module, weight in quantizer.weights.items()}
 
-    def _tensors(self, weight: GroupedWeight) -> dict[str, Tensor]:
-        return awq_tensors(weight) if self._method.name == "awq" else gptq_tensors(weight)
+    def _tune(self, state: QuantizedState, tokens: Tensor, targets: Tensor, untuned: float) -> QuantizedState:
+        self._progress.tuning(self._num_steps)
+        tuned = tune(self._decoder, state, tokens, targets, self._num_steps, self._progress.step)
+        divergences = tuned.divergences
+        self.tuning = Tuning(self._num_steps, (divergences[0], divergences[-1]), untuned)
+        return tuned.state
+
+    def _perplexity(self, hidden: Tensor, tokens: Tensor, state: QuantizedState | None = None) -> float:
+        """hidden: after the last layer; is overwritten."""
+        self._decoder.apply_norm(hidden, state)
+        return perplexity(self._decoder.log_likelihood(hidden, tokens), tokens[:, 1:].numel())
+
+    def _perplexity_of(self, state: QuantizedState, tokens: Tensor) -> float:
+        """Layer by layer, of what is written."""
+        hidden = self._decoder.embed(tokens)
+        for index in range(self._decoder.num_layers):
+            with self._decoder.layer(index, state) as layer:
+                self._decoder.advance(layer, index, hidden)
+        return self._perplexity(hidden, tokens, state)
+
+    def _write(self, state: QuantizedState) -> None:
+        tensors_of = awq_tensors if self._method.name == "awq" else gptq_tensors
+        for name, value in state.items():
+            if isinstance(value, GroupedWeight):
+                for suffix, tensor in tensors_of(value).items():
+                    self._writer.write(f"{name.removesuffix('weight')}{suffix}", tensor)
+            else:
+                self._writer.write(name, value)
 
     def _copy(self, names: list[str]) -> None:
         for name in names:

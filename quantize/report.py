@@ -12,9 +12,20 @@ FILE_NAME = "quantization_report.json"
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """divergences: KL(original || quantized) per token of calibration text before the first and the last step.
+    perplexity: of the evaluation text as it was before tuning.
+    """
+
+    steps: int
+    divergences: tuple[float, float]
+    perplexity: float
+
+
+@dataclass(frozen=True)
 class Report:
     """perplexity: before and after, on `num_tokens` predicted tokens. size: bytes of weights before (in the model's 16
-    bits) and after. errors: of each module, as LayerQuantizer reports it.
+    bits) and after. errors: of each module, as LayerQuantizer reports it, before tuning.
     """
 
     settings: dict[str, Any]
@@ -25,6 +36,7 @@ class Report:
     size: tuple[int, int]
     errors: dict[str, float]
     seconds: float
+    tuning: Tuning | None = None
 
     def write(self, directory: Path) -> None:
         before, after = self.perplexity
@@ -38,21 +50,36 @@ class Report:
             "weight_bytes_before": self.size[0],
             "weight_bytes_after": self.size[1],
             "seconds": round(self.seconds, 1),
+            "tuning": self._tuning(),
             "module_errors": self.errors,
         }
         (directory / FILE_NAME).write_text(json.dumps(content, indent=2) + "\n")
 
+    def _tuning(self) -> dict[str, Any] | None:
+        if self.tuning is None:
+            return None
+        first, last = self.tuning.divergences
+        return {
+            "steps": self.tuning.steps,
+            "perplexity_before_tuning": self.tuning.perplexity,
+            "divergence_first_step": first,
+            "divergence_last_step": last,
+        }
+
     def table(self) -> str:
         (before, after), (size_before, size_after) = self.perplexity, self.size
-        return "\n".join(
-            (
-                f"{'':<16}{'before':>12}{'after':>12}{'change':>10}",
-                f"{'perplexity':<16}{before:>12.3f}{after:>12.3f}{after / before - 1:>+10.2%}",
-                f"{'weights, MB':<16}{size_before / 1e6:>12.1f}{size_after / 1e6:>12.1f}"
-                f"{size_after / size_before:>9.2f}x",
-                f"perplexity on {self.num_tokens} tokens of {self.evaluation}",
+        lines = [
+            f"{'':<16}{'before':>12}{'after':>12}{'change':>10}",
+            f"{'perplexity':<16}{before:>12.3f}{after:>12.3f}{after / before - 1:>+10.2%}",
+            f"{'weights, MB':<16}{size_before / 1e6:>12.1f}{size_after / 1e6:>12.1f}{size_after / size_before:>9.2f}x",
+            f"perplexity on {self.num_tokens} tokens of {self.evaluation}",
+        ]
+        if self.tuning is not None:
+            untuned = self.tuning.perplexity
+            lines.append(
+                f"before {self.tuning.steps} steps of tuning it was {untuned:.3f}, {untuned / before - 1:+.2%}"
             )
-        )
+        return "\n".join(lines)
 
 
 def perplexity(log_likelihood: float, num_tokens: int) -> float:

@@ -1,0 +1,81 @@
+"""What the user sees while a model is quantized: bars on a terminal, else log lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from tqdm import tqdm
+
+from quantize.layer import STAGES
+
+logger = logging.getLogger(__name__)
+
+_NUM_MODULES = sum(len(stage.modules) for stage in STAGES)  # of a layer
+_SMOOTHED = 10  # steps that a shown divergence is the mean of
+_LINES = 20  # of tuning
+
+
+class Progress:
+    """A context manager, which ends the bars."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._bar: tqdm[Any] | None = None
+        self._line: list[str] = []
+        self._recent: deque[float] = deque(maxlen=_SMOOTHED)
+        self._num_steps = 0
+        self._tuning_since = 0.0
+
+    def __enter__(self) -> Progress:
+        self._start_bar(self._num_layers * _NUM_MODULES, "quantizing", "module")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _start_bar(self, total: int, title: str, unit: str) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=total, desc=title, unit=unit)
+
+    def module(self, name: str, error: float) -> None:
+        """A module is quantized, with this error."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{name.removeprefix('model.')}: error {error:.2%}", refresh=False)
+            self._bar.update()
+            return
+        _, _, layer, module = name.split(".", 3)
+        self._line.append(f"{module.rpartition('.')[2].removesuffix('_proj')} {error:.2%}")
+        if len(self._line) == _NUM_MODULES:
+            logger.info("layer %d/%d: error of %s", int(layer) + 1, self._num_layers, ", ".join(self._line))
+            self._line.clear()
+
+    def tuning(self, num_steps: int) -> None:
+        """Quantizing is done, tuning begins."""
+        self._num_steps, self._tuning_since = num_steps, time.monotonic()
+        self._start_bar(num_steps, "tuning", "step")
+
+    def step(self, number: int, divergence: float) -> None:
+        """A step of tuning, from 1, is done; divergence: KL(original || quantized) before it."""
+        num_steps = self._num_steps
+        self._recent.append(divergence)
+        smoothed = sum(self._recent) / len(self._recent)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"KL {divergence:.4f}, smoothed {smoothed:.4f}", refresh=False)
+            self._bar.update()
+        elif number % max(1, num_steps // _LINES) == 0 or number == num_steps:
+            left = (time.monotonic() - self._tuning_since) / number * (num_steps - number)
+            logger.info(
+                "tuning, step %d/%d: KL %.4f, smoothed %.4f, %.0f s left",
+                number,
+                num_steps,
+                divergence,
+                smoothed,
+                left,
+            )

@@ -1,0 +1,127 @@
+"""A quantized model as one that can be trained: what is trained, and what it makes of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.quantized import GroupedWeight
+
+# By a parameter's name: the quantized weight, or the values as they are.
+QuantizedState: TypeAlias = dict[str, GroupedWeight | Tensor]
+
+_SMALLEST_MAGNITUDE = 1e-3  # of a vector's root mean square: also what is zero can move
+_LEAST_CHANGE = -0.5  # a scale neither vanishes nor changes its sign
+
+
+class TunedWeight:
+    """A weight whose scales are trained: scale = what it was * (1 + change).
+
+    change: float32 [N, G]. The parameter holds scale * (code - zero) of the scales as float16 holds them, in the
+    model's dtype: the model is at each moment the one that would be written.
+    """
+
+    def __init__(self, weight: GroupedWeight, parameter: nn.Parameter) -> None:
+        self._weight, self._parameter = weight, parameter
+        self.change = torch.zeros(weight.scales.shape, device=parameter.device)
+        zeros = weight.flat_zeros()
+        assert zeros is not None  # no method here makes other offsets
+        levels = self._in_groups(weight.codes.to(torch.int16)) - zeros.to(torch.int16).unsqueeze(2)
+        self._levels = levels.to(torch.int8) if weight.bits < 8 else levels
+        self.put()
+
+    def _in_groups(self, values: Tensor) -> Tensor:
+        """[N, K] -> [N, G, inputs per group]; what a smaller last group lacks is zero."""
+        num_outputs, num_inputs = values.shape
+        size, num_groups = self._weight.group_size, self._weight.scales.shape[1]
+        return F.pad(values, (0, num_groups * size - num_inputs)).view(num_outputs, num_groups, size)
+
+    def put(self) -> None:
+        """Sets the parameter."""
+        self.change.clamp_(min=_LEAST_CHANGE)
+        values = self._levels.float().mul_(self._scales().float().unsqueeze(2))
+        weight = values.flatten(1)[:, : self._parameter.shape[1]]
+        permutation = self._weight.permutation
+        if permutation is None:
+            self._parameter.data.copy_(weight)
+        else:
+            self._parameter.data.index_copy_(1, permutation.long(), weight.to(self._parameter.dtype))
+
+    def _scales(self) -> Tensor:
+        limit = torch.finfo(torch.float16).max
+        return (self._weight.scales.float() * (1 + self.change)).clamp_(max=limit).half()
+
+    def take_gradient(self) -> None:
+        """change.grad from the parameter's gradient."""
+        assert self._parameter.grad is not None
+        # The weight is scale * (code - zero): what the gradient of the scale needs, but for the scale.
+        product = self._parameter.grad.float().mul_(self._parameter.data)
+        if self._weight.permutation is not None:
+            product = product[:, self._weight.permutation.long()]
+        self.change.grad = self._in_groups(product).sum(dim=2).div_(1 + self.change)
+
+    def value(self) -> GroupedWeight:
+        return replace(self._weight, scales=self._scales())
+
+
+class TunedVector:
+    """A norm's weight or a bias: what it was + its magnitude * change, float32 of the vector's shape."""
+
+    def __init__(self, vector: Tensor, parameter: nn.Parameter) -> None:
+        self._parameter = parameter
+        self._start = vector.to(torch.float32, copy=True)
+        root_mean_square = self._start.square().mean().sqrt()
+        self._magnitude = torch.maximum(self._start.abs(), _SMALLEST_MAGNITUDE * root_mean_square)
+        self.change = torch.zeros_like(self._start)
+        self.put()
+
+    def put(self) -> None:
+        """Sets the parameter."""
+        self._parameter.data.copy_(self._start + self._magnitude * self.change)
+
+    def take_gradient(self) -> None:
+        """change.grad from the parameter's gradient."""
+        assert self._parameter.grad is not None
+        self.change.grad = self._parameter.grad.float() * self._magnitude
+
+    def value(self) -> Tensor:
+        return self._parameter.detach().clone()
+
+
+class Student:
+    """All that is trained of a model: parameters that `state` names. The others, embedding and head, are left alone."""
+
+    def __init__(self, model: nn.Module, state: Mapping[str, GroupedWeight | Tensor]) -> None:
+        self._parts: dict[str, TunedWeight | TunedVector] = {}
+        for name, parameter in model.named_parameters():
+            value = state.get(name)
+            parameter.requires_grad_(value is not None)
+            if isinstance(value, GroupedWeight):
+                self._parts[name] = TunedWeight(value, parameter)
+            elif value is not None:
+                self._parts[name] = TunedVector(value, parameter)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def changes(self) -> list[Tensor]:
+        return [part.change for part in self._parts.values()]
+
+    def take_gradients(self) -> None:
+        for part in self._parts.values():
+            part.take_gradient()
+
+    def clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def put(self) -> None:
+        for part in self._parts.values():
+            part.put()
+
+    def state(self) -> QuantizedState:
+        return {name: part.value() for name, part in self._parts.items()}

@@ -1,0 +1,134 @@
+"""Trains a quantized model, as a whole, to predict what the original does.
+
+Layer by layer each module does its best for its own output; what is left adds up. Here scales and norms move together
+to what lets the whole model's predictions be closest to the original's, while the codes stay. Chen et al.,
+"EfficientQAT: Efficient Quantization-Aware Training for Large Language Models" (2024), section 3.3, train scales end
+to end in the same way, on the text itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewire.errors import StartupError
+from quantize.decoder import Decoder
+from quantize.distillation import Divergence
+from quantize.student import QuantizedState, Student
+from services.executor.memory import available_bytes
+
+logger = logging.getLogger(__name__)
+
+STEPS = 40
+TOKENS_PER_STEP = 4096
+RATE = 1e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
+WARMUP_STEPS = 4
+BETAS = (0.9, 0.95)
+EPSILON = 1e-12
+SEED = 0
+
+TOKENS_PER_PASS = 1024  # whose activations are held for the gradient
+
+# step from 1, KL of its tokens
+TuneProgress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """state: what the model is made of now. divergences: KL(original || quantized) per token, of each step before it
+    changed anything.
+    """
+
+    state: QuantizedState
+    divergences: list[float]
+
+
+def steps_that_fit(decoder: Decoder, num_tokens: int) -> int:
+    """STEPS, or 0 where memory may not suffice. num_tokens: of the calibration text."""
+    needed, available = needed_bytes(decoder, num_tokens), available_bytes(decoder.device)
+    if 2 * needed <= available:
+        return STEPS
+    logger.warning(
+        "not tuning: that takes about %.1f GB, and half of the %.1f GB that are free is less; --tune-steps %d tunes "
+        "all the same",
+        needed / 1e9,
+        available / 1e9,
+        STEPS,
+    )
+    return 0
+
+
+def needed_bytes(decoder: Decoder, num_tokens: int) -> int:
+    """Estimate: weights, their gradients and codes, activations of a pass, logits, targets."""
+    config, size = decoder.source.config, decoder.source.dtype.itemsize
+    weights = decoder.weight_bytes()
+    # Per token and layer what autograd keeps, measured: norms in float32, projections and their rotations, the MLP.
+    per_layer = size * (16 * config.hidden_size + 5 * config.intermediate_size + 8 * config.num_heads * config.head_dim)
+    activations = TOKENS_PER_PASS * config.num_layers * per_layer
+    logits = 2 * 256 * size * config.vocab_size
+    return 2 * weights + weights // size + activations + logits + num_tokens * config.hidden_size * size
+
+
+@torch.no_grad()
+def tune(
+    decoder: Decoder, state: QuantizedState, tokens: Tensor, targets: Tensor, num_steps: int, progress: TuneProgress
+) -> Tuned:
+    """tokens int64 [num_sequences, length]; targets [num_sequences, length, hidden_size], the original's last hidden
+    states of them after the norm. Raises StartupError where training breaks down.
+    """
+    divergences = []
+    batches = _batches(len(tokens), max(1, TOKENS_PER_STEP // tokens.shape[1]))
+    with decoder.whole_model(state) as model:
+        student = Student(model, state)
+        divergence = Divergence(model.get_parameter("model.embed_tokens.weight" if decoder.tied else "lm_head.weight"))
+        optimizer = torch.optim.Adam(student.changes(), lr=RATE, betas=BETAS, eps=EPSILON)
+        for step in range(num_steps):
+            _set_rate(optimizer, RATE * min(1, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps))
+            picks = next(batches)
+            total = torch.zeros((), dtype=torch.float64, device=decoder.device)
+            student.clear_gradients()
+            for part in picks.split(max(1, TOKENS_PER_PASS // tokens.shape[1])):
+                with torch.enable_grad():
+                    states = decoder.last_states(tokens[part])[:, 1:].flatten(0, 1)
+                # A sequence's first token sees nothing: what comes next is anything.
+                expected = targets[part][:, 1:].flatten(0, 1).to(decoder.device)
+                value, gradient = divergence(expected, states.detach())
+                total += value
+                states.backward(gradient)
+            student.take_gradients()
+            divergences.append(total.item() / (len(picks) * (tokens.shape[1] - 1)))
+            _check(divergences[-1], student, step)
+            optimizer.step()
+            student.put()
+            progress(step + 1, divergences[-1])
+        return Tuned(student.state(), divergences)
+
+
+def _batches(num_sequences: int, size: int) -> Iterator[Tensor]:
+    """Endless picks of `size` sequences, or of all where there are fewer; each is seen once before any is again."""
+    generator = torch.Generator().manual_seed(SEED)
+    size = min(size, num_sequences)
+    left = torch.empty(0, dtype=torch.int64)
+    while True:
+        if len(left) < size:
+            left = torch.cat([left, torch.randperm(num_sequences, generator=generator)])
+        picks, left = left[:size], left[size:]
+        yield picks
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _check(divergence: float, student: Student, step: int) -> None:
+    norms = torch.stack([change.grad.norm() for change in student.changes() if change.grad is not None])
+    if not (torch.tensor(divergence).isfinite() and norms.isfinite().all()):
+        raise StartupError(
+            f"tuning broke down at step {step + 1}: the divergence from the original is {divergence}, with gradients "
+            "that are not finite; leave tuning out with --tune-steps 0, or take other calibration text"
+        )
