@@ -1,6 +1,7 @@
 // Attention over a paged KV cache: cut into tiles (attention_plan.h), which threads work off (attention_tile.h).
 
 #include "attention_tile.h"
+#include "replay.h"
 
 constexpr int64_t SERIAL_WORK = 500'000;  // multiply-adds below which waking other threads costs more than it gains
 
@@ -24,3 +25,5 @@ extern "C" void pagewire_paged_attention(int query_dtype, int kv_dtype, const vo
 #endif
     with_dtype(kv_dtype, [&](auto t) { run_plan<Fp32, decltype(t)>(p, plan, threads); });
 }
+
+PAGEWIRE_REPLAYABLE(paged_attention)

@@ -1,5 +1,6 @@
 // The norm of the residual stream and the gated activations, on contiguous rows.
 
+#include "replay.h"
 #include "rows.h"
 
 namespace {
@@ -40,3 +41,6 @@ void pagewire_gated(int dtype, int gelu, const void* x, void* out, int64_t rows,
     });
 }
 }
+
+PAGEWIRE_REPLAYABLE(add_rms_norm)
+PAGEWIRE_REPLAYABLE(gated)

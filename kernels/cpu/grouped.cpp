@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "grouped_linear.h"
+#include "replay.h"
 
 namespace {
 
@@ -52,3 +53,6 @@ void pagewire_grouped_embedding(int dtype, const int64_t* ids, int64_t count, co
 }
 
 }
+
+PAGEWIRE_REPLAYABLE(grouped_linear)
+PAGEWIRE_REPLAYABLE(grouped_embedding)

@@ -85,7 +85,7 @@ def grouped_embedding(
             f"[{num_rows}, {row_size}] in groups of {group_size}"
         )
     if token_ids.numel() > 0:
-        low, high = token_ids.aminmax()
+        low, high = (int(bound) for bound in token_ids.aminmax())
         if low < 0 or high >= num_rows:
             raise IndexError(f"grouped_embedding: ids from {low} to {high} are not rows of a table of {num_rows}")
     token_ids = token_ids.contiguous().long()

@@ -1,6 +1,7 @@
 // Keys and values on their way into the paged KV cache, normalised and rotated first where the model wants that.
 // Strides are in elements.
 
+#include "replay.h"
 #include "rows.h"
 
 namespace {
@@ -94,3 +95,6 @@ void pagewire_rotary_store_kv(int dtype, const int64_t* positions, void* qkv, in
     });
 }
 }
+
+PAGEWIRE_REPLAYABLE(store_kv)
+PAGEWIRE_REPLAYABLE(rotary_store_kv)

@@ -6,7 +6,9 @@ ctypes, which releases the GIL.
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int, c_int64, c_void_p
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import c_float, c_int, c_int64, c_void_p, cast
 from typing import Any
 
 import torch
@@ -27,12 +29,38 @@ _SERIAL_ELEMENTS = 32_768
 _library = load_library()
 
 
-def bind(name: str, *argument_types: Any) -> Any:
+# What is told of every call: the address of the function that makes it again (replay.h), how its arguments become slots
+# (as for struct.pack), and they.
+Note = Callable[[int, str, tuple[Any, ...]], None]
+_note: Note | None = None
+
+
+def bind(name: str, *argument_types: Any) -> Callable[..., None]:
     """The library's function pagewire_<name>."""
     function = getattr(_library, f"pagewire_{name}")
     function.argtypes = argument_types
     function.restype = None
-    return function
+    layout = "<" + "".join("f4x" if kind is F else "q" for kind in argument_types)
+
+    def call(*arguments: Any) -> None:
+        function(*arguments)
+        if _note is not None:
+            again = cast(getattr(_library, f"pagewire_{name}_again"), c_void_p).value
+            assert again is not None
+            _note(again, layout, arguments)
+
+    return call
+
+
+@contextmanager
+def recorded_by(note: Note) -> Iterator[None]:
+    """Tells of every call."""
+    global _note
+    before, _note = _note, note
+    try:
+        yield
+    finally:
+        _note = before
 
 
 def dtype_code(x: Tensor) -> int:

@@ -10,6 +10,7 @@
 #include "fp8_bytes.h"
 #include "pack.h"
 #include "parallel.h"
+#include "replay.h"
 
 namespace {
 
@@ -274,3 +275,7 @@ extern "C" void pagewire_fp8_dequantize(int dtype, const void* weight, const flo
         }
     });
 }
+
+PAGEWIRE_REPLAYABLE(linear)
+PAGEWIRE_REPLAYABLE(fp8_linear)
+PAGEWIRE_REPLAYABLE(fp8_dequantize)

@@ -2,8 +2,8 @@
 // All arrays as in reference.step_inputs; strides are in elements.
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
+
+#include "replay.h"
 
 extern "C" void pagewire_step_inputs(const int32_t* rows, const int32_t* query_start, const int32_t* num_blocks,
                                      const int32_t* new_block_start, const int32_t* new_block_ids,
@@ -36,3 +36,5 @@ extern "C" void pagewire_step_inputs(const int32_t* rows, const int32_t* query_s
         num_computed_tokens[row] = seq_len;
     }
 }
+
+PAGEWIRE_REPLAYABLE(step_inputs)

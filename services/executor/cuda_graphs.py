@@ -17,6 +17,19 @@ from torch import Tensor
 Function = Callable[[], Tensor]
 
 
+class Steps(Protocol):
+    """Parts of decode steps that are kept by batch size, or run eagerly."""
+
+    def padded_size(self, num_reqs: int) -> int | None:
+        """The batch size as which a decode step of num_reqs requests runs; None = eagerly."""
+
+    def mode(self, size: int | None) -> str:
+        """How a step of this padded size runs, or has just run: captured, replayed or eager."""
+
+    def run(self, name: str, size: int | None, function: Function) -> Tensor:
+        """The function's result; of a part that is kept for this size, in memory that the next run reuses."""
+
+
 class Graph(Protocol):
     @property
     def output(self) -> Tensor:

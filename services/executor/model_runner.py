@@ -18,7 +18,7 @@ from torch import Tensor
 from pagewire.errors import StartupError
 from services.executor import kv_cache, stats
 from services.executor.block_table import BlockTable
-from services.executor.cuda_graphs import CudaGraphs, Function, Graph, cuda_recorder
+from services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
 from services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
 from services.executor.loader import Model
 from services.executor.request_state import RequestState
@@ -57,8 +57,12 @@ class ModelRunner:
         *,
         kv_cache_dtype: torch.dtype | None = None,
         attention_split_size: int = 0,
+        graphs: Steps | None = None,
     ) -> None:
-        """kv_cache_dtype: by default the model's. attention_split_size: see `kernels.reference.paged_attention`."""
+        """kv_cache_dtype: by default the model's. attention_split_size: see `kernels.reference.paged_attention`.
+
+        graphs: how decode steps are launched; by default eagerly, until `capture_graphs`.
+        """
         self.limits = limits
         self.num_blocks = num_blocks
         self._model = model
@@ -75,7 +79,7 @@ class ModelRunner:
         self._inputs = InputBuffers(
             limits.max_num_seqs, limits.max_num_batched_tokens, self._block_table, num_blocks, device
         )
-        self._graphs = CudaGraphs()
+        self._graphs: Steps = graphs or CudaGraphs()
 
     def reset(self) -> None:
         """Forgets all requests. What the KV cache holds is nobody's any more."""
@@ -157,13 +161,14 @@ class ModelRunner:
         record: Callable[[Function], Graph] | None = None,
     ) -> None:
         """Captures decode steps of these numbers of requests, the largest first: the others fit into its memory."""
-        record = record or cuda_recorder()
+        record, graphs = record or cuda_recorder(), CudaGraphs()
+        self._graphs = graphs
         falling = sorted(sizes, reverse=True)
         for size in falling:  # before there is a larger graph that it would be padded to: compiles what is recorded
             self.dummy_run(size, size)
         for index, size in enumerate(falling):
             progress(index / len(sizes), f"CUDA graph of {size} requests")
-            self._graphs.capture(size, record, partial(self.dummy_run, size, size))
+            graphs.capture(size, record, partial(self.dummy_run, size, size))
 
     def dummy_run(
         self, num_reqs: int, num_tokens: int, *, context_len: int = 0, sampling: RowSampling = DUMMY_SAMPLING

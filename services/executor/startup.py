@@ -17,6 +17,7 @@ from pagewire.errors import StartupError
 from pagewire.process import usable_cores
 from services.executor import kv_cache, memory, memory_profile, stats
 from services.executor.capture_sizes import capture_sizes
+from services.executor.cuda_graphs import Steps
 from services.executor.loader import Model, load_model
 from services.executor.memory import MemoryProfile, mib
 from services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
@@ -72,6 +73,7 @@ class Setup:
     limits: Limits
     kv_cache_dtype: torch.dtype
     graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
+    record_steps: bool  # on a CPU
     device: torch.device
 
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
@@ -82,7 +84,14 @@ class Setup:
             self.device,
             kv_cache_dtype=self.kv_cache_dtype,
             attention_split_size=self.config.attention_split_size,
+            graphs=_recorded_steps(limits) if self.record_steps else None,
         )
+
+
+def _recorded_steps(limits: Limits) -> Steps:
+    from services.executor.recorded_steps import RecordedSteps  # compiles the C++ kernels, which a GPU has no use for
+
+    return RecordedSteps(limits.max_num_seqs)
 
 
 def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[ModelRunner, ExecutorInfo]:
@@ -127,7 +136,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     )
     kv_cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, model.config.dtype)
     graph_sizes = sizes if _uses_graphs(config, model, device) else ()
-    setup = Setup(config, model, limits, kv_cache_dtype, graph_sizes, device)
+    setup = Setup(config, model, limits, kv_cache_dtype, graph_sizes, _records_steps(config, model, device), device)
     num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
     with phases("kv_cache"):
@@ -205,6 +214,11 @@ def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> 
     if config.cudagraph_capture_sizes or config.max_cudagraph_capture_size or device.type == "cuda":
         logger.info("no CUDA graphs: %s", reason)
     return False
+
+
+def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
+    """What stands for CUDA graphs on a CPU: it takes the C++ kernels, and a model that calls nothing else."""
+    return device.type == "cpu" and kernels.cpu_backend() == "cpp" and model.capturable and not config.enforce_eager
 
 
 def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:

@@ -1,0 +1,172 @@
+"""Steps of a model recorded while they run, and made again without Python: what a CUDA graph is on a GPU.
+
+A decode step of a small model is some two hundred kernels of a few microseconds each; finding each one through torch's
+dispatcher and checking its arguments takes as long as computing. `record` runs a function once and writes down the
+calls that the ops make into the C++ library, with their arguments. `Recorded.replay` makes the same calls again, from
+C++: with the same addresses, so everything they read and write must be in memory that stays, and lengths must be read
+from tensors. Whatever torch computes in between is written down too, as a call from Python.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kernels.cpu import implementation, library
+
+__all__ = ["Memory", "NotRecorded", "Recorded", "record"]
+
+# Ops that are numpy in part: called from Python as a whole.
+_OPAQUE = frozenset({"sample_tokens", "apply_penalties", "token_logprobs"})
+
+_aten = torch.ops.aten
+# What an op looks at to refuse wrong arguments. It is not looked at again: token ids of a decode step were sampled.
+_CHECKS = frozenset({_aten.aminmax.default, _aten.item.default, _aten._local_scalar_dense.default})
+_ALLOCATIONS = frozenset({_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default})
+
+_replay = library.bind("replay", library.P, library.L)
+
+
+class Recorded:
+    """A function's calls. `output` is what it returned; every replay overwrites it."""
+
+    def __init__(self, output: Tensor, parts: list[_NativeCalls | Callable[[], None]]) -> None:
+        self.output = output
+        self._parts = [part.seal() if isinstance(part, _NativeCalls) else part for part in parts]
+
+    def replay(self) -> None:
+        for part in self._parts:
+            part()
+
+
+class _NativeCalls:
+    """Calls into the library that follow each other."""
+
+    def __init__(self) -> None:
+        self._functions: list[int] = []
+        self._slots = bytearray()
+        self._offsets: list[int] = []
+
+    def add(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
+        self._functions.append(function)
+        self._offsets.append(len(self._slots))
+        self._slots += struct.pack(layout, *(0 if value is None else value for value in arguments))
+
+    def seal(self) -> Callable[[], None]:
+        slots = np.frombuffer(self._slots, dtype=np.uint8)
+        addresses = np.array(self._offsets, dtype=np.uint64) + np.uint64(slots.ctypes.data)
+        calls = np.stack([np.array(self._functions, dtype=np.uint64), addresses], axis=1)
+
+        def replay() -> None:
+            _replay(calls.ctypes.data, len(calls))
+
+        replay.slots = slots  # type: ignore[attr-defined]  # the addresses are of its memory
+        return replay
+
+
+class Memory:
+    """Tensors for what recorded steps compute on the way. What one no longer refers to, the next is given.
+
+    Recorded steps never run at the same time, so that their intermediate results may share memory.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}  # by size, a power of two
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """Contiguous."""
+        size = max(64, 1 << (tensor.nbytes - 1).bit_length())
+        free = self._free.setdefault(size, [])
+        buffer = free.pop() if free else np.empty(size, dtype=np.uint8)
+        view = buffer[: tensor.nbytes]  # lives as long as a tensor on its memory
+        weakref.finalize(view, free.append, buffer)
+        return torch.from_numpy(view).view(tensor.dtype).view(tensor.shape)
+
+
+class NotRecorded(Exception):
+    """The function ran, but what it does depends on what Python saw: it has to run again each time."""
+
+    def __init__(self, output: Tensor, reason: str) -> None:
+        super().__init__(reason)
+        self.output, self.reason = output, reason
+
+
+def record(function: Callable[[], Tensor], memory: Memory) -> Recorded:
+    """Runs the function and records what it does. Intermediate results come from `memory`.
+
+    Raises NotRecorded, which has the function's result.
+    """
+    recorder = _Recorder(memory)
+    with recorder:
+        output = function()
+    if recorder.obstacle is not None:
+        raise NotRecorded(output, recorder.obstacle)
+    return Recorded(output, recorder.parts)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self.parts: list[_NativeCalls | Callable[[], None]] = []
+        self.obstacle: str | None = None
+        self._memory = memory
+        self._in_op = False
+
+    def _dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "pagewire" and func._opname not in _OPAQUE:
+            return self._run_op(func._opname, args)
+        result = func(*args, **kwargs)
+        if func in _CHECKS and self._in_op:
+            return result
+        if func in _ALLOCATIONS:
+            return self._memory.empty_like(result) if result.numel() and result.is_contiguous() else result
+        results = [leaf for leaf in tree_leaves(result) if leaf is not None]
+        if not all(isinstance(leaf, Tensor) for leaf in results):
+            self.obstacle = f"{func} tells Python a number"
+            return result
+        known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        fresh = [_storage(leaf) not in known for leaf in results]
+        if any(fresh):
+            self.parts.append(lambda: _copy(func(*args, **kwargs), result))
+        elif func._schema.is_mutable:
+            self.parts.append(lambda: func(*args, **kwargs))
+        return result
+
+    def _run_op(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Its calls into the library are recorded, and what it does through torch comes to this mode again."""
+        self._in_op = True
+        try:
+            with self, library.recorded_by(self._add):
+                return implementation(name, "")(*args)
+        finally:
+            self._in_op = False
+
+    def _add(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
+        last = self.parts[-1] if self.parts else None
+        if not isinstance(last, _NativeCalls):
+            last = _NativeCalls()
+            self.parts.append(last)
+        last.add(function, layout, arguments)
+
+
+# Not in the class's body, where torch would wrap it into what imports its compiler: 1.5 s and 150 MB.
+_Recorder.__torch_dispatch__ = _Recorder._dispatch  # type: ignore[method-assign, assignment]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copy(source: Any, target: Any) -> None:
+    for new, old in zip(tree_leaves(source), tree_leaves(target), strict=True):
+        if old is not None:
+            old.copy_(new)

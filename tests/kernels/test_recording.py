@@ -1,0 +1,100 @@
+"""A recorded function does what the function itself does, whatever is in its inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kernels
+
+if kernels.cpu_backend() != "cpp":
+    pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
+
+from kernels.cpu.recording import Memory, NotRecorded, record
+
+ops = torch.ops.pagewire
+SIZE = 32
+
+
+def norm(x: Tensor) -> Tensor:
+    return ops.add_rms_norm(x, torch.zeros_like(x), torch.ones(SIZE), 1e-5)
+
+
+def halves(x: Tensor) -> Tensor:
+    first, second = x.split(SIZE // 2, dim=1)
+    return torch.cat([second, first], dim=1)
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0].add_(1)
+    return y
+
+
+STEPS = {
+    "norm": norm,
+    "gate": lambda x: ops.silu_and_mul(torch.cat([x, x * 2], dim=1)),
+    "transposed": lambda x: ops.silu_and_mul(torch.cat([x, x], dim=1).T.contiguous().T),  # copied within the op
+    "linear": lambda x: ops.linear(x, torch.eye(SIZE) * 1.5, None),
+    "torch's linear": lambda x: torch.nn.functional.linear(x, torch.eye(SIZE).flip(0)),
+    "halves": halves,
+    "in place": in_place,
+    "view": lambda x: x.view(-1, 4).view(-1, SIZE),
+    "drawn": lambda x: x + torch.arange(SIZE),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6), st.integers(1, 9), st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_replays_compute_anew(names: list[str], num_rows: int, seed: int) -> None:
+    def function() -> Tensor:
+        result = x
+        for name in names:
+            result = STEPS[name](result)
+        return result + 0
+
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_rows, SIZE, generator=generator)
+    with torch.inference_mode():
+        expected = function()
+        recorded = record(function, Memory())
+        assert torch.equal(recorded.output, expected)
+        for _ in range(2):
+            x.copy_(torch.randn(num_rows, SIZE, generator=generator))
+            expected = function()
+            recorded.replay()
+            assert torch.equal(recorded.output, expected)
+
+
+def test_recordings_share_memory_but_for_their_outputs() -> None:
+    memory = Memory()
+    x = torch.randn(4, SIZE)
+
+    def first() -> Tensor:
+        return norm(norm(norm(x)))
+
+    with torch.inference_mode():
+        one = record(first, memory)
+        two = record(lambda: norm(norm(one.output)), memory)  # a step's next part
+        three = record(lambda: norm(norm(x)), memory)
+        x.copy_(torch.randn(4, SIZE))
+        three.replay()
+        expected = norm(norm(first()))
+        one.replay()
+        two.replay()
+        assert torch.equal(two.output, expected)
+        assert len({recorded.output.data_ptr() for recorded in (one, two, three)}) == 3
+
+
+def test_refused_where_python_looks_at_a_result() -> None:
+    x = torch.ones(2, SIZE)
+
+    def branching() -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x * 3
+
+    with torch.inference_mode(), pytest.raises(NotRecorded, match="item") as caught:
+        record(branching, Memory())
+    assert torch.equal(caught.value.output, x * 2)
