@@ -1,44 +1,17 @@
 // y = x w^T + bias with the matrix unit of x86 (AMX), for so many tokens that decoding the weights to bf16 pays.
 
+#include "amx.h"
 #include "grouped_linear.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-
-#include <sys/syscall.h>
-#include <unistd.h>
+#if defined(PAGEWIRE_AMX)
 
 namespace {
 
-constexpr int ARCH_REQ_XCOMP_PERM = 0x1023;  // arch_prctl: ask the kernel for a register state
-constexpr int XFEATURE_XTILEDATA = 18;
+using amx::TILE_PAIRS;
 
 constexpr int BLOCK = 32;              // tokens and outputs of a register block: 2 x 2 tiles of 16
-constexpr int TILE_PAIRS = 256;        // pairs of bf16 in a tile register: 16 x 32 inputs, or 32 inputs x 16 outputs
 constexpr int64_t DEPTH = 48;           // units multiplied in one pass, so that
 constexpr int64_t CACHED = 512 * 1024;  // so many inputs are enough tokens to make up for decoding, and stay in L2
-
-bool permitted() {
-    static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-    return granted;
-}
-
-// The tile registers of a thread, all of 16 rows of 64 bytes, while this lives.
-class TileRegisters {
-   public:
-    TileRegisters() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {};
-            uint8_t rows[16] = {};
-        } config;
-        for (int i = 0; i < 8; i++) {
-            config.row_bytes[i] = 64;
-            config.rows[i] = 16;
-        }
-        _tile_loadconfig(&config);
-    }
-    ~TileRegisters() { _tile_release(); }
-};
 
 // Products of 32 tokens with 32 outputs in sums [2][2][16][16]: tiles of tokens, then of outputs.
 // x: per tile of tokens, x_tile elements apart, and per unit a tile; weights: per unit a tile for either tile of outputs
@@ -181,7 +154,7 @@ void write_block(const GroupedWeight& w, const float* sums, int64_t block, int64
 
 bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
                         int threads) {
-    if (!permitted() || (w.codebook && w.bits != 4)) return false;
+    if (!amx::permitted() || (w.codebook && w.bits != 4)) return false;
     static thread_local std::vector<uint32_t> input_memory;
     static thread_local std::vector<float> sums_memory;
     const int64_t units = w.units(), x_tile = units * TILE_PAIRS, blocks = (w.tiles() + 1) / 2;
@@ -205,7 +178,7 @@ bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* pe
                 static thread_local std::vector<uint32_t> memory;
                 uint32_t* const weights = aligned_memory(memory, DEPTH * 2 * TILE_PAIRS);
                 decode_block(w, block, begin, end, weights);
-                const TileRegisters registers;
+                const amx::TileRegisters registers;
                 alignas(64) float block_sums[BLOCK * BLOCK];
                 for (int64_t t = 0; t < token_blocks; t++) {
                     float* const target = passes == 1 ? block_sums : sums + (block * token_blocks + t) * BLOCK * BLOCK;
