@@ -10,7 +10,7 @@ from services.executor.step import Step
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(
     "pagewire:executor_graph_steps",
-    "Steps executed, by how they were launched: captured (into a CUDA graph, at start), replayed (one), eager (none)",
+    "Steps executed, by how they were launched: captured (into a CUDA graph, or recorded on a CPU), replayed, eager",
     ["mode"],
 )
 _STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
