@@ -13,7 +13,7 @@ from services.executor.model_config import ModelConfig, ModelLoadError, token_id
 from services.executor.models import ARCHITECTURES
 from services.executor.quantization import Quantization
 from services.executor.quantization.gguf import GgufQuantization
-from services.executor.quantization.methods import quantization_of
+from services.executor.quantization.methods import is_left_over, quantization_of
 from services.executor.weights import WeightSource
 from services.executor.weights.gguf import (
     GgufSource,
@@ -61,8 +61,8 @@ class DirectoryCheckpoint:
     def weights(self, config: ModelConfig) -> WeightSource:
         return SafetensorsSource(self.path)
 
-    def quantization(self, weights: WeightSource | None) -> Quantization | None:
-        """weights: None if they are random."""
+    def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
+        """weights: None if they are random. requested: by `--quantization`."""
         file, config = "config.json", self._raw.get("quantization_config")
         for name, method in _QUANTIZATION_FILES.items():
             if config is None and (self.path / name).is_file():
@@ -70,7 +70,8 @@ class DirectoryCheckpoint:
         if config is None:
             return None
         try:
-            return quantization_of(config, None if weights is None else weights.shapes)
+            found = quantization_of(config, None if weights is None else weights.shapes)
+            return None if weights is not None and is_left_over(config, weights.shapes, requested) else found
         except ModelLoadError as error:
             raise ModelLoadError(f"{self.path}/{file}: {error}") from error
 
@@ -95,7 +96,7 @@ class GgufCheckpoint:
     def weights(self, config: ModelConfig) -> WeightSource:
         return GgufSource(self._file, config)
 
-    def quantization(self, weights: WeightSource | None) -> Quantization | None:
+    def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
         return GgufQuantization({checkpoint_name(name): tensor.type for name, tensor in self._file.tensors.items()})
 
 

@@ -50,7 +50,7 @@ def load_decoder(
     length = served_len(checkpoint.path, config, max_model_len)
     memory.check_positions_fit(length, config.head_dim)
     weights = None if dummy_seed is not None else checkpoint.weights(config)
-    found = checkpoint.quantization(weights)
+    found = checkpoint.quantization(weights, quantization)
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.

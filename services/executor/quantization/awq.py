@@ -69,6 +69,10 @@ class _AwqFormat:
     group_size: int
     has_zeros: bool
 
+    @property
+    def follows(self) -> str:
+        return f"group_size {self.group_size}"
+
     def random(self, out_features: int, in_features: int, generator: torch.Generator) -> GroupedWeight:
         shape = (out_features, in_features)
         return random_grouped(shape, _BITS, self.group_size, generator, has_offsets=self.has_zeros)
@@ -83,8 +87,8 @@ class GemmFormat(_AwqFormat):
         num_words = out_features // _PER_WORD
         return {
             "qweight": TensorSpec((in_features, num_words), (torch.int32,)),
-            "qzeros": TensorSpec((groups, num_words), (torch.int32,), optional=not self.has_zeros),
-            "scales": TensorSpec((groups, out_features), SCALE_DTYPES),
+            "qzeros": TensorSpec((groups, num_words), (torch.int32,), not self.has_zeros, follows=self.follows),
+            "scales": TensorSpec((groups, out_features), SCALE_DTYPES, follows=self.follows),
         }
 
     def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
@@ -107,8 +111,8 @@ class GemvFormat(_AwqFormat):
         width = _padded_words(in_features, self.group_size)
         return {
             "qweight": TensorSpec((out_features, in_features // _PER_WORD), (torch.int32,)),
-            "qzeros": TensorSpec((out_features, width), (torch.int32,), optional=not self.has_zeros),
-            "scales": TensorSpec((out_features, width * _PER_WORD), SCALE_DTYPES),
+            "qzeros": TensorSpec((out_features, width), (torch.int32,), not self.has_zeros, follows=self.follows),
+            "scales": TensorSpec((out_features, width * _PER_WORD), SCALE_DTYPES, follows=self.follows),
         }
 
     def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
@@ -133,8 +137,8 @@ class GemvFastFormat(_AwqFormat):
         padded = _padded_words(in_features, self.group_size) * _PER_WORD
         return {
             "qweight": TensorSpec((out_features // 4, in_features), (torch.int16,)),
-            "qzeros": TensorSpec((padded, out_features), SCALE_DTYPES),
-            "scales": TensorSpec((padded, out_features), SCALE_DTYPES),
+            "qzeros": TensorSpec((padded, out_features), SCALE_DTYPES, follows=self.follows),
+            "scales": TensorSpec((padded, out_features), SCALE_DTYPES, follows=self.follows),
         }
 
     def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:

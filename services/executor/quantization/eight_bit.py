@@ -38,7 +38,7 @@ class Fp8Format:
             raise ModelLoadError(
                 "weight: has values that are not numbers; the checkpoint is damaged, download it again"
             )
-        scales = checked_scales(self.scale, tensors[self.scale]).float()
+        scales = _weight_scales(self.scale, tensors[self.scale])
         if not self.blocks:
             scales = scales.flatten().expand(out_features).contiguous()
         return Fp8Weight(weight, scales, _input_scale(tensors, self.input_scale))
@@ -65,7 +65,7 @@ class Int8Format:
         return {"weight": weight, "weight_scale": _scale_spec(out_features)} | _input_spec(self.input_scale)
 
     def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> Int8Weight:
-        scales = checked_scales("weight_scale", tensors["weight_scale"]).float()
+        scales = _weight_scales("weight_scale", tensors["weight_scale"])
         return Int8Weight(
             tensors["weight"],
             scales.flatten().expand(out_features).contiguous(),
@@ -83,6 +83,16 @@ def _scale_spec(out_features: int) -> TensorSpec:
     return TensorSpec((out_features, 1), SCALE_DTYPES, also=((out_features,), (1,), ()))
 
 
+def _weight_scales(suffix: str, scales: Tensor) -> Tensor:
+    """float32. 0 is that of an output without weights."""
+    scales = checked_scales(suffix, scales).float()
+    if bool((scales < 0).any()):
+        raise ModelLoadError(
+            f"{suffix}: must not be negative, found {float(scales.min())}; the checkpoint is damaged, download it again"
+        )
+    return scales
+
+
 def _input_spec(suffix: str | None) -> dict[str, TensorSpec]:
     return {} if suffix is None else {suffix: TensorSpec((1,), SCALE_DTYPES, also=((),))}
 
@@ -92,5 +102,7 @@ def _input_scale(tensors: Mapping[str, Tensor], suffix: str | None) -> Tensor | 
         return None
     scale = checked_scales(suffix, tensors[suffix]).float().reshape(1)
     if float(scale) <= 0:
-        raise ModelLoadError(f"{suffix}: must be positive, found {float(scale)}")
+        raise ModelLoadError(
+            f"{suffix}: must be positive, found {float(scale)}; the checkpoint is damaged, download it again"
+        )
     return scale

@@ -20,6 +20,7 @@ class TensorSpec:
     dtypes: tuple[torch.dtype, ...]  # any of these
     optional: bool = False
     also: tuple[tuple[int, ...], ...] = ()  # further shapes that the same numbers are stored in
+    follows: str = ""  # what in the config the shape follows from, e.g. "group_size 128"
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return any(

@@ -129,10 +129,11 @@ class GptqFormat:
         check_multiple("the number of inputs", in_features, per_word)
         check_multiple("the number of outputs", out_features, per_word)
         _, groups = groups_of(in_features, self.group_size)
+        bits, group_size = f"bits {self.bits}", f"group_size {self.group_size}"
         return {
-            "qweight": TensorSpec((in_features // per_word, out_features), (torch.int32,)),
-            "qzeros": TensorSpec((groups, out_features // per_word), (torch.int32,)),
-            "scales": TensorSpec((groups, out_features), SCALE_DTYPES),
+            "qweight": TensorSpec((in_features // per_word, out_features), (torch.int32,), follows=bits),
+            "qzeros": TensorSpec((groups, out_features // per_word), (torch.int32,), follows=group_size),
+            "scales": TensorSpec((groups, out_features), SCALE_DTYPES, follows=group_size),
             "g_idx": TensorSpec((in_features,), (torch.int32, torch.int64), optional=True),
             "bias": TensorSpec((out_features,), SCALE_DTYPES, optional=True),
         }

@@ -50,10 +50,18 @@ def check_shard(weights: WeightSource, shard: Shard) -> list[str]:
             continue
         if not spec.fits(weights.shapes[name]):
             expected = " or ".join(str(list(shape)) for shape in (spec.shape, *spec.also))
-            raise ModelLoadError(f"tensor {name}: expected shape {expected}, found {list(weights.shapes[name])}")
+            cause = f"{spec.follows} in its config is wrong" if spec.follows else "its config is another model's"
+            raise ModelLoadError(
+                f"tensor {name}: expected shape {expected}, found {list(weights.shapes[name])}; {cause}, or the "
+                "checkpoint is damaged"
+            )
         if weights.raw_dtype(name) not in spec.dtypes:
             expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
-            raise ModelLoadError(f"tensor {name}: expected {expected}, found {weights.raw_dtype(name)}")
+            found = str(weights.raw_dtype(name)).removeprefix("torch.")
+            raise ModelLoadError(
+                f"tensor {name}: expected {expected}, found {found}; its config is another model's, or the checkpoint "
+                "is damaged"
+            )
     return missing
 
 

@@ -34,9 +34,11 @@ class IntegerFormat:
         _, groups = groups_of(in_features, self.group_size)
         by_group = (out_features, groups)
         scale_shapes = ((out_features,), (1,), ()) if groups == 1 else ()
-        specs = {"weight_scale": TensorSpec(by_group, SCALE_DTYPES, also=scale_shapes)}
+        grouped = "the strategy" if self.group_size == -1 else f"group_size {self.group_size}"
+        specs = {"weight_scale": TensorSpec(by_group, SCALE_DTYPES, also=scale_shapes, follows=grouped)}
         if self.packed:
-            specs["weight_packed"] = TensorSpec((out_features, self._words(in_features)), (torch.int32,))
+            shape = (out_features, self._words(in_features))
+            specs["weight_packed"] = TensorSpec(shape, (torch.int32,), follows=f"num_bits {self.bits}")
             specs["weight_shape"] = TensorSpec((2,), (torch.int64, torch.int32), optional=True)
         else:
             specs["weight"] = TensorSpec((out_features, in_features), (torch.int8,))

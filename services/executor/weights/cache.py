@@ -70,7 +70,8 @@ class WeightsCache:
         try:
             tensors, content = tensor_file.read(self.path)
             if content["key"] != self.key:
-                raise TensorFileError("made from other files or by other code")
+                logger.info("weights cache: %s is of other files or other code; it will be replaced", self.path)
+                return False
             if self.device.type != "cpu":
                 staging = cuda_staging(self.device, 2 * num_threads, _STAGING_BYTES)
                 tensors = copied(tensors, self.device, staging, num_threads, progress)
@@ -78,7 +79,12 @@ class WeightsCache:
         except FileNotFoundError:
             return False
         except (OSError, TensorFileError, KeyError, TypeError, ValueError) as error:
-            logger.info("weights cache: %s is not used and will be replaced: %s", self.path, error)
+            cause = f"{error} is missing" if isinstance(error, KeyError) else error
+            logger.warning(
+                "weights cache: %s cannot be used: %s; the checkpoint is read instead, and the entry is written anew",
+                self.path,
+                cause,
+            )
             return False
         progress(1.0, self.path.name)
         logger.info("weights cache: %s mapped in %.2f s", self.path, time.perf_counter() - started)
@@ -116,7 +122,8 @@ class WeightsCache:
         for file in self.path.parent.glob(f"{glob.escape(prefix)}-*.safetensors"):
             if not self._is_current(file):
                 file.unlink(missing_ok=True)
-                logger.info("weights cache: %s is outdated and was removed", file)
+                if file != self.path:  # of that one `load` has told
+                    logger.info("weights cache: %s is outdated and was removed", file)
 
     def _is_current(self, file: Path) -> bool:
         try:

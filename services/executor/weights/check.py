@@ -38,7 +38,8 @@ def check_tensors(path: Path, weights: WeightSource, model: DecoderModel) -> int
     if missing or unexpected:
         raise ModelLoadError(
             f"{path}: the checkpoint does not fit its config: {_listing('missing', missing)}"
-            f"{'; ' if missing and unexpected else ''}{_listing('unexpected', unexpected)}"
+            f"{'; ' if missing and unexpected else ''}{_listing('unexpected', unexpected)}; "
+            "download it again, or use the config.json that belongs to it"
         )
     for name, target in targets.items():
         if weights.shapes[name] != tuple(target.shape):
@@ -52,4 +53,4 @@ def _listing(kind: str, names: list[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{len(names)} tensors {kind}: {', '.join(names[:5])}{more}"
+    return f"{len(names)} tensor{'s' * (len(names) > 1)} {kind}: {', '.join(names[:5])}{more}"

@@ -56,7 +56,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], Any]:
         file = safe_open(path, framework="pt", device="cpu")
         metadata = file.metadata() or {}
         if metadata[_CHECKSUM] != _checksum(metadata[_METADATA]):
-            raise ValueError("checksum of its metadata")
+            raise ValueError("the checksum of its header is wrong")
         stored = json.loads(metadata[_METADATA])
         tensors = {
             name: _view(file.get_tensor(name), dtype, shape) for name, (dtype, shape) in stored["tensors"].items()
@@ -65,7 +65,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], Any]:
     except FileNotFoundError:
         raise
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise TensorFileError(f"damaged ({error})") from error
+        raise TensorFileError(f"the file is damaged ({error})") from error
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

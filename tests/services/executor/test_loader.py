@@ -149,8 +149,8 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     original = (tmp_path / "model.safetensors").read_bytes()
     down = "model__layers__1__mlp__down_proj__weight"
     cases: list[tuple[dict[str, torch.Tensor | None], str]] = [
-        ({down: None}, r"1 tensors missing: model\.layers\.1\.mlp\.down_proj\.weight"),
-        ({"model__extra": torch.zeros(1)}, r"1 tensors unexpected: model\.extra"),
+        ({down: None}, r"1 tensor missing: model\.layers\.1\.mlp\.down_proj\.weight"),
+        ({"model__extra": torch.zeros(1)}, r"1 tensor unexpected: model\.extra"),
         ({down: torch.zeros(48, 81)}, r"down_proj\.weight: expected shape \[48, 80\], found \[48, 81\]"),
         ({down: torch.zeros(48, 80, dtype=torch.int8)}, r"down_proj\.weight has type I8, expected"),
     ]

@@ -177,16 +177,30 @@ QWEIGHT, SCALES = "model__layers__0__mlp__up_proj__qweight", "model__layers__0__
             {QWEIGHT: torch.zeros(48, 9, dtype=torch.int32)},
             r"tensor {0}\.qweight: expected shape .*, found \[48, 9\]",
         ),
-        ({QWEIGHT: torch.zeros(48, 10, dtype=torch.int64)}, r"tensor {0}\.qweight: expected int32, found torch\.int64"),
+        ({QWEIGHT: torch.zeros(48, 10, dtype=torch.int64)}, r"tensor {0}\.qweight: expected int32, found int64"),
         ({SCALES: torch.full((2, 80), torch.nan).half()}, r"tensor {0}\.scales: has values that are not finite"),
-        ({QWEIGHT: None}, r"1 tensors missing: {0}\.qweight"),
-        ({SCALES: None}, r"1 tensors missing: {0}\.scales"),
-        ({QWEIGHT.replace("qweight", "extra"): torch.zeros(1)}, r"1 tensors unexpected: {0}\.extra"),
+        ({QWEIGHT: None}, r"1 tensor missing: {0}\.qweight"),
+        ({SCALES: None}, r"1 tensor missing: {0}\.scales"),
+        ({QWEIGHT.replace("qweight", "extra"): torch.zeros(1)}, r"1 tensor unexpected: {0}\.extra"),
     ],
 )
 def test_tensors_that_do_not_fit(awq: Path, changes: Changes, message: str) -> None:
     edit_weights(awq, **changes)
     with pytest.raises(ModelLoadError, match=f"{awq}: .*{message.format(NAME)}"):
+        load(awq)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"group_size": 16}, "group_size 16"),
+        ({"group_size": -1}, "group_size -1"),
+        ({"group_size": 48}, "group_size 48"),
+    ],
+)
+def test_a_wrong_config_is_named(awq: Path, changes: dict[str, Any], cause: str) -> None:
+    edit_config(awq, quantization_config=AWQ | changes)
+    with pytest.raises(ModelLoadError, match=rf"{awq}: tensor .*expected shape .*; {cause} in its config is wrong"):
         load(awq)
 
 

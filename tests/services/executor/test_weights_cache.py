@@ -188,6 +188,23 @@ def test_a_damaged_entry_is_replaced(model: Path, tmp_path: Path, share: float, 
     tensor_file.read(entry)
 
 
+def test_the_log_says_what_is_wrong_with_an_entry(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with file, cause and what comes of it."""
+    load(model, tmp_path / "cache")
+    (entry,) = entries(tmp_path / "cache")
+    entry.write_bytes(entry.read_bytes().replace(b"PackedGrouped", b"PackedGrouper", 1))
+    with caplog.at_level(logging.INFO):
+        load(model, tmp_path / "cache")
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line == (
+        f"weights cache: {entry} cannot be used: the file is damaged (the checksum of its header is wrong); the "
+        "checkpoint is read instead, and the entry is written anew"
+    )
+    assert "outdated" not in caplog.text
+
+
 def test_an_entry_of_another_shape_changes_nothing(
     model: Path, tmp_path: Path, reads: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,7 +217,7 @@ def test_an_entry_of_another_shape_changes_nothing(
     tensor_file.write(entry, copies, content)
     with caplog.at_level(logging.INFO):
         load(model, tmp_path / "cache")
-    assert "is not used and will be replaced: model.layers.0.mlp.down_proj has the wrong shape" in caplog.text
+    assert f"{entry} cannot be used: model.layers.0.mlp.down_proj has the wrong shape; the checkpoint is" in caplog.text
     assert len(reads) == 2
 
 

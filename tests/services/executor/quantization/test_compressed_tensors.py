@@ -247,6 +247,10 @@ def test_values_that_are_refused() -> None:
     ):
         with pytest.raises(ModelLoadError, match=message):
             format_of(INT4).read(tensors | changes, 16, 64)
+    int8 = {"weight": torch.ones(16, 64, dtype=torch.int8), "weight_scale": torch.ones(16, 1)}
+    int8["weight_scale"][3] = -1
+    with pytest.raises(ModelLoadError, match=r"weight_scale: must not be negative, found -1\.0"):
+        format_of(INT8, DYNAMIC_INT8, "int-quantized").read(int8, 16, 64)
 
 
 @pytest.mark.parametrize(

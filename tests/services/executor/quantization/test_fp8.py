@@ -168,6 +168,7 @@ def test_tensors_that_are_refused(tmp_path: Path) -> None:
             r"weight_scale: expected shape \[96, 1\] or \[96\] or \[1\] or \[\], found \[2\]",
         ),
         ("weight_scale", torch.tensor(torch.inf), r"down_proj\.weight_scale: has values that are not finite"),
+        ("weight_scale", torch.tensor(-0.5), r"down_proj\.weight_scale: must not be negative, found -0\.5"),
         ("input_scale", None, r"missing: model\.layers\.0\.mlp\.down_proj\.input_scale"),
         ("input_scale", torch.tensor(0.0), r"down_proj\.input_scale: must be positive, found 0\.0"),
     ]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.model_config import ModelLoadError
-from services.executor.quantization.methods import check_requested, quantization_of
+from services.executor.quantization.methods import check_requested, is_left_over, quantization_of
 
 CONFIGS: list[dict[str, Any]] = [
     {
@@ -127,3 +127,25 @@ def test_any_value_anywhere(config: dict[str, Any], data: st.DataObject) -> None
 def test_configs_that_are_none(config: Any) -> None:
     with pytest.raises(ModelLoadError, match="quantization_config"):
         quantization_of(config, None)
+
+
+DENSE = {"model.embed_tokens.weight", "model.norm.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["quant_method"])
+def test_a_config_left_over_from_a_quantized_checkpoint(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ModelLoadError, match=r"tensor model\.layers\.0\.mlp\.up_proj\.weight is dense; .* none"):
+        is_left_over(config, DENSE, None)
+    assert not caplog.records
+    assert is_left_over(config, DENSE, "none")
+    assert f"quantized with {config['quant_method']}" in caplog.text and "it is ignored" in caplog.text
+
+
+def test_configs_that_leave_all_dense_fit_dense_checkpoints() -> None:
+    all_dense = CONFIGS[0] | {"modules_to_not_convert": ["mlp", "self_attn"]}
+    only_kv_cache = CONFIGS[2] | {"config_groups": {"g": {"targets": ["LlamaAttention"], "weights": None}}}
+    for config in (all_dense, only_kv_cache):
+        assert not is_left_over(config, DENSE, None)
+    assert not is_left_over(CONFIGS[0], DENSE | {"model.layers.1.mlp.up_proj.qweight"}, "none")
