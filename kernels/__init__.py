@@ -20,8 +20,8 @@ from kernels import fake
 
 __all__ = ["cpu_backend"]
 
-# op schema -> module with its CUDA implementation, a function of the op's name
-_OPS: dict[str, str] = {
+# op schema -> module with its CUDA implementation, a function of the op's name; None: for CPUs alone
+_OPS: dict[str, str | None] = {
     "paged_attention(Tensor query, Tensor kv_cache, Tensor block_table, Tensor query_start_loc, Tensor seq_lens, "
     "int max_query_len, float scale, int sliding_window=0, float soft_cap=0.0, Tensor? alibi_slopes=None, "
     "Tensor? kv_scales=None, int split_size=0) -> Tensor": "paged_attention",
@@ -43,6 +43,9 @@ _OPS: dict[str, str] = {
     ),
     "int8_linear(Tensor x, Tensor weight, Tensor scales, Tensor? input_scale, Tensor? bias) -> Tensor": "int8_linear",
     "fp8_linear(Tensor x, Tensor weight, Tensor scales, Tensor? input_scale, Tensor? bias) -> Tensor": "fp8_linear",
+    # Dense weights in a CPU's layout (`cpu.packed_layout`), where that pays.
+    "packed_linear(Tensor x, Tensor weight, Tensor? bias, int out_features) -> Tensor": None,
+    "packed_embedding(Tensor token_ids, Tensor weight, int num_rows, int row_size) -> Tensor": None,
     "step_inputs(Tensor rows, Tensor query_start_loc, Tensor num_blocks, Tensor new_block_start_loc, "
     "Tensor new_block_ids, Tensor token_ids, Tensor(a!) num_computed_tokens, Tensor(b!) row_block_table, "
     "Tensor(c!) input_ids, Tensor(d!) positions, Tensor(e!) slot_mapping, Tensor(f!) seq_lens, "
@@ -70,7 +73,7 @@ def _on_first_call(resolve: Callable[[], Callable[..., Any]]) -> Callable[..., A
     return call
 
 
-def _cpu(name: str, module: str) -> Callable[..., Any]:
+def _cpu(name: str, module: str | None) -> Callable[..., Any]:
     from kernels import cpu
 
     return cpu.implementation(name, module)
@@ -85,7 +88,8 @@ def _register_all() -> None:
         name = schema.partition("(")[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(name, _on_first_call(partial(_cpu, name, module)), "CPU")
-        _library.impl(name, _on_first_call(partial(_cuda, name, module)), "CUDA")
+        if module is not None:
+            _library.impl(name, _on_first_call(partial(_cuda, name, module)), "CUDA")
         torch.library.register_fake(f"pagewire::{name}", getattr(fake, name), lib=_library)
 
 

@@ -63,6 +63,14 @@ def fp8_linear(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     return int8_linear(x, weight)
 
 
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
+    return weight.new_empty((*token_ids.shape, row_size))
+
+
 def step_inputs(*args: Any) -> None:
     return None
 

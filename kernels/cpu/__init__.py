@@ -45,7 +45,9 @@ def choose() -> str:
 backend = functools.cache(choose)
 
 
-def implementation(name: str, module: str) -> Callable[..., Any]:
-    """The CPU implementation of the op `name`, whose Triton one is in kernels.<module>."""
-    modules = {"cpp": "kernels.cpu.native", "torch": "kernels.cpu.fallback", "triton": f"kernels.{module}"}
+def implementation(name: str, module: str | None) -> Callable[..., Any]:
+    """The CPU implementation of the op `name`, whose Triton one is in kernels.<module>, if there is one."""
+    in_torch = "kernels.cpu.fallback"
+    triton = in_torch if module is None else f"kernels.{module}"
+    modules = {"cpp": "kernels.cpu.native", "torch": in_torch, "triton": triton}
     return getattr(importlib.import_module(modules[backend()]), name)

@@ -24,10 +24,15 @@ inline bool permitted() {
     return granted;
 }
 
-// The tile registers of a thread, all of 16 rows of 64 bytes, while this lives.
+// Rows of each tile register: 16, or fewer where a load must not read on.
+struct TileRows {
+    uint8_t of[8] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// The tile registers of a thread, of rows of 64 bytes, while this lives.
 class TileRegisters {
    public:
-    TileRegisters() {
+    explicit TileRegisters(const TileRows& rows = {}) {
         struct alignas(64) {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {};
@@ -35,7 +40,7 @@ class TileRegisters {
         } config;
         for (int i = 0; i < 8; i++) {
             config.row_bytes[i] = 64;
-            config.rows[i] = 16;
+            config.rows[i] = rows.of[i];
         }
         _tile_loadconfig(&config);
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import reference
-from kernels.cpu import sampling
+from kernels.cpu import packed_layout, sampling
 from kernels.cpu.quantized import fp8_linear, grouped_embedding, grouped_linear, int8_linear
 from kernels.cpu.sampling import apply_penalties
 from kernels.reference import (
@@ -33,6 +33,8 @@ __all__ = [
     "grouped_linear",
     "int8_linear",
     "linear",
+    "packed_embedding",
+    "packed_linear",
     "paged_attention",
     "rotary_store_kv",
     "sample_tokens",
@@ -100,6 +102,16 @@ def paged_attention(
             result = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
             output[start:end] = result[0].transpose(0, 1)
     return output
+
+
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    """x [num_tokens, K] @ weight.T + bias [N], with `packed_layout`'s weight of N = out_features outputs."""
+    return linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias)
+
+
+def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
+    """token_ids int64 [num_tokens] -> rows [num_tokens, row_size] of a packed weight of num_rows outputs."""
+    return packed_layout.unpack(weight, num_rows, row_size)[token_ids]
 
 
 class TokenGroups:

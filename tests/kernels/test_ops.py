@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import kernels
 from kernels import reference
-from kernels.cpu import fallback, native, quantized
+from kernels.cpu import fallback, native, packed_layout
 from kernels.quantized import GroupedWeight
 from kernels.quantized.packed import pack_grouped
 from tests.kernels.batches import StepRows, make_batch, make_heads, make_step
@@ -93,6 +93,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     sampled = SamplingBatch(random_logits(2, 300), [Row(top_p=0.8, position=3), Row(temperature=0.0)])
     packed = pack_grouped(GroupedWeight(torch.randint(0, 16, (9, 64)).byte(), 4, 32, torch.rand(9, 2)), "cpu")
     codes, form = (packed.codes, packed.scales, None, None), (packed.bits, packed.group_size, packed.zero_point)
+    dense = packed_layout.pack(torch.randint(-3, 4, (9, 70)).bfloat16())  # with sums that are exact
     int8_weight = torch.randint(-128, 128, (9, 64), dtype=torch.int8)
     return {
         "paged_attention": (*batch.args(), 7, 20.0),
@@ -104,6 +105,8 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "linear": (x, torch.randn(9, 64), None),
         "grouped_linear": (x, *codes, None, None, 9, *form),
         "grouped_embedding": (torch.tensor([3, 8, 0]), *codes, *packed.shape, *form, torch.float32),
+        "packed_linear": (torch.randint(-3, 4, (6, 70)).bfloat16(), dense, None, 9),
+        "packed_embedding": (torch.tensor([3, 8, 0]), dense, 9, 70),
         "int8_linear": (x, int8_weight, torch.rand(9), None, None),
         "fp8_linear": (x, torch.randn(9, 64).to(torch.float8_e4m3fn), torch.rand(9), None, None),
         "step_inputs": (*make_step(StepRows(), [(3, 20), (-1, 2), (0, 1)]).values(), StepRows.BLOCK_SIZE),
@@ -122,7 +125,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
 
 
 def test_every_op_is_checked_as_registered() -> None:
-    names = {*reference.__all__, *quantized.__all__}
+    names = {*reference.__all__, *fallback.__all__}
     assert set(op_arguments()) == {name for name in names if hasattr(torch.ops.pagewire, name)}
 
 
@@ -144,7 +147,7 @@ def test_registered_op_is_the_reference(name: str) -> None:
             actual.copy_(without_nan(expected))
             expected.copy_(actual)
     result = getattr(torch.ops.pagewire, name)(*actual_args)
-    truth = getattr(quantized if name in quantized.__all__ else reference, name)(*expected_args)
+    truth = getattr(reference if name in reference.__all__ else fallback, name)(*expected_args)
     if name == "rotary_store_kv":  # what the key heads hold afterwards is undefined
         actual_args[1][:, -4:], expected_args[1][:, -4:] = 0, 0
     torch.testing.assert_close(

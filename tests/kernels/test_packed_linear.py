@@ -1,0 +1,135 @@
+"""Dense bf16 weights packed for a CPU: the layout, products and rows, in C++ and in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.cpu import fallback, native, packed_layout, packed_linear
+
+# Relative to the sum of |x * w|: rounding of sums in fp32, and of a result.
+FP32_ROUNDING = 2e-6
+RESULT_ROUNDING = 2**-8
+
+
+@pytest.fixture(params=[1, 0], ids=["matrix unit", "vectors"])
+def matrix_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without it, where the machine has one."""
+    monkeypatch.setattr(packed_linear, "_USE_MATRIX_UNIT", request.param)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def assert_is_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    wide_bias = None if bias is None else bias.double()
+    expected = F.linear(x.double(), weight.double(), wide_bias)
+    magnitude = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
+    assert actual.dtype is torch.bfloat16 and actual.shape == expected.shape
+    error = (actual.double() - expected).abs()
+    assert (error <= FP32_ROUNDING * magnitude + RESULT_ROUNDING * expected.abs()).all()
+
+
+@pytest.mark.usefixtures("matrix_unit")
+@pytest.mark.parametrize("num_threads", [1, 2, 16])
+@pytest.mark.parametrize(
+    ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70)]
+)
+def test_product(in_features: int, out_features: int, num_threads: int) -> None:
+    """Of every number of tokens that a kernel treats in its own way. It does not depend on the other tokens."""
+    torch.set_num_threads(num_threads)
+    weight, bias = random(out_features, in_features), random(out_features, seed=1)
+    packed, x = packed_linear.pack(weight), random(257, in_features, seed=2)
+    whole = native.packed_linear(x, packed, bias, out_features)
+    assert_is_product(whole, x, weight, bias)
+    assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None)
+    for num_tokens in (*range(19), 31, 32, 33, 47, 49, 64, 70):
+        assert torch.equal(native.packed_linear(x[:num_tokens], packed, bias, out_features), whole[:num_tokens])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_tokens=st.integers(0, 70),
+    in_features=st.integers(1, 150),
+    out_features=st.integers(1, 150),
+    with_bias=st.booleans(),
+    strided=st.booleans(),
+)
+def test_product_of_any_shape(
+    num_tokens: int, in_features: int, out_features: int, with_bias: bool, strided: bool
+) -> None:
+    x = random(num_tokens, 2 * in_features)[:, :in_features]
+    x = x if strided else x.contiguous()
+    weight, bias = random(out_features, in_features, seed=1), random(out_features, seed=2) if with_bias else None
+    packed = packed_linear.pack(weight)
+    assert_is_product(native.packed_linear(x, packed, bias, out_features), x, weight, bias)
+    assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias)
+
+
+@pytest.mark.usefixtures("matrix_unit")
+def test_infinity_and_nan_stay_with_their_token() -> None:
+    weight, x = random(100, 64), random(40, 64, seed=1)
+    x[3, 5], x[17, 60] = float("inf"), float("nan")
+    result = native.packed_linear(x, packed_linear.pack(weight), None, 100)
+    spoiled = (~result.isfinite()).any(dim=1).nonzero().flatten().tolist()
+    assert spoiled == [3, 17]
+
+
+@given(num_rows=st.integers(1, 70), row_size=st.integers(1, 100))
+@settings(max_examples=40, deadline=None)
+def test_rows_and_the_whole_come_back_as_they_were(num_rows: int, row_size: int) -> None:
+    weight = random(num_rows, row_size)
+    packed = packed_layout.pack(weight)
+    assert torch.equal(packed_layout.unpack(packed, num_rows, row_size), weight)
+    assert torch.equal(packed_linear.pack(weight), packed)
+    token_ids = torch.randint(0, num_rows, (2, 5), generator=torch.Generator().manual_seed(0))
+    for cpu in (native, fallback):
+        assert torch.equal(cpu.packed_embedding(token_ids, packed, num_rows, row_size), weight[token_ids])
+
+
+def test_layout() -> None:
+    """As the instructions take it: pairs of inputs by outputs; zeros where there are no inputs or outputs."""
+    weight = (torch.arange(17)[:, None] + torch.arange(34) / 64).bfloat16()
+    packed = packed_layout.pack(weight)
+    assert packed.shape == (2, 2, 16, 32)
+    unit = packed[0, 0].view(16, 16, 2)
+    for row, output in ((0, 0), (3, 5), (15, 15)):
+        assert torch.equal(unit[row, output], weight[output, 2 * row : 2 * row + 2])
+    assert torch.equal(packed[0, 1, 0].view(16, 2), weight[:16, 32:])
+    assert packed[0, 1, 1:].count_nonzero() == 0 and packed[1, :, :, 2:].count_nonzero() == 0
+
+
+def test_ids_out_of_the_table_are_refused() -> None:
+    packed = packed_linear.pack(random(20, 40))
+    for token_id in (-1, 20):
+        with pytest.raises(IndexError, match="not rows of a table of 20"):
+            native.packed_embedding(torch.tensor([0, token_id]), packed, 20, 40)
+    assert native.packed_embedding(torch.tensor([], dtype=torch.int64), packed, 20, 40).shape == (0, 40)
+
+
+def test_wrong_operands_are_refused() -> None:
+    packed, x = packed_linear.pack(random(20, 40)), random(3, 40)
+    with pytest.raises(ValueError, match=r"not a packed weight \[40, 40\]"):
+        native.packed_linear(x, packed, None, 40)
+    with pytest.raises(ValueError, match=r"not a packed weight \[20, 70\]"):
+        native.packed_linear(random(3, 70), packed, None, 20)
+    with pytest.raises(TypeError, match=r"x is torch\.float32"):
+        native.packed_linear(x.float(), packed, None, 20)
+    with pytest.raises(TypeError, match="bfloat16"):
+        native.packed_linear(x, packed, torch.zeros(20), 20)
+    with pytest.raises(TypeError, match=r"not torch\.float16"):
+        packed_linear.pack(random(20, 40).half())
