@@ -142,7 +142,9 @@ def tune_steps(config: QuantizeConfig, decoder: Decoder, calibration: Text | Non
         return 0
     if config.tune_steps is not None:
         return config.tune_steps
-    return steps_that_fit(decoder, calibration.tokens.numel())
+    if config.bits == 8:
+        return 0  # as close to the original as its own rounding lets a model be
+    return steps_that_fit(decoder, calibration.tokens)
 
 
 def _check_space(out: Path, weight_bytes: int) -> None:

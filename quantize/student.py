@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.quantized import GroupedWeight
+from quantize.codes import TunedCodes
 
 # By a parameter's name: the quantized weight, or the values as they are.
 QuantizedState: TypeAlias = dict[str, GroupedWeight | Tensor]
@@ -20,19 +21,24 @@ _LEAST_CHANGE = -0.5  # a scale neither vanishes nor changes its sign
 
 
 class TunedWeight:
-    """A weight whose scales are trained: scale = what it was * (1 + change).
+    """A weight whose scales are trained: scale = what it was * (1 + change), and its codes if `with_codes`.
 
     change: float32 [N, G]. The parameter holds scale * (code - zero) of the scales as float16 holds them, in the
     model's dtype: the model is at each moment the one that would be written.
     """
 
-    def __init__(self, weight: GroupedWeight, parameter: nn.Parameter) -> None:
+    def __init__(self, weight: GroupedWeight, parameter: nn.Parameter, *, with_codes: bool) -> None:
         self._weight, self._parameter = weight, parameter
+        self._permutation = None if weight.permutation is None else weight.permutation.long()
         self.change = torch.zeros(weight.scales.shape, device=parameter.device)
         zeros = weight.flat_zeros()
         assert zeros is not None  # no method here makes other offsets
-        levels = self._in_groups(weight.codes.to(torch.int16)) - zeros.to(torch.int16).unsqueeze(2)
+        self._zeros = zeros.to(torch.int16).unsqueeze(2)
+        levels = self._in_groups(weight.codes.to(torch.int16) - self._spread(self._zeros))
         self._levels = levels.to(torch.int8) if weight.bits < 8 else levels
+        self._codes: TunedCodes | None = None
+        if with_codes:
+            self._codes = TunedCodes(self._levels, -self._zeros, 2**weight.bits - 1 - self._zeros)
         self.put()
 
     def _in_groups(self, values: Tensor) -> Tensor:
@@ -41,32 +47,43 @@ class TunedWeight:
         size, num_groups = self._weight.group_size, self._weight.scales.shape[1]
         return F.pad(values, (0, num_groups * size - num_inputs)).view(num_outputs, num_groups, size)
 
+    def _spread(self, values: Tensor) -> Tensor:
+        """[N, G, 1 or inputs per group] -> [N, K]"""
+        return values.expand(-1, -1, self._weight.group_size).flatten(1)[:, : self._weight.shape[1]]
+
     def put(self) -> None:
         """Sets the parameter."""
         self.change.clamp_(min=_LEAST_CHANGE)
-        values = self._levels.float().mul_(self._scales().float().unsqueeze(2))
-        weight = values.flatten(1)[:, : self._parameter.shape[1]]
-        permutation = self._weight.permutation
-        if permutation is None:
+        weight = self._spread(self._levels.float().mul_(self._scales().float().unsqueeze(2)))
+        if self._permutation is None:
             self._parameter.data.copy_(weight)
         else:
-            self._parameter.data.index_copy_(1, permutation.long(), weight.to(self._parameter.dtype))
+            self._parameter.data.index_copy_(1, self._permutation, weight.to(self._parameter.dtype))
 
     def _scales(self) -> Tensor:
         limit = torch.finfo(torch.float16).max
         return (self._weight.scales.float() * (1 + self.change)).clamp_(max=limit).half()
 
+    def _gradient(self) -> Tensor:
+        """By the weight, float32 [N, K], a copy in the order of the codes."""
+        assert self._parameter.grad is not None
+        gradient = self._parameter.grad.to(torch.float32, copy=True)
+        return gradient if self._permutation is None else gradient[:, self._permutation]
+
     def take_gradient(self) -> None:
         """change.grad from the parameter's gradient."""
-        assert self._parameter.grad is not None
-        # The weight is scale * (code - zero): what the gradient of the scale needs, but for the scale.
-        product = self._parameter.grad.float().mul_(self._parameter.data)
-        if self._weight.permutation is not None:
-            product = product[:, self._weight.permutation.long()]
-        self.change.grad = self._in_groups(product).sum(dim=2).div_(1 + self.change)
+        sums = self._in_groups(self._gradient()).mul_(self._levels).sum(dim=2)
+        self.change.grad = sums.mul_(self._weight.scales)
+
+    def step_codes(self, rate: float) -> None:
+        if self._codes is not None:
+            self._codes.step(self._in_groups(self._gradient()).mul_(self._scales().float().unsqueeze(2)), rate)
 
     def value(self) -> GroupedWeight:
-        return replace(self._weight, scales=self._scales())
+        codes = self._weight.codes
+        if self._codes is not None:
+            codes = self._spread(self._levels + self._zeros).to(torch.uint8)
+        return replace(self._weight, codes=codes, scales=self._scales())
 
 
 class TunedVector:
@@ -96,13 +113,13 @@ class TunedVector:
 class Student:
     """All that is trained of a model: parameters that `state` names. The others, embedding and head, are left alone."""
 
-    def __init__(self, model: nn.Module, state: Mapping[str, GroupedWeight | Tensor]) -> None:
+    def __init__(self, model: nn.Module, state: Mapping[str, GroupedWeight | Tensor], *, with_codes: bool) -> None:
         self._parts: dict[str, TunedWeight | TunedVector] = {}
         for name, parameter in model.named_parameters():
             value = state.get(name)
             parameter.requires_grad_(value is not None)
             if isinstance(value, GroupedWeight):
-                self._parts[name] = TunedWeight(value, parameter)
+                self._parts[name] = TunedWeight(value, parameter, with_codes=with_codes)
             elif value is not None:
                 self._parts[name] = TunedVector(value, parameter)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -113,6 +130,12 @@ class Student:
     def take_gradients(self) -> None:
         for part in self._parts.values():
             part.take_gradient()
+
+    def step_codes(self, rate: float) -> None:
+        """rate: how far the mean code moves, in codes."""
+        for part in self._parts.values():
+            if isinstance(part, TunedWeight):
+                part.step_codes(rate)
 
     def clear_gradients(self) -> None:
         for parameter in self._parameters:

@@ -1,9 +1,9 @@
 """Trains a quantized model, as a whole, to predict what the original does.
 
 Layer by layer each module does its best for its own output; what is left adds up. Here scales and norms move together
-to what lets the whole model's predictions be closest to the original's, while the codes stay. Chen et al.,
-"EfficientQAT: Efficient Quantization-Aware Training for Large Language Models" (2024), section 3.3, train scales end
-to end in the same way, on the text itself.
+to what lets the whole model's predictions be closest to the original's. Chen et al., "EfficientQAT: Efficient
+Quantization-Aware Training for Large Language Models" (2024), train scales end to end in the same way (E2E-QP), on the
+text itself.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ logger = logging.getLogger(__name__)
 STEPS = 40
 TOKENS_PER_STEP = 4096
 RATE = 1e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
+CODE_RATE = 0.0  # by how much of a code the mean weight moves in one of the first steps; 0: codes stay
 WARMUP_STEPS = 4
 BETAS = (0.9, 0.95)
 EPSILON = 1e-12
 SEED = 0
 
-TOKENS_PER_PASS = 1024  # whose activations are held for the gradient
+TOKENS_PER_PASS = 1024  # whose activations are held for the gradient: at least one sequence's
 
 # step from 1, KL of its tokens
 TuneProgress = Callable[[int, float], None]
@@ -47,9 +48,9 @@ class Tuned:
     divergences: list[float]
 
 
-def steps_that_fit(decoder: Decoder, num_tokens: int) -> int:
-    """STEPS, or 0 where memory may not suffice. num_tokens: of the calibration text."""
-    needed, available = needed_bytes(decoder, num_tokens), available_bytes(decoder.device)
+def steps_that_fit(decoder: Decoder, tokens: Tensor) -> int:
+    """STEPS, or 0 where memory may not suffice. tokens: the calibration text, int64 [num_sequences, length]."""
+    needed, available = needed_bytes(decoder, *tokens.shape), available_bytes(decoder.device)
     if 2 * needed <= available:
         return STEPS
     logger.warning(
@@ -62,15 +63,16 @@ def steps_that_fit(decoder: Decoder, num_tokens: int) -> int:
     return 0
 
 
-def needed_bytes(decoder: Decoder, num_tokens: int) -> int:
-    """Estimate: weights, their gradients and codes, activations of a pass, logits, targets."""
+def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
+    """Estimate: weights, activations of a pass, and the original's hidden states."""
     config, size = decoder.source.config, decoder.source.dtype.itemsize
-    weights = decoder.weight_bytes()
-    # Per token and layer what autograd keeps, measured: norms in float32, projections and their rotations, the MLP.
-    per_layer = size * (16 * config.hidden_size + 5 * config.intermediate_size + 8 * config.num_heads * config.head_dim)
-    activations = TOKENS_PER_PASS * config.num_layers * per_layer
-    logits = 2 * 256 * size * config.vocab_size
-    return 2 * weights + weights // size + activations + logits + num_tokens * config.hidden_size * size
+    num_weights = decoder.weight_bytes() // size
+    # The weight and its gradient; the code twice, as it was and as it is; what training it takes.
+    weights = num_weights * (2 * size + 2 + (4 if CODE_RATE else 0))
+    # Measured: what autograd keeps of norms in float32, of projections and their rotation, of the MLP.
+    per_layer = size * (20 * config.hidden_size + 5 * config.intermediate_size + 8 * config.num_heads * config.head_dim)
+    activations = max(TOKENS_PER_PASS, length) * config.num_layers * per_layer
+    return weights + activations + num_sequences * length * config.hidden_size * size
 
 
 @torch.no_grad()
@@ -83,11 +85,10 @@ def tune(
     divergences = []
     batches = _batches(len(tokens), max(1, TOKENS_PER_STEP // tokens.shape[1]))
     with decoder.whole_model(state) as model:
-        student = Student(model, state)
+        student = Student(model, state, with_codes=CODE_RATE > 0)
         divergence = Divergence(model.get_parameter("model.embed_tokens.weight" if decoder.tied else "lm_head.weight"))
         optimizer = torch.optim.Adam(student.changes(), lr=RATE, betas=BETAS, eps=EPSILON)
         for step in range(num_steps):
-            _set_rate(optimizer, RATE * min(1, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps))
             picks = next(batches)
             total = torch.zeros((), dtype=torch.float64, device=decoder.device)
             student.clear_gradients()
@@ -102,7 +103,10 @@ def tune(
             student.take_gradients()
             divergences.append(total.item() / (len(picks) * (tokens.shape[1] - 1)))
             _check(divergences[-1], student, step)
+            schedule = min(1, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps)
+            _set_rate(optimizer, RATE * schedule)
             optimizer.step()
+            student.step_codes(CODE_RATE * schedule)
             student.put()
             progress(step + 1, divergences[-1])
         return Tuned(student.state(), divergences)

@@ -84,7 +84,8 @@ def model(tmp_path: Path) -> Path:
 def quantize(model: Path, out: Path, text: Path, **options: Any) -> dict[str, Any]:
     """Runs the command on a few short sequences; the report."""
     defaults = {"calibration": str(text), "calibration_samples": 12, "calibration_length": 32, "eval_samples": 4}
-    settings: dict[str, Any] = {"group_size": 32, "num_threads": 1, "device": "cpu", **defaults, **options}
+    settings: dict[str, Any] = {"group_size": 32, "num_threads": 1, "device": "cpu", "tune_steps": 0}
+    settings |= defaults | options
     config = QuantizeConfig(model=str(model), out=str(out), **settings)
     assert command.run(config) == 0
     report: dict[str, Any] = json.loads((out / "quantization_report.json").read_text())
@@ -198,6 +199,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"calibration": "/no/such/text"}, "/no/such/text: cannot be read as UTF-8 text"),
     ({"eval": "/no/such/text"}, "/no/such/text: cannot be read as UTF-8 text"),
     ({"out": None}, "--out is missing"),
+    ({"method": "rtn", "tune_steps": 5}, "--tune-steps 5: rtn sees no text to tune on"),
 ]
 
 
@@ -322,12 +324,18 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_default_model(tmp_path: Path, smollm2_gguf: Path, text: Path, method: str) -> None:
     """On its own samples, so that the bundled text is held out; a quarter of the default calibration."""
     config = QuantizeConfig(
-        model=str(smollm2_gguf), method=method, out=str(tmp_path / "out"), calibration_samples=32, device="cpu"
+        model=str(smollm2_gguf),
+        method=method,
+        out=str(tmp_path / "out"),
+        calibration_samples=32,
+        tune_steps=40,
+        device="cpu",
     )
     assert command.run(config) == 0
     report = json.loads((tmp_path / "out" / "quantization_report.json").read_text())
     # With other texts +16.1 % (gptq) and, before its rounding was compensated, +22.6 % (awq) were measured.
-    assert report["perplexity_after"] < 1.25 * report["perplexity_before"]
+    assert report["tuning"]["perplexity_before_tuning"] < 1.25 * report["perplexity_before"]
+    assert report["perplexity_after"] < report["tuning"]["perplexity_before_tuning"]
     tokenizer, expected = AutoTokenizer.from_pretrained(tmp_path / "out"), load_tokenizer(smollm2_gguf)
     prompt = "<|im_start|>user\nHello, wörld! 1234<|im_end|>\n"
     assert tokenizer(prompt)["input_ids"] == expected.encode(prompt, add_special_tokens=True)

@@ -1,0 +1,228 @@
+"""Tuning: its parts against autograd, and what it makes of tiny models."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pagewire.config import QuantizeConfig
+from pagewire.errors import StartupError
+from quantize import progress, tune
+from quantize.codes import TunedCodes
+from quantize.distillation import Divergence
+from quantize.student import TunedVector, TunedWeight
+from quantize.texts import bundled_documents, held_out, sequences
+from services.tokenizer.loading import load_tokenizer
+from tests.quantize.test_quantize import decoded_state, perplexity, quantize, save_model
+from tests.quantize.test_quantize_layouts import random_weight
+
+STEPS = 25
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "awq": ("llama biased", {"method": "awq"}),
+    "gptq": ("qwen3", {"method": "gptq", "static_groups": False}),
+    "gptq symmetric": ("mistral window", {"method": "gptq", "sym": True, "group_size": -1}),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "calibration.txt"
+    path.write_text(bundled_documents()[0])
+    return path
+
+
+def divergence(original: PreTrainedModel, state: dict[str, Tensor], tokens: Tensor) -> float:
+    """KL(original || a model with these weights) per token, without each sequence's first; changes the original."""
+
+    @torch.inference_mode()
+    def predictions() -> Tensor:
+        return original(tokens).logits[:, 1:].float().log_softmax(-1).flatten(0, 1)
+
+    expected = predictions()
+    original.load_state_dict(state, strict=False)
+    return F.kl_div(predictions(), expected, log_target=True, reduction="batchmean").item()
+
+
+@pytest.mark.parametrize("with_codes", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_predictions_come_closer(
+    tmp_path: Path, text: Path, method: str, with_codes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, options = METHODS[method]
+    monkeypatch.setattr(tune, "RATE", 2e-3)
+    monkeypatch.setattr(tune, "CODE_RATE", 0.06 if with_codes else 0.0)
+    original = save_model(tmp_path / "model", family)
+    before = quantize(tmp_path / "model", tmp_path / "before", text, **options)
+    after = quantize(tmp_path / "model", tmp_path / "after", text, **options, tune_steps=STEPS)
+    assert before["tuning"] is None
+    assert after["tuning"]["steps"] == STEPS
+    assert after["tuning"]["perplexity_before_tuning"] == before["perplexity_after"]
+    tokens, held = held_out(load_tokenizer(tmp_path / "model").encode(text.read_text(), add_special_tokens=False))
+    calibration = sequences(tokens, 12, 32, "text")
+    found = {}
+    for out in ("before", "after"):
+        state = decoded_state(tmp_path / out)
+        found[out] = divergence(original, state, calibration)
+        original = save_model(tmp_path / "model", family)
+    if not with_codes:
+        assert found["after"] < 0.85 * found["before"]
+    assert after["tuning"]["divergence_last_step"] == pytest.approx(found["after"], rel=0.1)
+    assert after["tuning"]["divergence_first_step"] == pytest.approx(found["before"], rel=0.2)
+    original.load_state_dict(state, strict=False)
+    assert after["perplexity_after"] == pytest.approx(perplexity(original, sequences(held, 4, 32, "text")), rel=0.01)
+    assert_only_trained(load_file(tmp_path / "before/model.safetensors"), tmp_path / "after", with_codes=with_codes)
+
+
+def assert_only_trained(before: dict[str, Tensor], out: Path, *, with_codes: bool) -> None:
+    after = load_file(out / "model.safetensors")
+    assert list(after) == list(before)
+    for name, tensor in after.items():
+        kind = name.rpartition(".")[2]
+        trained = kind in ("scales", "bias") or "norm" in name or (with_codes and kind == "qweight")
+        assert torch.equal(tensor, before[name]) != trained, name
+        assert (tensor.dtype, tensor.shape) == (before[name].dtype, before[name].shape)
+        assert not tensor.is_floating_point() or tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 300])
+def test_divergence_and_gradient(num_tokens: int) -> None:
+    torch.manual_seed(0)
+    head, original = torch.randn(50, 24), torch.randn(num_tokens, 24)
+    student = (original + 0.2 * torch.randn(num_tokens, 24)).requires_grad_()
+    logits = (student @ head.T).log_softmax(-1)
+    expected = F.kl_div(logits, (original @ head.T).log_softmax(-1), log_target=True, reduction="sum")
+    (expected_gradient,) = torch.autograd.grad(expected, student)
+    found, gradient = Divergence(head)(original, student.detach())
+    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-3, atol=1e-4)
+    assert Divergence(head)(original, original)[0].item() == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "symmetric", "permuted"), [(4, False, True), (8, True, False), (8, False, True)])
+def test_weight_and_gradient_of_its_scales(bits: int, symmetric: bool, permuted: bool) -> None:
+    weight = random_weight(16, 56, 32, bits, 0, symmetric=symmetric, permuted=permuted)
+    parameter = nn.Parameter(torch.empty(weight.shape))
+    tuned = TunedWeight(weight, parameter, with_codes=True)
+    assert torch.equal(parameter.data, weight.dequantize())
+    parameter.grad = torch.randn(weight.shape)
+    gradient = parameter.grad.clone()
+    tuned.take_gradient()
+    # Forward difference: the weight is linear in the change.
+    expected = torch.empty_like(tuned.change)
+    for group in range(expected.shape[1]):
+        scales = weight.scales.float()
+        scales[:, group] *= 2
+        moved = random_weight(16, 56, 32, bits, 0, symmetric=symmetric, permuted=permuted)
+        object.__setattr__(moved, "scales", scales)
+        expected[:, group] = ((moved.dequantize() - weight.dequantize()) * gradient).sum(dim=1)
+    torch.testing.assert_close(tuned.change.grad, expected, rtol=1e-3, atol=1e-2)
+    tuned.change += 0.01 * torch.randn(tuned.change.shape)
+    tuned.step_codes(0.6)
+    tuned.put()
+    assert torch.equal(parameter.grad, gradient)
+    value = tuned.value()
+    assert not torch.equal(value.codes, weight.codes)
+    assert value.codes.max().item() < 2**bits
+    assert value.scales.dtype is torch.float16
+    assert torch.equal(parameter.data, value.dequantize())
+
+
+def test_scales_neither_vanish_nor_overflow() -> None:
+    weight = random_weight(8, 32, 32, 4, 0, symmetric=True, permuted=False)
+    object.__setattr__(weight, "scales", torch.full_like(weight.scales, 60000.0))
+    tuned = TunedWeight(weight, nn.Parameter(torch.empty(weight.shape)), with_codes=False)
+    tuned.change.fill_(3.0)
+    tuned.put()
+    assert torch.equal(tuned.value().scales, torch.full_like(weight.scales, torch.finfo(torch.float16).max))
+    tuned.change.fill_(-3.0)
+    tuned.put()
+    assert torch.equal(tuned.value().scales, torch.full_like(weight.scales, 30000.0))
+
+
+def test_vector_and_gradient() -> None:
+    start = torch.tensor([2.0, -1.0, 0.0])
+    parameter = nn.Parameter(torch.empty(3))
+    tuned = TunedVector(start, parameter)
+    assert torch.equal(parameter.data, start)
+    parameter.grad = torch.ones(3)
+    tuned.take_gradient()
+    assert tuned.change.grad is not None
+    torch.testing.assert_close(tuned.change.grad[:2], torch.tensor([2.0, 1.0]))
+    tuned.change += 0.1
+    tuned.put()
+    torch.testing.assert_close(tuned.value()[:2], torch.tensor([2.2, -0.9]))
+    assert 0 < tuned.value()[2] < 1e-3  # what was zero moves too
+
+
+def test_codes_follow_the_gradient_within_their_range() -> None:
+    levels = torch.randint(-5, 11, (6, 3, 8), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    start, wanted = levels.clone(), torch.where(torch.arange(8) < 4, -100.0, 100.0)
+    zeros = torch.full((6, 3, 1), 5, dtype=torch.int16)
+    codes = TunedCodes(levels, -zeros, 15 - zeros)
+    codes.step(levels - wanted, 0.1)
+    assert torch.equal(levels, start)  # less than half a level
+    for _ in range(300):
+        codes.step(levels - wanted, 0.1)
+    assert torch.equal(levels, torch.where(torch.arange(8) < 4, -5, 10).to(torch.int8).expand(6, 3, 8))
+    codes.step(torch.zeros(6, 3, 8), 0.1)
+    assert levels.min() >= -5
+    assert levels.max() <= 10
+
+
+def test_each_sequence_is_seen_before_any_is_seen_again() -> None:
+    picks = torch.cat(list(itertools.islice(tune._batches(10, 4), 5)))
+    for epoch in picks.split(10):
+        assert sorted(epoch.tolist()) == list(range(10))
+    assert picks[:10].tolist() != picks[10:].tolist()
+    assert sorted(next(tune._batches(3, 8)).tolist()) == [0, 1, 2]
+
+
+def test_memory_decides_unless_told(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_model(tmp_path / "model")
+    monkeypatch.setattr(tune, "STEPS", 2)
+    assert quantize(tmp_path / "model", tmp_path / "auto", text, tune_steps=None)["tuning"]["steps"] == 2
+    monkeypatch.setattr(tune, "available_bytes", lambda device: 1_000_000)
+    assert quantize(tmp_path / "model", tmp_path / "small", text, tune_steps=None)["tuning"] is None
+    assert "not tuning: that takes about" in caplog.text
+    assert "--tune-steps 2 tunes all the same" in caplog.text
+    assert quantize(tmp_path / "model", tmp_path / "told", text, tune_steps=1)["tuning"]["steps"] == 1
+
+
+@pytest.mark.parametrize("options", [{"method": "rtn"}, {"method": "gptq", "bits": 8}])
+def test_what_is_not_tuned_by_default(tmp_path: Path, text: Path, options: dict[str, Any]) -> None:
+    save_model(tmp_path / "model")
+    assert quantize(tmp_path / "model", tmp_path / "out", text, tune_steps=None, **options)["tuning"] is None
+
+
+def test_breakdown_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tmp_path / "model")
+    monkeypatch.setattr(tune, "RATE", float("inf"))
+    with pytest.raises(StartupError, match=r"tuning broke down at step 2.*--tune-steps 0"):
+        quantize(tmp_path / "model", tmp_path / "out", text, tune_steps=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_interruption_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    save_model(tmp_path / "model")
+    monkeypatch.setattr(progress.Progress, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quantize(tmp_path / "model", tmp_path / "out", text, tune_steps=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_default_is_what_the_help_says() -> None:
+    assert QuantizeConfig().tune_steps is None
+    assert f"default: {tune.STEPS}" in QuantizeConfig.__dataclass_fields__["tune_steps"].metadata["help"]
