@@ -42,7 +42,8 @@ def form(part: PackedWeight) -> str:
     """How a weight is held, in a few words."""
     if isinstance(part, PackedGrouped):
         bits = f"{part.bits}-bit codebook" if part.codebook is not None else f"{part.bits}-bit"
-        return f"{bits}, groups of {part.group_size}" + (", act-order" if part.permutation is not None else "")
+        groups = f"groups of {part.group_size}" if part.group_size < part.shape[1] else "a group per output"
+        return f"{bits}, {groups}" + (", act-order" if part.permutation is not None else "")
     if isinstance(part, PackedFp8):
         return "fp8, blocks of 128x128" if part.scales.dim() == 2 else "fp8"
     return "int8" if isinstance(part, PackedInt8) else "dense"

@@ -59,7 +59,7 @@ class SafetensorsSource:
         if (dtype := _FLOAT_TYPES.get(self._types[name])) is None:
             raise ModelLoadError(
                 f"{self._paths[name]}: tensor {name} has type {self._types[name]}, expected {', '.join(_FLOAT_TYPES)}; "
-                "what is quantized must be named in quantization_config"
+                "a quantized weight must have its scales, and be named in quantization_config"
             )
         return dtype
 

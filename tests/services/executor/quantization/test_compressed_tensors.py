@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.quantized import pack
 from services.executor.model_config import ModelLoadError
 from services.executor.quantization import WeightFormat
 from services.executor.quantization.eight_bit import Fp8Format, Int8Format
 from services.executor.quantization.integers import IntegerFormat
 from services.executor.quantization.methods import quantization_of
+from services.executor.weights_report import form
 from tests.services.executor.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,
@@ -236,6 +238,12 @@ def test_fp8_model(tmp_path: Path) -> None:
 def test_config_that_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         quantization_of(config, None)
+
+
+def test_weights_without_groups_are_not_told_as_groups() -> None:
+    weight_format = format_of(INT8, DYNAMIC_INT8, "int-quantized")
+    held = {form(pack(weight_format.random(16, size, torch.Generator()))) for size in (64, 160)}
+    assert held == {"8-bit, a group per output"}
 
 
 def test_values_that_are_refused() -> None:

@@ -179,6 +179,13 @@ def test_tensors_that_are_refused(tmp_path: Path) -> None:
             load(tmp_path)
 
 
+def test_a_weight_without_its_scale_is_refused(tmp_path: Path) -> None:
+    save_quantized(tmp_path, TENSOR, lambda _, weight: pack("weight_scale", torch.tensor(0.5), weight))
+    edit_weights(tmp_path, model__layers__1__mlp__up_proj__weight_scale=None)
+    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.up_proj\.weight has type F8_E4M3.* have its scales"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("config", [BLOCKS, TENSOR, TENSOR | {"activation_scheme": "static"}])
 def test_random_weights(config: dict[str, Any]) -> None:
     weight = format_of(config).random(256, 320, torch.Generator().manual_seed(0))
