@@ -79,12 +79,15 @@ void linear_vectors(const Problem& p, int threads) {
     });
 }
 
-// A unit of a tile: from `rows` rows (the others are zeros) of `in` inputs (at most UNIT), `stride` apart
-void pack_unit(const bf16* weight, int64_t stride, int64_t rows, int64_t in, uint32_t* unit) {
-    alignas(64) uint32_t pairs[TILE][ROWS] = {};
-    for (int64_t n = 0; n < rows; n++) __builtin_memcpy(pairs[n], weight + n * stride, in * sizeof(bf16));
-    for (int row = 0; row < ROWS; row++)
-        for (int n = 0; n < TILE; n++) unit[row * TILE + n] = pairs[n][row];
+// A tile of up to TILE rows of `in` inputs. Where nothing is padded, it may have the memory of the rows.
+void pack_tile(const bf16* weight, int64_t rows, int64_t in, uint32_t* tile) {
+    static thread_local std::vector<uint32_t> memory;
+    const int64_t units = (in + UNIT - 1) / UNIT, row_pairs = units * ROWS;
+    memory.assign(TILE * row_pairs, 0);
+    for (int64_t n = 0; n < rows; n++)
+        __builtin_memcpy(memory.data() + n * row_pairs, weight + n * in, in * sizeof(bf16));
+    for (int64_t pair = 0; pair < row_pairs; pair++)
+        for (int64_t n = 0; n < TILE; n++) tile[pair * TILE + n] = memory[n * row_pairs + pair];
 }
 
 // x with zeros up to whole units
@@ -107,16 +110,13 @@ extern "C" void pagewire_has_bf16_products(int* answer) {
 #endif
 }
 
-// weight bf16 [out, in] -> packed
+// weight bf16 [out, in] -> packed, in the same memory if nothing is padded and that is asked for
 extern "C" void pagewire_pack_dense(const void* weight, void* packed_weight, int64_t in, int64_t out, int threads) {
     using namespace packed;
-    const int64_t units = (in + UNIT - 1) / UNIT;
+    const int64_t tile_pairs = (in + UNIT - 1) / UNIT * UNIT_PAIRS;
     parallel::for_each(threads, (out + TILE - 1) / TILE, [&](int64_t tile) {
-        const bf16* const rows = (const bf16*)weight + tile * TILE * in;
-        uint32_t* const target = (uint32_t*)packed_weight + tile * units * UNIT_PAIRS;
-        for (int64_t u = 0; u < units; u++)
-            pack_unit(rows + u * UNIT, in, std::min<int64_t>(TILE, out - tile * TILE),
-                      std::min<int64_t>(UNIT, in - u * UNIT), target + u * UNIT_PAIRS);
+        pack_tile((const bf16*)weight + tile * TILE * in, std::min<int64_t>(TILE, out - tile * TILE), in,
+                  (uint32_t*)packed_weight + tile * tile_pairs);
     });
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from ctypes import addressof, c_int
 
 import torch
@@ -28,12 +29,13 @@ def has_bf16_products() -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """As `packed_layout.pack`, several times as fast."""
+    """As `packed_layout.pack`, but in the weight's own memory unless its shape has to be padded."""
     out_features, in_features = weight.shape
-    if weight.dtype is not torch.bfloat16:
-        raise TypeError(f"packed weights are bfloat16, not {weight.dtype}")
-    weight = weight.contiguous()
-    result = torch.empty(packed_shape(out_features, in_features), dtype=torch.bfloat16)
+    if weight.dtype is not torch.bfloat16 or not weight.is_contiguous():
+        raise TypeError(f"what is packed must be contiguous and bfloat16, not {weight.dtype}")
+    shape = packed_shape(out_features, in_features)
+    fits = weight.numel() == math.prod(shape)
+    result = weight.view(shape) if fits else torch.empty(shape, dtype=torch.bfloat16)
     _pack_dense(weight.data_ptr(), result.data_ptr(), in_features, out_features, torch.get_num_threads())
     return result
 

@@ -29,6 +29,7 @@ from services.executor.weights.cache import WeightsCache
 from services.executor.weights.check import check_tensors
 from services.executor.weights.dummy import fill_random
 from services.executor.weights.jobs import Progress, run_jobs
+from services.executor.weights.pack_dense import pack_dense, packs_dense
 from services.executor.weights.read import read_jobs, staging_for
 
 _MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
@@ -59,14 +60,17 @@ def load_decoder(
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
     model = DecoderModel(config, length, device, found)
     filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
-    if weights is None:
-        filler.fill_randomly(dummy_seed or 0)
-    elif weights_cache is None:
-        filler.read(checkpoint.path, weights)
-    else:
+    cache = None
+    if weights is not None and weights_cache is not None:
         cache = WeightsCache.at(weights_cache, checkpoint.path, dtype, device, dequantize=dequantize)
-        if not cache.load(model, filler.num_threads, progress):
+    if cache is None or not cache.load(model, filler.num_threads, progress):
+        if weights is None:
+            filler.fill_randomly(dummy_seed or 0)
+        else:
             filler.read(checkpoint.path, weights)
+        if packs_dense(dtype, device):
+            pack_dense(model)
+        if cache is not None:
             cache.save(model)
     weights_report.report(model, found, weights, dequantized=dequantize)
     return model

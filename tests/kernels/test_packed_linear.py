@@ -53,7 +53,7 @@ def test_product(in_features: int, out_features: int, num_threads: int) -> None:
     """Of every number of tokens that a kernel treats in its own way. It does not depend on the other tokens."""
     torch.set_num_threads(num_threads)
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
-    packed, x = packed_linear.pack(weight), random(257, in_features, seed=2)
+    packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
     whole = native.packed_linear(x, packed, bias, out_features)
     assert_is_product(whole, x, weight, bias)
     assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None)
@@ -75,7 +75,7 @@ def test_product_of_any_shape(
     x = random(num_tokens, 2 * in_features)[:, :in_features]
     x = x if strided else x.contiguous()
     weight, bias = random(out_features, in_features, seed=1), random(out_features, seed=2) if with_bias else None
-    packed = packed_linear.pack(weight)
+    packed = packed_layout.pack(weight)
     assert_is_product(native.packed_linear(x, packed, bias, out_features), x, weight, bias)
     assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias)
 
@@ -84,7 +84,7 @@ def test_product_of_any_shape(
 def test_infinity_and_nan_stay_with_their_token() -> None:
     weight, x = random(100, 64), random(40, 64, seed=1)
     x[3, 5], x[17, 60] = float("inf"), float("nan")
-    result = native.packed_linear(x, packed_linear.pack(weight), None, 100)
+    result = native.packed_linear(x, packed_layout.pack(weight), None, 100)
     spoiled = (~result.isfinite()).any(dim=1).nonzero().flatten().tolist()
     assert spoiled == [3, 17]
 
@@ -95,7 +95,7 @@ def test_rows_and_the_whole_come_back_as_they_were(num_rows: int, row_size: int)
     weight = random(num_rows, row_size)
     packed = packed_layout.pack(weight)
     assert torch.equal(packed_layout.unpack(packed, num_rows, row_size), weight)
-    assert torch.equal(packed_linear.pack(weight), packed)
+    assert torch.equal(packed_linear.pack(weight.clone()), packed)
     token_ids = torch.randint(0, num_rows, (2, 5), generator=torch.Generator().manual_seed(0))
     for cpu in (native, fallback):
         assert torch.equal(cpu.packed_embedding(token_ids, packed, num_rows, row_size), weight[token_ids])
@@ -114,7 +114,7 @@ def test_layout() -> None:
 
 
 def test_ids_out_of_the_table_are_refused() -> None:
-    packed = packed_linear.pack(random(20, 40))
+    packed = packed_layout.pack(random(20, 40))
     for token_id in (-1, 20):
         with pytest.raises(IndexError, match="not rows of a table of 20"):
             native.packed_embedding(torch.tensor([0, token_id]), packed, 20, 40)
@@ -122,7 +122,7 @@ def test_ids_out_of_the_table_are_refused() -> None:
 
 
 def test_wrong_operands_are_refused() -> None:
-    packed, x = packed_linear.pack(random(20, 40)), random(3, 40)
+    packed, x = packed_layout.pack(random(20, 40)), random(3, 40)
     with pytest.raises(ValueError, match=r"not a packed weight \[40, 40\]"):
         native.packed_linear(x, packed, None, 40)
     with pytest.raises(ValueError, match=r"not a packed weight \[20, 70\]"):
@@ -133,3 +133,12 @@ def test_wrong_operands_are_refused() -> None:
         native.packed_linear(x, packed, torch.zeros(20), 20)
     with pytest.raises(TypeError, match=r"not torch\.float16"):
         packed_linear.pack(random(20, 40).half())
+    with pytest.raises(TypeError, match="contiguous"):
+        packed_linear.pack(random(20, 40)[:, :32])
+
+
+def test_packing_takes_no_memory_where_nothing_is_padded() -> None:
+    weight = random(48, 576)
+    expected = packed_layout.pack(weight)
+    packed = packed_linear.pack(weight)
+    assert torch.equal(packed, expected) and packed.data_ptr() == weight.data_ptr()

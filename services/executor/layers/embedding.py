@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.executor.layers.placement import Placement
-from services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, Shard
+from services.executor.layers.weights import Dense, NotLoaded, PackedDense, PackedGrouped, PackedWeight, Shard
 from services.executor.model_config import ModelLoadError
 
 
@@ -33,6 +33,8 @@ class Embedding:
         weight = self.weight
         if isinstance(weight, PackedGrouped):
             return weight.embed(input_ids, self.dtype)
+        if isinstance(weight, PackedDense):
+            return weight.embed(input_ids)
         assert isinstance(weight, Dense)
         return functional.embedding(input_ids, weight.tensor)
 
@@ -47,7 +49,7 @@ class Embedding:
     def install(self, parts: Sequence[PackedWeight]) -> None:
         (weight,) = parts
         name = self.shards[0].name
-        if not isinstance(weight, Dense | PackedGrouped):
+        if not isinstance(weight, Dense | PackedDense | PackedGrouped):
             raise ModelLoadError(
                 f"module {name}: rows of an embedding cannot be looked up in int8 or fp8 without groups; leave it "
                 "unquantized"

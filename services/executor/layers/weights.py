@@ -1,4 +1,4 @@
-"""What a layer multiplies with: a dense weight, a quantized one, or several stacked that differ in form."""
+"""What a layer multiplies with: a dense weight (packed or not), a quantized one, or several that differ in form."""
 
 from __future__ import annotations
 
@@ -30,6 +30,25 @@ class Dense:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.linear(x, self.tensor, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDense:
+    """A bfloat16 weight in the layout of the CPU's kernels, `kernels.cpu.packed_layout`."""
+
+    shape: tuple[int, int]  # [out_features, in_features]
+    tensor: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.packed_linear(x, self.tensor, bias, self.shape[0])
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids int64 [num_tokens] -> the rows [num_tokens, in_features] of the weight"""
+        return ops.packed_embedding(token_ids, self.tensor, *self.shape)
 
 
 class Stacked:
@@ -94,4 +113,4 @@ class WeightModule(Protocol):
         """parts: all outputs of all shards, in order; neighbouring shards may have become one part."""
 
 
-__all__ = ["Dense", "NotLoaded", "PackedGrouped", "PackedWeight", "Shard", "Stacked", "WeightModule"]
+__all__ = ["Dense", "NotLoaded", "PackedDense", "PackedGrouped", "PackedWeight", "Shard", "Stacked", "WeightModule"]

@@ -27,18 +27,19 @@ import kernels
 import pagewire
 from kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight
 from pagewire.models import cache_directory
-from services.executor.layers.weights import Dense
+from services.executor.layers.weights import Dense, PackedDense
 from services.executor.memory import mib
 from services.executor.models.decoder import DecoderModel
 from services.executor.weights import tensor_file
 from services.executor.weights.identity import code_digest, model_key
 from services.executor.weights.jobs import Job, Progress, run_jobs
+from services.executor.weights.pack_dense import packs_dense
 from services.executor.weights.staging import Staging, cuda_staging
 from services.executor.weights.tensor_file import TensorFileError, as_bytes
 
 logger = logging.getLogger(__name__)
 
-_PARTS: dict[str, Any] = {cls.__name__: cls for cls in (Dense, PackedGrouped, PackedInt8, PackedFp8)}
+_PARTS: dict[str, Any] = {cls.__name__: cls for cls in (Dense, PackedDense, PackedGrouped, PackedInt8, PackedFp8)}
 _STAGING_BYTES = 8 << 20
 _ABANDONED_S = 600  # a file that is being written changes more often
 
@@ -58,7 +59,12 @@ class WeightsCache:
         """directory: "auto" is `weights/` of the user's cache directory."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and kernels.cpu_backend() != "triton"
-        choices = {"layout": "cpu" if on_cpu else "cuda", "dtype": str(dtype), "dequantize": dequantize}
+        choices = {
+            "layout": "cpu" if on_cpu else "cuda",
+            "dtype": str(dtype),
+            "dequantize": dequantize,
+            "packs_dense": packs_dense(dtype, device),
+        }
         software = {"pagewire": pagewire.__version__, "code": code_digest()}
         key = {"checkpoint": model_key(checkpoint), "software": software, "choices": choices}
         name = f"{checkpoint.name}-{_digest(key['checkpoint']['path'])}-{_digest(choices)}.safetensors"

@@ -19,8 +19,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from services.executor.loader import Model, load_model
 from services.executor.model_config import ModelLoadError
+from services.executor.models.decoder import DecoderModel
 from services.executor.weights import gguf as gguf_weights
 from services.executor.weights.gguf_file import GgufFile
+from tests.services.executor.dense_weights import padding_bytes
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.test_models import CPU, ROPE, TINY, assert_same_logits
 
@@ -239,8 +241,9 @@ def test_real_model_equals_transformers(smollm2_gguf: Path) -> None:
 def test_bfloat16_is_the_default(tmp_path: Path) -> None:
     expected = tiny_model("Llama")
     model = load(write_gguf(tmp_path / "tiny.gguf", expected, arch="llama"), dtype="auto")
+    assert isinstance(model, DecoderModel)
     assert model.config.dtype == torch.bfloat16
-    assert model.weight_bytes == 2 * expected.num_parameters()
+    assert model.weight_bytes == 2 * expected.num_parameters() + padding_bytes(model)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from services.executor.loader import Model, load_model
 from services.executor.model_config import ModelLoadError
+from services.executor.models.decoder import DecoderModel
+from tests.services.executor.dense_weights import dense_tensors, padding_bytes
 from tests.services.executor.test_models import CPU, assert_same_logits, load, save_tiny
 
 
@@ -27,10 +29,6 @@ def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
     file = path / "model.safetensors"
     tensors: dict[str, Any] = load_file(file) | {name.replace("__", "."): value for name, value in changes.items()}
     save_file({name: value for name, value in tensors.items() if value is not None}, file)
-
-
-def weights(model: Model) -> dict[str, torch.Tensor]:
-    return model.load_targets()  # type: ignore[attr-defined]
 
 
 def test_sharded_checkpoint(tmp_path: Path) -> None:
@@ -73,8 +71,9 @@ def test_dtype(tmp_path: Path, stored: str, asked: str, expected: torch.dtype) -
     tiny.to(getattr(torch, stored)).save_pretrained(tmp_path / stored)
     model = load_model(tmp_path / stored, dtype=asked, device=CPU)
     assert model.config.dtype == expected
-    assert {weight.dtype for weight in weights(model).values()} == {expected}
-    assert model.weight_bytes == tiny.num_parameters() * expected.itemsize
+    assert isinstance(model, DecoderModel)
+    assert {tensor.dtype for tensor in dense_tensors(model).values()} == {expected}
+    assert model.weight_bytes == tiny.num_parameters() * expected.itemsize + padding_bytes(model)
 
 
 def test_unknown_dtype(tmp_path: Path) -> None:

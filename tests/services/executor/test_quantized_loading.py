@@ -33,6 +33,7 @@ from services.executor.quantization.install import install_jobs, num_weights, re
 from services.executor.weights.jobs import run_jobs
 from services.executor.weights.safetensors import SafetensorsSource
 from tests.pagewire.test_cli import pagewire_command
+from tests.services.executor.dense_weights import dense_tensors, padding_bytes
 from tests.services.executor.quantization.checkpoints import save_quantized
 from tests.services.executor.quantization.test_awq import CONFIG, pack_gemm
 from tests.services.executor.test_gguf import tiny_model
@@ -71,12 +72,10 @@ def load(path: Path, dtype: str = "float32", **options: Any) -> DecoderModel:
 def test_none_loads_the_numbers_as_dense_weights(saved: tuple[Path, PreTrainedModel], dtype: str) -> None:
     path, expected = saved
     model = load(path, dtype, quantization="none")
-    parts = [part for module in model.modules() for part in module.parts]
-    assert all(isinstance(part, Dense) for part in parts)
-    targets = model.load_targets()
+    tensors = dense_tensors(model)
     for name, parameter in expected.named_parameters():
-        assert torch.equal(targets[name], parameter.to(model.config.dtype)), name
-    assert model.weight_bytes == model.config.dtype.itemsize * expected.num_parameters()
+        assert torch.equal(tensors[name], parameter.to(model.config.dtype)), name
+    assert model.weight_bytes == model.config.dtype.itemsize * expected.num_parameters() + padding_bytes(model)
     if dtype == "float32":
         assert_same_logits(model, expected)
 

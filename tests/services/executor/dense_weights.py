@@ -1,0 +1,34 @@
+"""Dense weights of a loaded model as numbers, whatever layout they are in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import packed_layout
+from services.executor.layers.weights import Dense, PackedDense, PackedWeight
+from services.executor.models.decoder import DecoderModel
+
+
+def matrix(part: PackedWeight) -> Tensor:
+    """[N, K]"""
+    if isinstance(part, PackedDense):
+        return packed_layout.unpack(part.tensor, *part.shape)
+    assert isinstance(part, Dense)
+    return part.tensor
+
+
+def dense_tensors(model: DecoderModel) -> dict[str, Tensor]:
+    """Of a model without quantized weights: all tensors by the checkpoint's names."""
+    tensors = model.vectors()
+    for module in model.modules():
+        rows = torch.cat([matrix(part) for part in module.parts])
+        pieces = rows.split([shard.out_features for shard in module.shards])
+        tensors |= {f"{shard.name}.weight": piece for shard, piece in zip(module.shards, pieces, strict=True)}
+    return tensors
+
+
+def padding_bytes(model: DecoderModel) -> int:
+    """What layouts take beyond the numbers."""
+    parts = [part for module in model.modules() for part in module.parts]
+    return sum(part.nbytes - part.shape[0] * part.shape[1] * 2 for part in parts if isinstance(part, PackedDense))
