@@ -90,18 +90,11 @@ def tune(
         optimizer = torch.optim.Adam(student.changes(), lr=RATE, betas=BETAS, eps=EPSILON)
         for step in range(num_steps):
             picks = next(batches)
-            total = torch.zeros((), dtype=torch.float64, device=decoder.device)
             student.clear_gradients()
-            for part in picks.split(max(1, TOKENS_PER_PASS // tokens.shape[1])):
-                with torch.enable_grad():
-                    states = decoder.last_states(tokens[part])[:, 1:].flatten(0, 1)
-                # A sequence's first token sees nothing: what comes next is anything.
-                expected = targets[part][:, 1:].flatten(0, 1).to(decoder.device)
-                value, gradient = divergence(expected, states.detach())
-                total += value
-                states.backward(gradient)
+            passes = picks.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
+            total = sum(_add_gradients(decoder, divergence, tokens[part], targets[part]) for part in passes)
             student.take_gradients()
-            divergences.append(total.item() / (len(picks) * (tokens.shape[1] - 1)))
+            divergences.append(total / (len(picks) * (tokens.shape[1] - 1)))
             _check(divergences[-1], student, step)
             schedule = min(1, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps)
             _set_rate(optimizer, RATE * schedule)
@@ -110,6 +103,16 @@ def tune(
             student.put()
             progress(step + 1, divergences[-1])
         return Tuned(student.state(), divergences)
+
+
+def _add_gradients(decoder: Decoder, divergence: Divergence, tokens: Tensor, targets: Tensor) -> float:
+    """Of the divergence, summed over these tokens: it is returned, its gradients are added to the parameters'."""
+    with torch.enable_grad():
+        # A sequence's first token sees nothing: what comes next is anything.
+        states = decoder.last_states(tokens)[:, 1:].flatten(0, 1)
+    total, gradient = divergence(targets[:, 1:].flatten(0, 1).to(decoder.device), states.detach())
+    states.backward(gradient)
+    return total.item()
 
 
 def _batches(num_sequences: int, size: int) -> Iterator[Tensor]:
