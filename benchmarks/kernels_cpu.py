@@ -11,13 +11,14 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import reference
-from kernels.cpu import native
+from kernels.cpu import native, packed_linear
 from kernels.quantized import Fp8Weight, GroupedWeight, PackedWeight, pack
 
 COLD_BYTES = 100_000_000  # more than the caches hold
@@ -50,6 +51,14 @@ def repeated(call: Callable[[], object], calls: int) -> Callable[[], None]:
     return run
 
 
+def for_each(weights: list[Any], call: Callable[[Any], object]) -> Callable[[], None]:
+    def run() -> None:
+        for weight in weights:
+            call(weight)
+
+    return run
+
+
 def print_row(label: str, times: dict[str, float], work: str) -> None:
     """The factor is that of "ours" over the fastest of the others; "ours, ..." is ours as well."""
     columns = "  ".join(f"{name} {seconds * 1e6:9.1f}" for name, seconds in times.items())
@@ -58,36 +67,35 @@ def print_row(label: str, times: dict[str, float], work: str) -> None:
 
 
 def bench_linear() -> None:
-    print("\nlinear, µs (ours reads row-major weights; prepacked = oneDNN with its own copy of the weights)")
+    print("\nlinear, µs (direct: with row-major weights; prepacked: oneDNN with its own copy of the weights)")
     for in_features, out_features in ((576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152)):
         weight_bytes = 2 * in_features * out_features
         copies = max(2, COLD_BYTES // weight_bytes)
         weights = [torch.randn(out_features, in_features).bfloat16() for _ in range(copies)]
-        for num_tokens in (1, 4, 8, 16, 32, 64, 256):
-            times = best_times(linear_contenders(weights, num_tokens), copies)
+        packed = [packed_linear.pack(weight.clone()) for weight in weights]
+        for num_tokens in (1, 2, 4, 8, 16, 32, 64, 256, 2048):
+            calls = max(2, min(copies, MOST_WORK // (num_tokens * in_features * out_features)))
+            times = best_times(linear_contenders(packed[:calls], weights[:calls], num_tokens), calls)
             rate = weight_bytes / times["ours"] / 1e9
             flops = 2 * num_tokens * in_features * out_features / times["ours"] / 1e9
             work = f"{rate:.0f} GB/s {flops:.0f} GFLOP/s"
             print_row(f"{in_features}->{out_features} T={num_tokens}", times, work)
 
 
-def linear_contenders(weights: list[Tensor], num_tokens: int) -> dict[str, Callable[[], None]]:
-    x = torch.randn(num_tokens, weights[0].shape[1]).bfloat16()
-    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens) for weight in weights]
-
-    def ours() -> None:
-        for weight in weights:
-            native.linear(x, weight, None)
-
-    def torch_linear() -> None:
-        for weight in weights:
-            F.linear(x, weight)
-
-    def prepacked() -> None:
-        for weight in packed:
-            torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-
-    return {"ours": ours, "F.linear": torch_linear, "prepacked": prepacked}
+def linear_contenders(packed: list[Tensor], weights: list[Tensor], num_tokens: int) -> dict[str, Callable[[], None]]:
+    out_features, in_features = weights[0].shape
+    x = torch.randn(num_tokens, in_features).bfloat16()
+    reordered = [torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens) for weight in weights]
+    contenders = {
+        "ours": for_each(packed, lambda weight: native.packed_linear(x, weight, None, out_features)),
+        "F.linear": for_each(weights, lambda weight: F.linear(x, weight)),
+        "prepacked": for_each(
+            reordered, lambda weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        ),
+    }
+    if num_tokens <= 32:
+        contenders["ours, direct"] = for_each(weights, lambda weight: native.linear(x, weight, None))
+    return contenders
 
 
 def bench_quantized() -> None:
@@ -139,21 +147,12 @@ def quantized_contenders(
 ) -> dict[str, Callable[[], None]]:
     x = torch.randn(num_tokens, dense[0].shape[1]).bfloat16()
 
-    def ours() -> None:
-        for weight in packed:
-            weight(x, None)
-
-    def linear() -> None:
-        for weight in dense:
-            torch.ops.pagewire.linear(x, weight, None)
-
-    def torch_linear() -> None:
-        for weight in dense:
-            F.linear(x, weight)
-
-    contenders = {"ours": ours, "F.linear": torch_linear}
+    contenders = {
+        "ours": for_each(packed, lambda weight: weight(x, None)),
+        "F.linear": for_each(dense, lambda weight: F.linear(x, weight)),
+    }
     if num_tokens <= 32:
-        contenders["linear"] = linear
+        contenders["linear"] = for_each(dense, lambda weight: torch.ops.pagewire.linear(x, weight, None))
     return contenders
 
 
