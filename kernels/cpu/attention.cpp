@@ -1,6 +1,6 @@
-// Attention over a paged KV cache: cut into tiles (attention_plan.h), which threads work off (attention_tile.h).
+// Attention over a paged KV cache: cut into tiles (attention_plan.h), which threads work off (attention_run.h).
 
-#include "attention_tile.h"
+#include "attention_run.h"
 #include "replay.h"
 
 constexpr int64_t SERIAL_WORK = 500'000;  // multiply-adds below which waking other threads costs more than it gains
@@ -16,7 +16,7 @@ extern "C" void pagewire_paged_attention(int query_dtype, int kv_dtype, const vo
                        alibi_slopes, kv_scales, query_stride, query_head_stride, block_stride, table_stride,
                        num_requests, num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window,
                        query_dtype};
-    const Plan plan = make_plan(p);
+    const Plan plan = Planner(p, threads).plan();
     if (plan.tiles.empty()) return;
     if (plan.work < SERIAL_WORK) threads = 1;
     if (kv_dtype == FLOAT8_E4M3) return run_plan_fp8(p, plan, threads);

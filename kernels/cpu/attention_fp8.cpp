@@ -1,6 +1,6 @@
 // Attention over pages in fp8.
 
-#include "attention_tile.h"
+#include "attention_run.h"
 
 void run_plan_fp8(const Problem& p, const Plan& plan, int threads) {
 #if defined(__AVX512BF16__)

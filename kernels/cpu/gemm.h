@@ -79,8 +79,8 @@ static void gemm_columns(const typename M::element* a, int a_stride, const typen
 
 // rows x (vectors * 16) outputs. Null `beta` overwrites C. Strides and depth count elements of the form M.
 template <class M>
-static void gemm(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride, int depth,
-                 float* c, int c_stride, const float* beta, int rows, int vectors) {
+inline void multiply(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride, int depth,
+                     float* c, int c_stride, const float* beta, int rows, int vectors) {
     for (int v = 0; v < vectors; v += MAX_GEMM_VECTORS) {
         const int count = vectors - v < MAX_GEMM_VECTORS ? vectors - v : MAX_GEMM_VECTORS;
         const typename M::element* columns = b + v * LANES;

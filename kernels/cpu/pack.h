@@ -6,11 +6,6 @@
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x32 __attribute__((vector_size(64)));
 
-template <class T>
-static inline void prefetch(const T* row, int size) {
-    for (int64_t b = 0; b < size * (int64_t)sizeof(T); b += 64) __builtin_prefetch((const char*)row + b);
-}
-
 // Write the transpose of an 8 x 8 tile of 32-bit elements: out[j * stride + i] = in[i][j].
 static inline void transpose_8x8(const u32x8 in[8], uint32_t* out, int stride) {
     u32x8 pairs[8], quads[8];
@@ -85,17 +80,14 @@ static inline u32x8 load_elements(const T* row, int size) {
     }
 }
 
-// keys: `count` rows of head_dim elements -> out[element][key], row stride `stride`. Keys are padded to 8 by repeating
-// the last row (attention masks what they produce), dimensions with zeros. Prefetches `next` meanwhile.
+// keys: `count` (a multiple of 8) rows of head_dim elements -> out[element][key], row stride `stride`; dimensions are padded
+// with zeros to a multiple of 8 elements.
 template <class M, class T>
-static void pack_keys(const T* const* keys, int count, int head_dim, typename M::element* out, int stride,
-                      const T* const* next, int next_count) {
+static void pack_keys(const T* const* keys, int count, int head_dim, typename M::element* out, int stride) {
     for (int k = 0; k < count; k += 8) {
-        for (int i = k; i < k + 8 && i < next_count; i++) prefetch(next[i], head_dim);
         for (int dim = 0; dim < head_dim; dim += 8 * M::PER_ELEMENT) {
             u32x8 tile[8];
-            for (int i = 0; i < 8; i++)
-                tile[i] = load_elements<M>(keys[k + i < count ? k + i : count - 1] + dim, head_dim - dim);
+            for (int i = 0; i < 8; i++) tile[i] = load_elements<M>(keys[k + i] + dim, head_dim - dim);
             transpose_8x8(tile, (uint32_t*)out + dim / M::PER_ELEMENT * stride + k, stride);
         }
     }
@@ -107,29 +99,26 @@ static inline void pack_value_element(const T* first, const T* second, int size,
     if constexpr (M::PER_ELEMENT == 1) {
         store(out, load(first, size));
     } else if constexpr (sizeof(T) == 1) {
-        const u32x16 both = load_bytes(first, size) | (second ? load_bytes(second, size) << 16 : u32x16{});
+        const u32x16 both = load_bytes(first, size) | load_bytes(second, size) << 16;
         const u16x32 pairs = e4m3_as_bf16(M{}, (u16x32)both);
         __builtin_memcpy(out, &pairs, sizeof pairs);
     } else {
         // A bf16 widened to fp32 has its bits in the upper half: the second row stays there, the first goes down.
-        const u32x16 both = ((u32x16)load(first, size) >> 16) | (second ? (u32x16)load(second, size) : u32x16{});
+        const u32x16 both = ((u32x16)load(first, size) >> 16) | (u32x16)load(second, size);
         __builtin_memcpy(out, &both, sizeof both);
     }
 }
 
-// values: `count` rows of head_dim elements -> out[element along keys][dimension], dimensions padded with zeros.
-// Prefetches the rows `next` + `next_offset` meanwhile.
+// values: `count` (a multiple of 2) rows of head_dim elements -> out[element along keys][dimension], dimensions padded with
+// zeros to a multiple of 16.
 template <class M, class T>
-static void pack_values(const T* const* values, int count, int head_dim, typename M::element* out, int stride,
-                        const T* const* next, int64_t next_offset, int next_count) {
+static void pack_values(const T* const* values, int count, int head_dim, typename M::element* out, int stride) {
     const int whole = head_dim / LANES * LANES;
     for (int k = 0; k < count; k += M::PER_ELEMENT, out += stride) {
-        for (int i = k; i < k + M::PER_ELEMENT && i < next_count; i++) prefetch(next[i] + next_offset, head_dim);
         const T* first = values[k];
-        const T* second = k + 1 < count ? values[k + 1] : nullptr;
+        const T* second = values[k + M::PER_ELEMENT - 1];
         for (int dim = 0; dim < whole; dim += LANES)
-            pack_value_element<M>(first + dim, second ? second + dim : nullptr, LANES, out + dim);
-        if (whole < head_dim)
-            pack_value_element<M>(first + whole, second ? second + whole : nullptr, head_dim - whole, out + whole);
+            pack_value_element<M>(first + dim, second + dim, LANES, out + dim);
+        if (whole < head_dim) pack_value_element<M>(first + whole, second + whole, head_dim - whole, out + whole);
     }
 }

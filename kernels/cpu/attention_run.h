@@ -1,0 +1,56 @@
+// The run of a whole plan (attention_plan.h).
+//
+// Included by one source file per form of the cache: with more instances side by side, GCC optimises each of them less.
+#pragma once
+
+#include <atomic>
+
+#include "attention_prefill.h"
+#include "decode_amx.h"
+#include "decode_vector.h"
+#include "gemm_amx.h"
+#include "parallel.h"
+
+namespace {
+
+// M: how tiles with many rows are multiplied; Products: those with few
+template <class M, class Products>
+void run_tiles(const Problem& p, const Plan& plan, std::atomic<int>& remaining, float* partials) {
+    PrefillWorker<M, typename Products::T> prefill(p, plan.most_rows);
+    DecodeWorker<Products> decode(p);
+    // A thread takes its next tile early, so that the pages are on their way when it gets there.
+    for (int i = --remaining; i >= 0;) {
+        const int next = --remaining;
+        const Tile& tile = plan.tiles[i];
+        if (p.has_few_rows(tile.request)) {
+            decode.run(tile, next >= 0 ? &plan.tiles[next] : nullptr, partials);
+        } else {
+            prefill.run(tile, partials);
+        }
+        i = next;
+    }
+}
+
+template <class M, class T>
+void run_plan(const Problem& p, const Plan& plan, int threads) {
+    static thread_local Scratch partial_memory;
+    partial_memory.reserve(plan.partial_rows * partial_stride(p) * sizeof(float));
+    float* const partials = (float*)partial_memory.data();
+    const int num_tiles = (int)plan.tiles.size(), num_merges = (int)plan.merges.size();
+    std::atomic<int> remaining{num_tiles};
+    // One chunk per thread, not per tile: a worker's scratch memory serves all the tiles it takes.
+    parallel::for_each(threads, std::min(threads, num_tiles), [&](int64_t) {
+#if defined(PAGEWIRE_AMX)
+        if constexpr (M::PER_ELEMENT == 2) {
+            if (amx::permitted()) {
+                const amx::TileRegisters registers;
+                return run_tiles<AmxPair, AmxProducts<T>>(p, plan, remaining, partials);
+            }
+        }
+#endif
+        run_tiles<M, VectorProducts<M, T>>(p, plan, remaining, partials);
+    });
+    parallel::for_each(threads, num_merges, [&](int64_t i) { merge_partials(p, plan.merges[i], partials); });
+}
+
+}  // namespace

@@ -1,0 +1,118 @@
+"""CPU attention in C++: every way to cut a call into tiles gives the reference's result, and the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.cpu import native
+from tests.kernels.batches import Batch, make_batch
+
+TOLERANCE = 2e-2  # of bf16
+# Decoding, the verification of drafted tokens, the longest query of few rows, prompts and chunks of them: most lengths
+# are no multiple of any tile's.
+QUERY_LENS = [1, 1, 2, 5, 0, 16, 17, 70, 1]
+CONTEXT_LENS = [0, 300, 511, 128, 40, 15, 0, 229, 255]
+
+
+@pytest.fixture
+def set_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def mixed_batch(
+    group: int = 3, head_dim: int = 64, block_size: int = 16, dtype: torch.dtype = torch.bfloat16, fp8: bool = False
+) -> Batch:
+    return make_batch(
+        QUERY_LENS,
+        CONTEXT_LENS,
+        num_heads=2 * group,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        fp8=fp8,
+    )
+
+
+def requests_of(batch: Batch) -> Iterator[tuple[slice, Batch]]:
+    """Each request alone, and its tokens in the batch."""
+    starts = batch.query_start_loc.tolist()
+    for b, (start, end) in enumerate(pairwise(starts)):
+        yield (
+            slice(start, end),
+            replace(
+                batch,
+                query=batch.query[start:end],
+                block_table=batch.block_table[b : b + 1],
+                query_start_loc=torch.tensor([0, end - start], dtype=torch.int32),
+                seq_lens=batch.seq_lens[b : b + 1],
+                max_query_len=end - start,
+            ),
+        )
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 20])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)])
+def test_groups_and_head_dims(fp8: bool, group: int, head_dim: int, block_size: int) -> None:
+    batch = mixed_batch(group, head_dim, block_size, fp8=fp8)
+    actual = native.paged_attention(*batch.args(), kv_scales=batch.kv_scales)
+    expected = reference.paged_attention(*batch.exact().args())
+    torch.testing.assert_close(actual.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("sliding_window", [0, 1, 33, 256, 400])
+@pytest.mark.parametrize("chunks", [(613,), (256, 256, 101), (1, 15, 17, 300, 280), (600, 5, 4, 3, 1)], ids=str)
+def test_chunks_of_a_prompt(chunks: tuple[int, ...], sliding_window: int) -> None:
+    whole = make_batch([613], [0], num_heads=6, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
+    expected = reference.paged_attention(*whole.exact().args(), sliding_window)
+    begin = 0
+    for size in chunks:
+        chunk = replace(
+            whole,
+            query=whole.query[begin : begin + size],
+            query_start_loc=torch.tensor([0, size], dtype=torch.int32),
+            seq_lens=torch.tensor([begin + size], dtype=torch.int32),
+            max_query_len=size,
+        )
+        actual = native.paged_attention(*chunk.args(), sliding_window)
+        torch.testing.assert_close(
+            actual.float(), expected[begin : begin + size], atol=TOLERANCE, rtol=TOLERANCE, msg=f"tokens from {begin}"
+        )
+        begin += size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sliding_window", [0, 50])
+@pytest.mark.parametrize("block_size", [5, 16])
+@pytest.mark.usefixtures("set_threads")
+def test_bits_depend_neither_on_the_batch_nor_on_threads(
+    dtype: torch.dtype, sliding_window: int, block_size: int
+) -> None:
+    batch = mixed_batch(dtype=dtype, block_size=block_size)
+    torch.set_num_threads(1)
+    together = native.paged_attention(*batch.args(), sliding_window)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(native.paged_attention(*batch.args(), sliding_window), together)
+        for tokens, alone in requests_of(batch):
+            assert torch.equal(native.paged_attention(*alone.args(), sliding_window), together[tokens])
+
+
+@pytest.mark.usefixtures("set_threads")
+def test_bits_of_a_long_prompt_do_not_depend_on_threads() -> None:
+    batch = make_batch([700], [77], num_heads=3, num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16)
+    results = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        results.append(native.paged_attention(*batch.args(), 300))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
