@@ -11,12 +11,13 @@
 namespace packed {
 namespace {
 
-constexpr int BLOCK = 2 * TILE;                   // tokens multiplied at once, with two tiles of outputs
-constexpr int SUMS = TILE * TILE;                 // of a register
-constexpr int64_t FEW_GROUP = 4, MANY_GROUP = 8;  // tiles of a piece of work, at most
-constexpr int64_t DEPTH = 12;                     // units multiplied in one pass: weights stay in the L1 cache,
-constexpr int64_t MAX_PART = 256;                 // and so many tokens in the L2
-constexpr int PREFETCH = 4096;                    // bytes of a tile fetched ahead of the products
+constexpr int BLOCK = 2 * TILE;                    // tokens multiplied at once, with two tiles of outputs
+constexpr int SUMS = TILE * TILE;                  // of a register
+constexpr int64_t FEW_GROUP = 4, MANY_GROUP = 16;  // tiles of a piece of work, at most
+constexpr int64_t DEPTH = 12;                      // units multiplied in one pass: weights stay in the L1 cache,
+constexpr int64_t MAX_PART = 256;                  // and so many tokens in the L2
+constexpr int PREFETCH = 4096;                     // bytes of a tile fetched ahead of the products
+constexpr int64_t STREAMED = 4 << 20;              // bytes from which on a result is written past the caches
 
 // Where a register's worth of inputs lies: bytes from a token, a unit, a tile of 16 tokens to the next.
 struct Inputs {
@@ -92,6 +93,28 @@ void write(const Problem& p, const float* sums, int64_t first, int64_t tokens, i
             p.write(first + t, tile + n, load(sums + (t / TILE * 2 + n) * SUMS + t % TILE * TILE));
 }
 
+// A token's results of two tiles, the second of which may be missing.
+inline void write_pair(const Problem& p, const float* sums, int64_t token, int64_t tile, bool stream) {
+    const int64_t n = tile * TILE;
+    if (n + 2 * TILE > p.out) {
+        p.write(token, tile, load(sums));
+        if (n + TILE < p.out) p.write(token, tile + 1, load(sums + SUMS));
+        return;
+    }
+    f32x16 first = load(sums), second = load(sums + SUMS);
+    if (p.bias) {
+        first += load(p.bias + n);
+        second += load(p.bias + n + TILE);
+    }
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    bf16* const target = p.result + token * p.out + n;
+    if (stream) {
+        _mm512_stream_si512((__m512i*)target, both);
+    } else {
+        _mm512_storeu_si512(target, both);
+    }
+}
+
 // At most BLOCK tokens, read where they are: each weight is used once.
 void linear_few(const Problem& p, int threads) {
     const int64_t row_bytes = p.stride * sizeof(bf16);
@@ -128,7 +151,21 @@ const uint32_t* pack_inputs(const Problem& p, int threads) {
     return packed;
 }
 
-void linear_many(const Problem& p, int threads) {
+// Results of a piece of work, one token after the other: rows of the result lie far apart. sums: per two tiles, and per
+// BLOCK tokens, four registers
+void write_piece(const Problem& p, const float* sums, int64_t first_tile, int64_t tiles_end, int64_t first, int64_t end,
+                 bool stream) {
+    const int64_t blocks = (end - first + BLOCK - 1) / BLOCK;
+    for (int64_t t = 0; t < end - first; t++) {
+        const float* row = sums + (t / BLOCK * 4 + t % BLOCK / TILE * 2) * SUMS + t % TILE * TILE;
+        for (int64_t tile = first_tile; tile < tiles_end; tile += 2, row += blocks * 4 * SUMS)
+            write_pair(p, row, first + t, tile, stream);
+    }
+    if (stream) _mm_sfence();
+}
+
+// As many tokens as fit into the L2 cache.
+void linear_part(const Problem& p, bool stream, int threads) {
     const uint32_t* const inputs = pack_inputs(p, threads);
     const int64_t units = p.units(), passes = (units + DEPTH - 1) / DEPTH, depth = (units + passes - 1) / passes;
     const Pieces pieces(threads, p.tiles(), p.tokens, 2, MANY_GROUP, BLOCK, MAX_PART);
@@ -148,11 +185,23 @@ void linear_many(const Problem& p, int threads) {
                                       UNIT_PAIRS * 4, tile_bytes};
                     multiply<false>(tokens, tiles, x, p.tile(tile) + unit * UNIT_PAIRS, p.tile_pairs(), count, unit > 0,
                                     sums);
-                    if (unit + count == units) write(p, sums, t, tokens, tile, tiles);
                 }
             }
         }
+        write_piece(p, all_sums, first_tile, tiles_end, first, end, stream);
     });
+}
+
+void linear_many(const Problem& p, int threads) {
+    const bool aligned = (uintptr_t)p.result % 64 == 0 && p.out % BLOCK == 0;
+    const bool stream = aligned && p.tokens * p.out * (int64_t)sizeof(bf16) >= STREAMED;
+    for (int64_t t = 0; t < p.tokens; t += MAX_PART) {
+        Problem part = p;
+        part.x += t * p.stride;
+        part.result += t * p.out;
+        part.tokens = std::min(MAX_PART, p.tokens - t);
+        linear_part(part, stream, threads);
+    }
 }
 
 }  // namespace

@@ -61,6 +61,13 @@ def test_product(in_features: int, out_features: int, num_threads: int) -> None:
         assert torch.equal(native.packed_linear(x[:num_tokens], packed, bias, out_features), whole[:num_tokens])
 
 
+def test_a_result_larger_than_caches() -> None:
+    """It is written past them, if its rows are aligned."""
+    for out_features in (3072, 3073):
+        weight, bias, x = random(out_features, 40), random(out_features, seed=1), random(700, 40, seed=2)
+        assert_is_product(native.packed_linear(x, packed_layout.pack(weight), bias, out_features), x, weight, bias)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     num_tokens=st.integers(0, 70),
