@@ -1,6 +1,6 @@
 // y = x w^T + bias with packed bf16 weights and the matrix unit of x86 (AMX).
 //
-// A token's sums do not depend on the other tokens: all forms add up the units in the same order.
+// A token's sums do not depend on the other tokens here: all forms add up the units in the same order.
 
 #include "packed_linear.h"
 

@@ -12,6 +12,7 @@ constexpr int MAX_TOKENS = 6;               // likewise: 24 registers of sums
 constexpr int64_t DEPTH = 64;               // units whose weights stay in the L2 cache while many tokens pass
 constexpr int64_t MAX_PART = 256;           // tokens of a piece of work
 constexpr int PREFETCH = 2048;              // bytes of a tile fetched ahead of the products
+constexpr int64_t MIN_MATRIX_TOKENS = 4;    // below, vectors are as fast as memory, and the matrix unit is not
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 
 [[gnu::always_inline]] inline f32x16 multiply_add(f32x16 sum, u32x16 w, u32x16 x) {
@@ -23,8 +24,8 @@ constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other t
 #endif
 }
 
-// sums [TOKENS, GROUP] (+)= products of TOKENS tokens, `stride` pairs apart, with GROUP tiles, over `units` units. Every
-// sum takes the inputs in order, one after the other, whatever it is multiplied together with.
+// sums [TOKENS, GROUP] (+)= products of TOKENS tokens, `stride` pairs apart, with GROUP tiles, over `units` units.
+// Every sum takes the inputs in order, one after the other, whatever it is multiplied together with.
 template <int TOKENS, int GROUP>
 void multiply(const uint32_t* x, int64_t stride, const uint32_t* const* tiles, int64_t units, bool accumulate,
               f32x16* sums) {
@@ -131,7 +132,7 @@ extern "C" void pagewire_packed_linear(const void* x, const void* weight, const 
     const Problem problem = {inputs, (const uint32_t*)weight, (const bf16*)bias, (bf16*)result,
                              tokens, in, out, stride};
     if (tokens * in * out < SERIAL_WORK) threads = 1;
-    if (!matrix_unit || !linear_amx(problem, threads)) linear_vectors(problem, threads);
+    if (tokens < MIN_MATRIX_TOKENS || !matrix_unit || !linear_amx(problem, threads)) linear_vectors(problem, threads);
 }
 
 // Rows `ids` [count] of a packed weight: result bf16 [count, in]

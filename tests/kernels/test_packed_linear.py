@@ -17,6 +17,8 @@ from kernels.cpu import fallback, native, packed_layout, packed_linear
 FP32_ROUNDING = 2e-6
 RESULT_ROUNDING = 2**-8
 
+FEW_TOKENS = 3  # up to here vectors multiply where there is a matrix unit, too
+
 
 @pytest.fixture(params=[1, 0], ids=["matrix unit", "vectors"])
 def matrix_unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,15 +52,19 @@ def assert_is_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
     ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70)]
 )
 def test_product(in_features: int, out_features: int, num_threads: int) -> None:
-    """Of every number of tokens that a kernel treats in its own way. It does not depend on the other tokens."""
+    """Of every number of tokens that a kernel treats in its own way. Within the vectors' and within the matrix unit's
+    it does not depend on the other tokens."""
     torch.set_num_threads(num_threads)
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
     packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
     whole = native.packed_linear(x, packed, bias, out_features)
     assert_is_product(whole, x, weight, bias)
     assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None)
+    few = native.packed_linear(x[:FEW_TOKENS], packed, bias, out_features)
     for num_tokens in (*range(19), 31, 32, 33, 47, 49, 64, 70):
-        assert torch.equal(native.packed_linear(x[:num_tokens], packed, bias, out_features), whole[:num_tokens])
+        actual = native.packed_linear(x[:num_tokens], packed, bias, out_features)
+        assert_is_product(actual, x[:num_tokens], weight, bias)
+        assert torch.equal(actual, (few if num_tokens <= FEW_TOKENS else whole)[:num_tokens])
 
 
 def test_a_result_larger_than_caches() -> None:
