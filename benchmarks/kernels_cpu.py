@@ -8,6 +8,7 @@ Shapes are those of SmolLM2-135M in bfloat16.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -158,16 +159,15 @@ def quantized_contenders(
 
 def bench_decode() -> None:
     print("\ndecode attention, µs (fp8: pages of half the size; sdpa: contiguous keys, heads of a group as query rows)")
-    for num_reqs in (1, 8, 32):
-        for seq_len in (512, 2048):
-            kv_bytes = num_reqs * seq_len * NUM_KV_HEADS * HEAD_DIM * 4
-            times = best_times(*decode_contenders(num_reqs, seq_len, max(2, COLD_BYTES // kv_bytes)))
-            print_row(f"B={num_reqs} S={seq_len}", times, f"{kv_bytes / times['ours'] / 1e9:.0f} GB/s")
+    for num_reqs, seq_len in (*itertools.product((1, 8, 32, 64), (129, 1024)), (1, 8192)):
+        kv_bytes = num_reqs * seq_len * NUM_KV_HEADS * HEAD_DIM * 4
+        times = best_times(*decode_contenders(num_reqs, seq_len, max(2, COLD_BYTES // kv_bytes)))
+        print_row(f"B={num_reqs} S={seq_len}", times, f"{kv_bytes / times['ours'] / 1e9:.0f} GB/s")
 
 
 def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[str, Callable[[], None]], int]:
     copies = min(copies, 30)
-    num_pages = seq_len // BLOCK_SIZE
+    num_pages = -(-seq_len // BLOCK_SIZE)
     page_shape = (num_reqs * num_pages, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     caches = [torch.randn(page_shape).bfloat16() for _ in range(copies)]
     fp8_caches = [cache.to(torch.float8_e4m3fn) for cache in caches]
@@ -195,30 +195,31 @@ def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[st
 
 
 def bench_prefill() -> None:
-    print("\ncausal prefill of one prompt, µs (sdpa: contiguous keys, already repeated per head)")
-    for seq_len in (512, 2048):
+    print("\ncausal prefill of one prompt's last Q tokens, µs (sdpa: contiguous keys, already repeated per head)")
+    for query_len, seq_len in ((256, 256), (1024, 1024), (2048, 2048), (256, 2048)):
         for dtype in (torch.bfloat16, torch.float32):
-            times = best_times(prefill_contenders(seq_len, dtype), 1)
-            flops = 2 * NUM_HEADS * HEAD_DIM * seq_len * (seq_len + 1)
-            label = f"S={seq_len} {str(dtype).removeprefix('torch.')}"
+            times = best_times(prefill_contenders(query_len, seq_len, dtype), 1)
+            flops = 2 * NUM_HEADS * HEAD_DIM * query_len * (2 * seq_len - query_len + 1)
+            label = f"Q={query_len} S={seq_len} {str(dtype).removeprefix('torch.')}"
             print_row(label, times, f"{flops / times['ours'] / 1e9:.0f} GFLOP/s")
 
 
-def prefill_contenders(seq_len: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+def prefill_contenders(query_len: int, seq_len: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
     num_pages = seq_len // BLOCK_SIZE
     kv_cache = torch.randn(num_pages, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM).to(dtype)
     block_table = torch.randperm(num_pages).reshape(1, num_pages).int()
-    query = torch.randn(seq_len, NUM_HEADS, HEAD_DIM).to(dtype)
-    starts = torch.tensor([0, seq_len], dtype=torch.int32)
+    query = torch.randn(query_len, NUM_HEADS, HEAD_DIM).to(dtype)
+    starts = torch.tensor([0, query_len], dtype=torch.int32)
     seq_lens = torch.tensor([seq_len], dtype=torch.int32)
     key, value = torch.randn(2, 1, NUM_HEADS, seq_len, HEAD_DIM).to(dtype)
     heads_first = query.transpose(0, 1)[None].contiguous()
+    mask = None if query_len == seq_len else reference.visible(query_len, seq_len, 0, query.device)
 
     def ours() -> None:
-        native.paged_attention(query, kv_cache, block_table, starts, seq_lens, seq_len, SCALE)
+        native.paged_attention(query, kv_cache, block_table, starts, seq_lens, query_len, SCALE)
 
     def sdpa() -> None:
-        F.scaled_dot_product_attention(heads_first, key, value, is_causal=True, scale=SCALE)
+        F.scaled_dot_product_attention(heads_first, key, value, mask, is_causal=mask is None, scale=SCALE)
 
     return {"ours": ours, "sdpa": sdpa}
 

@@ -67,8 +67,8 @@ struct Plan {
     std::vector<Tile> tiles;
     std::vector<Merge> merges;
     int64_t partial_rows = 0;
-    int64_t work = 0;         // multiply-adds, roughly
-    int64_t most_rows = 0;    // of a tile with many rows
+    int64_t work = 0;       // multiply-adds, roughly
+    int64_t most_rows = 0;  // of a tile with many rows
 };
 
 class Planner {
@@ -121,7 +121,7 @@ class Planner {
         return heads * keys * p_.head_dim * (tile.tokens() * p_.group() + 8);
     }
 
-    // The ranges of keys that the tokens of `tile` see. They begin at multiples of their size, wherever the window begins.
+    // The ranges of keys that the tokens of `tile` see. Each begins at a multiple of its size, or with the window.
     void add(Tile tile, int range) {
         const int context = p_.seq_lens[tile.request] - p_.query_len(tile.request);
         const int key_begin = p_.window > 0 ? std::max(0, context + tile.query_begin + 1 - p_.window) : 0;

@@ -55,7 +55,8 @@ class PrefillWorker {
                 const int seen_end = position + (r + count - 1) / group + 1;
                 const int from = std::max(0, seen_begin - begin) / KEY_STEP * KEY_STEP;
                 const int to = std::min(end, seen_end) - begin;
-                if (from < to) step(tile, position - begin, r, count, from, (to + KEY_STEP - 1) / KEY_STEP * KEY_STEP);
+                const int padded = (to + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+                if (from < to) step(tile, position - begin, r, count, from, padded);
             }
             begin = end;
         }
@@ -94,8 +95,8 @@ class PrefillWorker {
     void step(const Tile& tile, int position, int first, int count, int from, int to) {
         constexpr int WEIGHT_STRIDE = KEY_TILE / M::PER_ELEMENT;
         const int columns = (to - from) / LANES;
-        multiply<M>(query_ + first * depth(), depth(), keys_ + from, KEY_TILE, depth(), scores_, KEY_TILE, nullptr, count,
-                    columns);
+        multiply<M>(query_ + first * depth(), depth(), keys_ + from, KEY_TILE, depth(), scores_, KEY_TILE, nullptr,
+                    count, columns);
         const int group = p_.group(), head = tile.head_begin;
         Scoring scoring = {p_.scale * p_.key_scale(head), p_.soft_cap, 0.0f};
         alignas(64) float maximum[ROW_TILE] = {}, factor[ROW_TILE];
@@ -117,8 +118,7 @@ class PrefillWorker {
             denominator_[first + r] += exponentiate<M>(scores_ + r * KEY_TILE, columns, factor[r], maximum_[first + r],
                                                        weights_ + r * WEIGHT_STRIDE);
         multiply<M>(weights_, WEIGHT_STRIDE, values_ + from / M::PER_ELEMENT * dim_, dim_, (to - from) / M::PER_ELEMENT,
-                    acc_ + first * dim_, dim_, correction_, count,
-                    (p_.head_dim + LANES - 1) / LANES);
+                    acc_ + first * dim_, dim_, correction_, count, (p_.head_dim + LANES - 1) / LANES);
     }
 
     const Problem& p_;

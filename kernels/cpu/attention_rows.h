@@ -1,7 +1,7 @@
 // What both ways to compute a tile of attention share: the rows of a tile, and the softmax of a row of scores.
 //
-// Row r of a KV head's tile is query token query_begin + r / group, head kv_head * group + r % group. Scores are in units
-// of log2.
+// Row r of a KV head's tile is query token query_begin + r / group, head kv_head * group + r % group.
+// Scores are in units of log2.
 #pragma once
 
 #include <cstdlib>
@@ -71,7 +71,7 @@ void load_query(const Problem& p, const Tile& tile, int kv_head, int rows, typen
             std::memset((bf16*)out + p.head_dim, 0, (dim - p.head_dim) * sizeof(bf16));
         } else {
             for (int d = 0; d < dim; d += LANES)
-                store(out + d, d < p.head_dim ? load_any(p.query, p.query_dtype, source + d, p.head_dim - d) : f32x16{});
+                store(out + d, load_any(p.query, p.query_dtype, source + d, std::max(0, p.head_dim - d)));
         }
     }
 }
@@ -175,8 +175,8 @@ f32x16 weight_of(f32x16 x) {
     }
 }
 
-// Turns scores into weights 2^(s * factor - maximum), in the form the second product reads. Returns their sum. The number
-// of vectors is a multiple of M::PER_ELEMENT.
+// Turns scores into weights 2^(s * factor - maximum), in the form the second product reads. Returns their sum.
+// The number of vectors is a multiple of M::PER_ELEMENT.
 template <class M>
 float exponentiate(const float* scores, int vectors, float factor, float maximum, typename M::element* weights) {
     const auto weight = [&](int v) { return weight_of<M>(load(scores + v * LANES) * factor - maximum); };

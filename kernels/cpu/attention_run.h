@@ -5,9 +5,9 @@
 
 #include <atomic>
 
+#include "attention_decode_amx.h"
+#include "attention_decode_vector.h"
 #include "attention_prefill.h"
-#include "decode_amx.h"
-#include "decode_vector.h"
 #include "gemm_amx.h"
 #include "parallel.h"
 
@@ -19,13 +19,13 @@ void run_tiles(const Problem& p, const Plan& plan, std::atomic<int>& remaining, 
     PrefillWorker<M, typename Products::T> prefill(p, plan.most_rows);
     DecodeWorker<Products> decode(p);
     // A thread takes its next tile early, so that the pages are on their way when it gets there.
+    const auto has_few_rows = [&](int i) { return i >= 0 && p.has_few_rows(plan.tiles[i].request); };
     for (int i = --remaining; i >= 0;) {
         const int next = --remaining;
-        const Tile& tile = plan.tiles[i];
-        if (p.has_few_rows(tile.request)) {
-            decode.run(tile, next >= 0 ? &plan.tiles[next] : nullptr, partials);
+        if (has_few_rows(i)) {
+            decode.run(plan.tiles[i], has_few_rows(next) ? &plan.tiles[next] : nullptr, partials);
         } else {
-            prefill.run(tile, partials);
+            prefill.run(plan.tiles[i], partials);
         }
         i = next;
     }

@@ -27,8 +27,8 @@ static inline void transpose_8x8(const u32x8 in[8], uint32_t* out, int stride) {
 }
 
 #if defined(__AVX512BF16__)
-// The bf16 of the e4m3 in the low byte of each 16-bit lane. It differs in the exponent's bias; subnormal numbers and NaN
-// come from a table, indexed modulo the number of lanes.
+// The bf16 of the e4m3 in the low byte of each 16-bit lane. It differs in the exponent's bias; subnormal numbers and
+// NaN come from a table, indexed modulo the number of lanes.
 template <class V>
 static inline V e4m3_as_bf16(Bf16Pair, V bits) {
     alignas(64) static constexpr uint16_t SPECIAL[32] = {
@@ -80,8 +80,8 @@ static inline u32x8 load_elements(const T* row, int size) {
     }
 }
 
-// keys: `count` (a multiple of 8) rows of head_dim elements -> out[element][key], row stride `stride`; dimensions are padded
-// with zeros to a multiple of 8 elements.
+// keys: `count` (a multiple of 8) rows of head_dim elements -> out[element][key], row stride `stride`; dimensions are
+// padded with zeros to a multiple of 8 elements.
 template <class M, class T>
 static void pack_keys(const T* const* keys, int count, int head_dim, typename M::element* out, int stride) {
     for (int k = 0; k < count; k += 8) {
@@ -109,8 +109,8 @@ static inline void pack_value_element(const T* first, const T* second, int size,
     }
 }
 
-// values: `count` (a multiple of 2) rows of head_dim elements -> out[element along keys][dimension], dimensions padded with
-// zeros to a multiple of 16.
+// values: `count` (a multiple of 2) rows of head_dim elements -> out[element along keys][dimension], dimensions padded
+// with zeros to a multiple of 16.
 template <class M, class T>
 static void pack_values(const T* const* values, int count, int head_dim, typename M::element* out, int stride) {
     const int whole = head_dim / LANES * LANES;

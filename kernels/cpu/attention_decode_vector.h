@@ -62,8 +62,8 @@ void dot_keys(const typename M::element* query, int depth, const T* const* keys,
     }
 }
 
-// sums[r][0 .. 32 * BLOCKS] = sum_key weights[r][key] * values[key][..] of ROWS rows, in the order of load_values; `left`
-// dimensions are there.
+// sums[r][0 .. 32 * BLOCKS] = sum_key weights[r][key] * values[key][d ..] of ROWS rows, in the order of load_values;
+// `left` dimensions are there.
 template <class M, class T, int ROWS, int BLOCKS>
 void weigh_block(const typename M::element* weights, const T* const* values, int d, int count, int left, float* sums,
                  int stride) {
@@ -111,7 +111,8 @@ class VectorProducts {
 
     void score(const typename M::element* query, int rows, const T* const* keys, int count, float* scores,
                Prefetcher& prefetcher) {
-        const int depth = dim_ / M::PER_ELEMENT, padded = (count + KEYS_AT_A_TIME - 1) / KEYS_AT_A_TIME * KEYS_AT_A_TIME;
+        const int depth = dim_ / M::PER_ELEMENT;
+        const int padded = (count + KEYS_AT_A_TIME - 1) / KEYS_AT_A_TIME * KEYS_AT_A_TIME;
         for (int r = 0; r < rows; r += DECODE_ROWS) {
             with_rows(std::min(DECODE_ROWS, rows - r), [&](auto n) {
                 dot_keys<M, T, n()>(query + r * depth, depth, keys, padded, head_dim_, scores + r * FEW_ROWS_RANGE,

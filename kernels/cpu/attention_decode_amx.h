@@ -1,5 +1,5 @@
-// The two products of attention with few query rows on the matrix unit of x86. Where 16 keys lie side by side in a page, a
-// tile register takes them from there.
+// The two products of attention with few query rows on the matrix unit of x86. Where 16 keys lie side by side in a
+// page, a tile register takes them from there.
 #pragma once
 
 #include "amx.h"
