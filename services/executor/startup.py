@@ -73,8 +73,8 @@ class Setup:
     limits: Limits
     kv_cache_dtype: torch.dtype
     graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
-    record_steps: bool  # on a CPU
     device: torch.device
+    record_steps: bool = False  # on a CPU
 
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
         return ModelRunner(
@@ -136,7 +136,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     )
     kv_cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, model.config.dtype)
     graph_sizes = sizes if _uses_graphs(config, model, device) else ()
-    setup = Setup(config, model, limits, kv_cache_dtype, graph_sizes, _records_steps(config, model, device), device)
+    records = _records_steps(config, model, device)
+    setup = Setup(config, model, limits, kv_cache_dtype, graph_sizes, device, records)
     num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
     with phases("kv_cache"):
