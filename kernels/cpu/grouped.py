@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.grouped_layout import shape_of
-from kernels.cpu.library import I, L, P, bind, dtype_code
+from kernels.cpu.library import I, L, P, bind, check_rows, dtype_code
 
 __all__ = ["grouped_embedding", "grouped_linear"]
 
@@ -84,10 +84,7 @@ def grouped_embedding(
             f"grouped_embedding: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
             f"[{num_rows}, {row_size}] in groups of {group_size}"
         )
-    if token_ids.numel() > 0:
-        low, high = (int(bound) for bound in token_ids.aminmax())
-        if low < 0 or high >= num_rows:
-            raise IndexError(f"grouped_embedding: ids from {low} to {high} are not rows of a table of {num_rows}")
+    check_rows("grouped_embedding", token_ids, num_rows)
     token_ids = token_ids.contiguous().long()
     out = torch.empty((*token_ids.shape, row_size), dtype=dtype)
     _grouped_embedding(

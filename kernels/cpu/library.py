@@ -81,3 +81,11 @@ def norm_weight(weight: Tensor, dtype: torch.dtype, size: int) -> int:
             f"a norm's weight must be contiguous {dtype} [{size}], not {weight.dtype} {tuple(weight.shape)}"
         )
     return weight.data_ptr()
+
+
+def check_rows(op: str, ids: Tensor, num_rows: int) -> None:
+    """Raises IndexError for ids beyond a table. In a recorded step it is passed over (`recording`)."""
+    if ids.numel() > 0:
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= num_rows:
+            raise IndexError(f"{op}: ids from {low} to {high} are not rows of a table of {num_rows}")

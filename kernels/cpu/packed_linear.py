@@ -8,7 +8,7 @@ from ctypes import addressof, c_int
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import I, L, P, bind
+from kernels.cpu.library import I, L, P, bind, check_rows
 from kernels.cpu.packed_layout import packed_shape
 
 __all__ = ["has_bf16_products", "pack", "packed_embedding", "packed_linear"]
@@ -63,10 +63,7 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: 
 
 def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
     _check("packed_embedding", weight, num_rows, row_size)
-    if token_ids.numel() > 0:
-        low, high = token_ids.aminmax()
-        if low < 0 or high >= num_rows:
-            raise IndexError(f"packed_embedding: ids from {low} to {high} are not rows of a table of {num_rows}")
+    check_rows("packed_embedding", token_ids, num_rows)
     token_ids = token_ids.contiguous().long()
     out = torch.empty((*token_ids.shape, row_size), dtype=torch.bfloat16)
     _packed_embedding(
