@@ -401,7 +401,7 @@ class QuantizeConfig(ModelConfigFlags):
     tune_steps: int | None = flag(
         None,
         "awq, gptq: steps in which scales and norms are trained to predict what the original does; 0 = none (default: "
-        "40 for 4 bits, if half of the free memory is enough)",
+        "60 for 4 bits, if half of the free memory is enough)",
         group="quantization",
         valid=NOT_NEGATIVE,
     )

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.quantized import GroupedWeight
-from quantize.codes import TunedCodes
 
 # By a parameter's name: the quantized weight, or the values as they are.
 QuantizedState: TypeAlias = dict[str, GroupedWeight | Tensor]
@@ -21,24 +20,20 @@ _LEAST_CHANGE = -0.5  # a scale neither vanishes nor changes its sign
 
 
 class TunedWeight:
-    """A weight whose scales are trained: scale = what it was * (1 + change), and its codes if `with_codes`.
+    """A weight whose scales are trained: scale = what it was * (1 + change). Its codes stay.
 
     change: float32 [N, G]. The parameter holds scale * (code - zero) of the scales as float16 holds them, in the
     model's dtype: the model is at each moment the one that would be written.
     """
 
-    def __init__(self, weight: GroupedWeight, parameter: nn.Parameter, *, with_codes: bool) -> None:
+    def __init__(self, weight: GroupedWeight, parameter: nn.Parameter) -> None:
         self._weight, self._parameter = weight, parameter
         self._permutation = None if weight.permutation is None else weight.permutation.long()
         self.change = torch.zeros(weight.scales.shape, device=parameter.device)
         zeros = weight.flat_zeros()
         assert zeros is not None  # no method here makes other offsets
-        self._zeros = zeros.to(torch.int16).unsqueeze(2)
-        levels = self._in_groups(weight.codes.to(torch.int16) - self._spread(self._zeros))
+        levels = self._in_groups(weight.codes.to(torch.int16) - self._spread(zeros.to(torch.int16).unsqueeze(2)))
         self._levels = levels.to(torch.int8) if weight.bits < 8 else levels
-        self._codes: TunedCodes | None = None
-        if with_codes:
-            self._codes = TunedCodes(self._levels, -self._zeros, 2**weight.bits - 1 - self._zeros)
         self.put()
 
     def _in_groups(self, values: Tensor) -> Tensor:
@@ -75,15 +70,8 @@ class TunedWeight:
         sums = self._in_groups(self._gradient()).mul_(self._levels).sum(dim=2)
         self.change.grad = sums.mul_(self._weight.scales)
 
-    def step_codes(self, rate: float) -> None:
-        if self._codes is not None:
-            self._codes.step(self._in_groups(self._gradient()).mul_(self._scales().float().unsqueeze(2)), rate)
-
     def value(self) -> GroupedWeight:
-        codes = self._weight.codes
-        if self._codes is not None:
-            codes = self._spread(self._levels + self._zeros).to(torch.uint8)
-        return replace(self._weight, codes=codes, scales=self._scales())
+        return replace(self._weight, scales=self._scales())
 
 
 class TunedVector:
@@ -113,13 +101,13 @@ class TunedVector:
 class Student:
     """All that is trained of a model: parameters that `state` names. The others, embedding and head, are left alone."""
 
-    def __init__(self, model: nn.Module, state: Mapping[str, GroupedWeight | Tensor], *, with_codes: bool) -> None:
+    def __init__(self, model: nn.Module, state: Mapping[str, GroupedWeight | Tensor]) -> None:
         self._parts: dict[str, TunedWeight | TunedVector] = {}
         for name, parameter in model.named_parameters():
             value = state.get(name)
             parameter.requires_grad_(value is not None)
             if isinstance(value, GroupedWeight):
-                self._parts[name] = TunedWeight(value, parameter, with_codes=with_codes)
+                self._parts[name] = TunedWeight(value, parameter)
             elif value is not None:
                 self._parts[name] = TunedVector(value, parameter)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -130,12 +118,6 @@ class Student:
     def take_gradients(self) -> None:
         for part in self._parts.values():
             part.take_gradient()
-
-    def step_codes(self, rate: float) -> None:
-        """rate: how far the mean code moves, in codes."""
-        for part in self._parts.values():
-            if isinstance(part, TunedWeight):
-                part.step_codes(rate)
 
     def clear_gradients(self) -> None:
         for parameter in self._parameters:

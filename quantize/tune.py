@@ -23,10 +23,9 @@ from services.executor.memory import available_bytes
 
 logger = logging.getLogger(__name__)
 
-STEPS = 40
+STEPS = 60
 TOKENS_PER_STEP = 4096
-RATE = 1e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
-CODE_RATE = 0.0  # by how much of a code the mean weight moves in one of the first steps; 0: codes stay
+RATE = 5e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
 WARMUP_STEPS = 4
 BETAS = (0.9, 0.95)
 EPSILON = 1e-12
@@ -67,8 +66,8 @@ def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
     """Estimate: weights, activations of a pass, and the original's hidden states."""
     config, size = decoder.source.config, decoder.source.dtype.itemsize
     num_weights = decoder.weight_bytes() // size
-    # The weight and its gradient; the code twice, as it was and as it is; what training it takes.
-    weights = num_weights * (2 * size + 2 + (4 if CODE_RATE else 0))
+    # The weight and its gradient; the code twice, as it was and without its zero.
+    weights = num_weights * (2 * size + 2)
     # Measured: what autograd keeps of norms in float32, of projections and their rotation, of the MLP.
     per_layer = size * (20 * config.hidden_size + 5 * config.intermediate_size + 8 * config.num_heads * config.head_dim)
     activations = max(TOKENS_PER_PASS, length) * config.num_layers * per_layer
@@ -85,7 +84,7 @@ def tune(
     divergences = []
     batches = _batches(len(tokens), max(1, TOKENS_PER_STEP // tokens.shape[1]))
     with decoder.whole_model(state) as model:
-        student = Student(model, state, with_codes=CODE_RATE > 0)
+        student = Student(model, state)
         divergence = Divergence(model.get_parameter("model.embed_tokens.weight" if decoder.tied else "lm_head.weight"))
         optimizer = torch.optim.Adam(student.changes(), lr=RATE, betas=BETAS, eps=EPSILON)
         for step in range(num_steps):
@@ -96,10 +95,8 @@ def tune(
             student.take_gradients()
             divergences.append(total / (len(picks) * (tokens.shape[1] - 1)))
             _check(divergences[-1], student, step)
-            schedule = min(1, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps)
-            _set_rate(optimizer, RATE * schedule)
+            _set_rate(optimizer, RATE * min(1, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps))
             optimizer.step()
-            student.step_codes(CODE_RATE * schedule)
             student.put()
             progress(step + 1, divergences[-1])
         return Tuned(student.state(), divergences)

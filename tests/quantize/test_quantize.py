@@ -328,7 +328,7 @@ def test_default_model(tmp_path: Path, smollm2_gguf: Path, text: Path, method: s
         method=method,
         out=str(tmp_path / "out"),
         calibration_samples=32,
-        tune_steps=40,
+        tune_steps=60,
         device="cpu",
     )
     assert command.run(config) == 0

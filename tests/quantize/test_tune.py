@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from pagewire.config import QuantizeConfig
 from pagewire.errors import StartupError
 from quantize import progress, tune
-from quantize.codes import TunedCodes
 from quantize.distillation import Divergence
 from quantize.student import TunedVector, TunedWeight
 from quantize.texts import bundled_documents, held_out, sequences
@@ -51,14 +50,10 @@ def divergence(original: PreTrainedModel, state: dict[str, Tensor], tokens: Tens
     return F.kl_div(predictions(), expected, log_target=True, reduction="batchmean").item()
 
 
-@pytest.mark.parametrize("with_codes", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_predictions_come_closer(
-    tmp_path: Path, text: Path, method: str, with_codes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predictions_come_closer(tmp_path: Path, text: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, options = METHODS[method]
     monkeypatch.setattr(tune, "RATE", 2e-3)
-    monkeypatch.setattr(tune, "CODE_RATE", 0.06 if with_codes else 0.0)
     original = save_model(tmp_path / "model", family)
     before = quantize(tmp_path / "model", tmp_path / "before", text, **options)
     after = quantize(tmp_path / "model", tmp_path / "after", text, **options, tune_steps=STEPS)
@@ -72,21 +67,20 @@ def test_predictions_come_closer(
         state = decoded_state(tmp_path / out)
         found[out] = divergence(original, state, calibration)
         original = save_model(tmp_path / "model", family)
-    if not with_codes:
-        assert found["after"] < 0.85 * found["before"]
+    assert found["after"] < 0.85 * found["before"]
     assert after["tuning"]["divergence_last_step"] == pytest.approx(found["after"], rel=0.1)
     assert after["tuning"]["divergence_first_step"] == pytest.approx(found["before"], rel=0.2)
     original.load_state_dict(state, strict=False)
     assert after["perplexity_after"] == pytest.approx(perplexity(original, sequences(held, 4, 32, "text")), rel=0.01)
-    assert_only_trained(load_file(tmp_path / "before/model.safetensors"), tmp_path / "after", with_codes=with_codes)
+    assert_only_trained(load_file(tmp_path / "before/model.safetensors"), tmp_path / "after")
 
 
-def assert_only_trained(before: dict[str, Tensor], out: Path, *, with_codes: bool) -> None:
+def assert_only_trained(before: dict[str, Tensor], out: Path) -> None:
     after = load_file(out / "model.safetensors")
     assert list(after) == list(before)
     for name, tensor in after.items():
         kind = name.rpartition(".")[2]
-        trained = kind in ("scales", "bias") or "norm" in name or (with_codes and kind == "qweight")
+        trained = kind in ("scales", "bias") or "norm" in name
         assert torch.equal(tensor, before[name]) != trained, name
         assert (tensor.dtype, tensor.shape) == (before[name].dtype, before[name].shape)
         assert not tensor.is_floating_point() or tensor.isfinite().all()
@@ -110,7 +104,7 @@ def test_divergence_and_gradient(num_tokens: int) -> None:
 def test_weight_and_gradient_of_its_scales(bits: int, symmetric: bool, permuted: bool) -> None:
     weight = random_weight(16, 56, 32, bits, 0, symmetric=symmetric, permuted=permuted)
     parameter = nn.Parameter(torch.empty(weight.shape))
-    tuned = TunedWeight(weight, parameter, with_codes=True)
+    tuned = TunedWeight(weight, parameter)
     assert torch.equal(parameter.data, weight.dequantize())
     parameter.grad = torch.randn(weight.shape)
     gradient = parameter.grad.clone()
@@ -125,12 +119,10 @@ def test_weight_and_gradient_of_its_scales(bits: int, symmetric: bool, permuted:
         expected[:, group] = ((moved.dequantize() - weight.dequantize()) * gradient).sum(dim=1)
     torch.testing.assert_close(tuned.change.grad, expected, rtol=1e-3, atol=1e-2)
     tuned.change += 0.01 * torch.randn(tuned.change.shape)
-    tuned.step_codes(0.6)
     tuned.put()
     assert torch.equal(parameter.grad, gradient)
     value = tuned.value()
-    assert not torch.equal(value.codes, weight.codes)
-    assert value.codes.max().item() < 2**bits
+    assert torch.equal(value.codes, weight.codes)
     assert value.scales.dtype is torch.float16
     assert torch.equal(parameter.data, value.dequantize())
 
@@ -138,7 +130,7 @@ def test_weight_and_gradient_of_its_scales(bits: int, symmetric: bool, permuted:
 def test_scales_neither_vanish_nor_overflow() -> None:
     weight = random_weight(8, 32, 32, 4, 0, symmetric=True, permuted=False)
     object.__setattr__(weight, "scales", torch.full_like(weight.scales, 60000.0))
-    tuned = TunedWeight(weight, nn.Parameter(torch.empty(weight.shape)), with_codes=False)
+    tuned = TunedWeight(weight, nn.Parameter(torch.empty(weight.shape)))
     tuned.change.fill_(3.0)
     tuned.put()
     assert torch.equal(tuned.value().scales, torch.full_like(weight.scales, torch.finfo(torch.float16).max))
@@ -160,21 +152,6 @@ def test_vector_and_gradient() -> None:
     tuned.put()
     torch.testing.assert_close(tuned.value()[:2], torch.tensor([2.2, -0.9]))
     assert 0 < tuned.value()[2] < 1e-3  # what was zero moves too
-
-
-def test_codes_follow_the_gradient_within_their_range() -> None:
-    levels = torch.randint(-5, 11, (6, 3, 8), generator=torch.Generator().manual_seed(0)).to(torch.int8)
-    start, wanted = levels.clone(), torch.where(torch.arange(8) < 4, -100.0, 100.0)
-    zeros = torch.full((6, 3, 1), 5, dtype=torch.int16)
-    codes = TunedCodes(levels, -zeros, 15 - zeros)
-    codes.step(levels - wanted, 0.1)
-    assert torch.equal(levels, start)  # less than half a level
-    for _ in range(300):
-        codes.step(levels - wanted, 0.1)
-    assert torch.equal(levels, torch.where(torch.arange(8) < 4, -5, 10).to(torch.int8).expand(6, 3, 8))
-    codes.step(torch.zeros(6, 3, 8), 0.1)
-    assert levels.min() >= -5
-    assert levels.max() <= 10
 
 
 def test_each_sequence_is_seen_before_any_is_seen_again() -> None:
