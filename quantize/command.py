@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ def run(config: QuantizeConfig) -> int:
     _check_space(out, decoder.weight_bytes())
     calibration, evaluation = texts(config, decoder)
     num_steps = tune_steps(config, decoder, calibration)
+    # As Ctrl-C does, it leaves nothing half-written behind.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with new_directory(out) as directory, Progress(source.config.num_layers) as progress:
         report = quantize(decoder, method, calibration, evaluation, num_steps, directory, _settings(config), progress)
     print(report.table())

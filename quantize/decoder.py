@@ -72,8 +72,9 @@ class Decoder:
         return self.source.config.num_layers
 
     def weight_bytes(self) -> int:
-        """In the model's dtype."""
-        return sum(parameter.nbytes for parameter in self._model.parameters())
+        """In the model's dtype; a head that is the embedding counts once."""
+        parameters = self._model.named_parameters()
+        return sum(parameter.nbytes for name, parameter in parameters if not (self.tied and name == "lm_head.weight"))
 
     def attention_scales(self) -> list[str]:
         """Tensors that belong to the checkpoint, but not to the model."""
