@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_float, c_int, c_int64, c_void_p, cast
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,11 +46,17 @@ def bind(name: str, *argument_types: Any) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
         function(*arguments)
         if _note is not None:
-            again = cast(getattr(_library, f"pagewire_{name}_again"), c_void_p).value
-            assert again is not None
-            _note(again, layout, arguments)
+            _note(address(name), layout, arguments)
 
     return call
+
+
+@cache
+def address(name: str) -> int:
+    """Of the function that calls pagewire_<name> with recorded arguments."""
+    result = cast(getattr(_library, f"pagewire_{name}_again"), c_void_p).value
+    assert result is not None
+    return result
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from kernels.cpu import implementation, library
 
-__all__ = ["Memory", "NotRecorded", "Recorded", "record"]
+__all__ = ["Memory", "NotRecorded", "Recorded", "Replay", "record"]
 
 # Ops that are numpy in part: called from Python as a whole.
 _OPAQUE = frozenset({"sample_tokens", "apply_penalties", "token_logprobs"})
@@ -38,38 +38,50 @@ _replay = library.bind("replay", library.P, library.L)
 class Recorded:
     """A function's calls. `output` is what it returned; every replay overwrites it."""
 
-    def __init__(self, output: Tensor, parts: list[_NativeCalls | Callable[[], None]]) -> None:
+    def __init__(self, output: Tensor, parts: list[_NativeCalls | Callable[[], None]], memory: Memory) -> None:
         self.output = output
-        self._parts = [part.seal() if isinstance(part, _NativeCalls) else part for part in parts]
+        self._memory = memory  # of which the calls have addresses
+        self._parts = [Replay(part) if isinstance(part, _NativeCalls) else part for part in parts]
 
     def replay(self) -> None:
         for part in self._parts:
             part()
 
+    @property
+    def native(self) -> list[Replay]:
+        """What does not go through Python, in order."""
+        return [part for part in self._parts if isinstance(part, Replay)]
+
 
 class _NativeCalls:
-    """Calls into the library that follow each other."""
+    """Calls into the library that follow each other, while they are recorded."""
 
     def __init__(self) -> None:
-        self._functions: list[int] = []
-        self._slots = bytearray()
-        self._offsets: list[int] = []
+        self.functions: list[int] = []
+        self.slots = bytearray()
+        self.offsets: list[int] = []
 
     def add(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
-        self._functions.append(function)
-        self._offsets.append(len(self._slots))
-        self._slots += struct.pack(layout, *(0 if value is None else value for value in arguments))
+        self.functions.append(function)
+        self.offsets.append(len(self.slots))
+        self.slots += struct.pack(layout, *(0 if value is None else value for value in arguments))
 
-    def seal(self) -> Callable[[], None]:
-        slots = np.frombuffer(self._slots, dtype=np.uint8)
-        addresses = np.array(self._offsets, dtype=np.uint64) + np.uint64(slots.ctypes.data)
-        calls = np.stack([np.array(self._functions, dtype=np.uint64), addresses], axis=1)
 
-        def replay() -> None:
-            _replay(calls.ctypes.data, len(calls))
+class Replay:
+    """Makes calls into the library. `functions`: which, see `library.address`."""
 
-        replay.slots = slots  # type: ignore[attr-defined]  # the addresses are of its memory
-        return replay
+    def __init__(self, calls: _NativeCalls) -> None:
+        self.functions = np.array(calls.functions, dtype=np.uint64)
+        self._slots = np.frombuffer(calls.slots, dtype=np.uint8)  # of which the calls have the addresses
+        slots = np.array(calls.offsets, dtype=np.uint64) + np.uint64(self._slots.ctypes.data)
+        self._calls = np.stack([self.functions, slots], axis=1)
+
+    def __call__(self) -> None:
+        _replay(self._calls.ctypes.data, len(self._calls))
+
+    def make(self, index: int) -> None:
+        """One of them alone."""
+        _replay(self._calls[index].ctypes.data, 1)
 
 
 class Memory:
@@ -109,7 +121,7 @@ def record(function: Callable[[], Tensor], memory: Memory) -> Recorded:
         output = function()
     if recorder.obstacle is not None:
         raise NotRecorded(output, recorder.obstacle)
-    return Recorded(output, recorder.parts)
+    return Recorded(output, recorder.parts, memory)
 
 
 class _Recorder(TorchDispatchMode):

@@ -1,0 +1,154 @@
+"""Where the time of a step on a CPU goes: `python -m benchmarks.executor_step [MODEL] [--quantization none]`.
+
+Steps of the model alone, without sampling: decode steps of several numbers of requests, and prompts. Each kernel's
+calls are made and timed one by one; "eager" is the step from Python, "replayed" as the executor runs decode steps. The
+floor is the time of reading weights and KV cache once, at the rate at which this machine reads memory now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import library
+from kernels.cpu.recording import Memory, Recorded, record
+from pagewire.config import DEFAULT_MODEL
+from pagewire.models import resolve_model
+from services.executor import kv_cache
+from services.executor.attention import AttentionMetadata
+from services.executor.loader import Model, load_model
+
+BLOCK_SIZE = 16
+READ_BYTES = 1 << 29
+REQUESTS = (1, 8, 32, 64)
+PROMPTS = (256, 2048)
+KERNELS = {
+    "products": ("grouped_linear", "packed_linear", "linear", "fp8_linear"),
+    "attention": ("paged_attention",),
+    "norms": ("add_rms_norm",),
+    "rotary, KV": ("rotary_store_kv", "store_kv"),
+    "gates": ("gated",),
+    "embedding": ("grouped_embedding", "packed_embedding"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--quantization", help="as of `pagewire serve`")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--context", type=int, default=128, help="tokens before the one that a request decodes")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = load_model(
+        resolve_model(args.model),
+        dtype="bfloat16",
+        device=torch.device("cpu"),
+        max_model_len=max(args.context + 1, *PROMPTS),
+        quantization=args.quantization,
+    )
+    blocks = max(max(REQUESTS) * -(-(args.context + 1) // BLOCK_SIZE), -(-max(PROMPTS) // BLOCK_SIZE))
+    model.bind_kv_cache(kv_cache.allocate(model, blocks, BLOCK_SIZE, model.config.dtype, torch.device("cpu")))
+    rate = read_rate()
+    print(
+        f"{args.threads} threads, memory read at {rate / 1e9:.0f} GB/s, {args.context} tokens of context; ms per step"
+    )
+    print(f"{'step':16}", *(f"{name:>10}" for name in (*KERNELS, "eager", "replayed", "floor")), flush=True)
+    for num_requests in REQUESTS:
+        step = Step.decode(model, num_requests, args.context)
+        print(f"{f'{num_requests} requests':16}", *step.columns(rate, replays=True), flush=True)
+    for length in PROMPTS:
+        step = Step.prompt(model, length)
+        print(f"{f'prompt of {length}':16}", *step.columns(rate, replays=False), flush=True)
+
+
+def read_rate() -> float:
+    """Bytes per second."""
+    data = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+    return READ_BYTES / best_time(data.sum, 5)
+
+
+def best_time(function: Callable[[], object], rounds: int) -> float:
+    """Seconds"""
+    best = float("inf")
+    for _ in range(rounds):
+        started = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+@dataclass(frozen=True)
+class Step:
+    """Requests of equal length; all their tokens of this step are in input_ids."""
+
+    model: Model
+    input_ids: Tensor
+    positions: Tensor
+    attn: AttentionMetadata
+    read_bytes: int
+
+    @classmethod
+    def decode(cls, model: Model, num_requests: int, context: int) -> Step:
+        return cls._of(model, num_requests, context, 1)
+
+    @classmethod
+    def prompt(cls, model: Model, length: int) -> Step:
+        return cls._of(model, 1, 0, length)
+
+    @classmethod
+    def _of(cls, model: Model, num_requests: int, context: int, query_len: int) -> Step:
+        seq_len = context + query_len
+        blocks = -(-seq_len // BLOCK_SIZE)
+        table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
+        positions = torch.arange(context, seq_len)
+        slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        attn = AttentionMetadata(
+            torch.arange(num_requests + 1, dtype=torch.int32) * query_len,
+            torch.full((num_requests,), seq_len, dtype=torch.int32),
+            table,
+            slots.flatten(),
+            query_len,
+        )
+        ids = torch.randint(model.config.vocab_size, (num_requests * query_len,))
+        kv_bytes = num_requests * seq_len * kv_cache.block_bytes(model, 1, model.config.dtype)
+        return cls(model, ids, positions.repeat(num_requests), attn, model.weight_bytes + kv_bytes)
+
+    @torch.inference_mode()
+    def run(self) -> Tensor:
+        hidden = self.model.forward(self.input_ids, self.positions, self.attn)
+        return self.model.compute_logits(hidden[self.attn.query_start_loc[1:] - 1])
+
+    @torch.inference_mode()
+    def columns(self, rate: float, *, replays: bool) -> list[str]:
+        rounds = 15 if replays else 3
+        recorded = record(self.run, Memory())
+        times = kernel_times(recorded, min(rounds, 3))
+        seconds = [sum(times.get(name, 0) for name in names) for names in KERNELS.values()]
+        seconds.append(best_time(self.run, rounds))
+        seconds.append(best_time(recorded.replay, rounds) if replays else float("nan"))
+        return [f"{1e3 * value:10.2f}" for value in (*seconds, self.read_bytes / rate)]
+
+
+def kernel_times(recorded: Recorded, rounds: int) -> dict[str, float]:
+    """Seconds in each kernel: its calls of one step, each made alone, in order."""
+    names = {library.address(name): name for group in KERNELS.values() for name in group}
+    times: dict[str, float] = {}
+    for _ in range(rounds):
+        found: dict[str, float] = {}
+        for replay in recorded.native:
+            for index, function in enumerate(replay.functions.tolist()):
+                name = names.get(function, "other")
+                found[name] = found.get(name, 0) + best_time(partial(replay.make, index), 1)
+        times = {name: min(value, times.get(name, value)) for name, value in found.items()}
+    return times
+
+
+if __name__ == "__main__":
+    main()
