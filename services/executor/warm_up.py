@@ -15,6 +15,7 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
     if device.type == "cpu":
         runner.dummy_run(2, 32)
         runner.dummy_run(2, 2)
+        runner.dummy_run(1, 1)  # a lone request finds its steps recorded
         return
     for num_reqs, num_tokens in warm_up_steps(runner.limits):
         runner.dummy_run(num_reqs, num_tokens)
