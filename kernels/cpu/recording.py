@@ -158,7 +158,7 @@ class _Recorder(TorchDispatchMode):
         self._in_op = True
         try:
             with self, library.recorded_by(self._add):
-                return implementation(name, "")(*args)
+                return implementation(name, None)(*args)
         finally:
             self._in_op = False
 

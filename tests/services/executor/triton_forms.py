@@ -93,7 +93,7 @@ def main() -> int:
         forms.append(f"{self.fn.__name__} {key}")
         return self.device_caches[device][0].setdefault(key, Form())
 
-    def implementation(name: str, module: str) -> Any:
+    def implementation(name: str, module: str | None) -> Any:
         return getattr(importlib.import_module(f"kernels.{module}"), name)
 
     triton.runtime.driver.set_active(Device())
