@@ -45,7 +45,11 @@ struct Problem {
     int padded_dim() const { return (head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
     int64_t head_size() const { return (int64_t)block_size * head_dim; }  // elements of a head's keys in a page
     int64_t value_offset() const { return num_kv_heads * head_size(); }   // from a key to its value
-    bool has_few_rows(int request) const { return (int64_t)query_len(request) * group() <= FEW_ROWS; }
+    // Never in fp32: tiles of the two kinds round differently, and there a token's numbers are to be the same whether it
+    // is decoded or, after a service has died, computed again as part of a prompt.
+    bool has_few_rows(int request) const {
+        return query_dtype != FLOAT32 && (int64_t)query_len(request) * group() <= FEW_ROWS;
+    }
 };
 
 struct Tile {

@@ -107,6 +107,22 @@ def test_bits_depend_neither_on_the_batch_nor_on_threads(
             assert torch.equal(native.paged_attention(*alone.args(), sliding_window), together[tokens])
 
 
+@pytest.mark.parametrize("context", [0, 250, 300])
+def test_bits_in_fp32_do_not_depend_on_chunks(context: int) -> None:
+    """A token that was decoded is computed again as part of a prompt when a request resumes."""
+    whole = make_batch([40], [context], num_heads=3, num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.float32)
+    expected = native.paged_attention(*whole.args(), 0)
+    for begin, size in ((0, 1), (7, 1), (8, 3), (20, 17), (39, 1)):
+        chunk = replace(
+            whole,
+            query=whole.query[begin : begin + size],
+            query_start_loc=torch.tensor([0, size], dtype=torch.int32),
+            seq_lens=torch.tensor([context + begin + size], dtype=torch.int32),
+            max_query_len=size,
+        )
+        assert torch.equal(native.paged_attention(*chunk.args(), 0), expected[begin : begin + size])
+
+
 @pytest.mark.usefixtures("set_threads")
 def test_bits_of_a_long_prompt_do_not_depend_on_threads() -> None:
     batch = make_batch([700], [77], num_heads=3, num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16)
