@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import kernels
 from services.executor import stats
+from services.executor.loader import load_model
 from services.executor.model_runner import ModelRunner
 from services.executor.models.decoder import DecoderModel
 from services.executor.step import RowSampling
@@ -102,3 +104,20 @@ def test_what_cannot_be_recorded_runs_eagerly(model: DecoderModel, monkeypatch: 
     monkeypatch.undo()
     assert driver.tokens[0] == alone(model, prompt(5), 5, GREEDY)
     assert steps("replayed") >= before[0]
+
+
+@pytest.mark.parametrize("quantization", [None, "none"], ids=["4 bits", "bf16"])
+def test_steps_of_the_default_model_are_replayed(smollm2_gguf: Path, quantization: str | None) -> None:
+    """Nothing in them depends on what Python sees, and replays give the tokens of eager steps."""
+    model = load_model(smollm2_gguf, dtype="bfloat16", device=CPU, max_model_len=128, quantization=quantization)
+    before, tokens = steps("replayed"), []
+    for graphs in (None, RecordedSteps(4)):
+        driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs), 64)
+        for request_id in range(3):
+            driver.add(request_id, prompt(9 + request_id, seed=request_id))
+        driver.step({0: 9, 1: 10, 2: 11})
+        for _ in range(5):
+            driver.step(dict.fromkeys(range(3), 1))
+        tokens.append(driver.tokens)
+    assert tokens[0] == tokens[1]
+    assert steps("replayed") == before + 4
