@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from services.executor import stats
 from services.executor.loader import Model, load_model
 from services.executor.model_runner import Limits, ModelRunner
 from services.executor.models.decoder import DecoderModel
@@ -170,3 +171,37 @@ class BrokenRunner(ModelRunner):
         if step.step_id == 2:
             raise RuntimeError("unspecified launch failure")
         return super().execute(step)
+
+
+SEEDED = RowSampling(seed=11, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01)
+PENALIZED = RowSampling(seed=12, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=6)
+WITH_LOGPROBS = replace(SEEDED, logprobs=2)
+
+
+def check_random_steps(model: DecoderModel, driver: Driver, seed: int) -> None:
+    """Requests of all kinds come, decode in every number and order, and leave; each has the tokens it has alone."""
+    kinds = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
+    samplings: dict[int, RowSampling] = {}
+    lengths: dict[int, int] = {}
+    rng = np.random.default_rng(seed)
+    for _ in range(25):
+        scheduled = {}
+        if len(samplings) < LIMITS.max_num_seqs and rng.random() < 0.5:
+            request_id, length = len(samplings), int(rng.integers(1, 12))
+            samplings[request_id] = kinds[request_id % len(kinds)]
+            driver.add(request_id, prompt(length, seed=request_id), samplings[request_id])
+            lengths[request_id] = length
+            scheduled[request_id] = length
+        for request_id in rng.permutation(list(samplings)).tolist():
+            if request_id not in scheduled and rng.random() < 0.8:
+                scheduled[request_id] = 1
+        if scheduled:
+            driver.step(scheduled)
+    for request_id, sampling in samplings.items():
+        tokens = driver.tokens[request_id]
+        assert tokens == alone(model, prompt(lengths[request_id], seed=request_id), len(tokens), sampling)
+
+
+def graph_steps(mode: str) -> float:
+    """Steps that were captured, replayed or eager, in this process so far."""
+    return stats.GRAPH_STEPS.labels(mode)._value.get()

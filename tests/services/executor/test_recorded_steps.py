@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels
-from services.executor import stats
 from services.executor.loader import load_model
 from services.executor.model_runner import ModelRunner
 from services.executor.models.decoder import DecoderModel
-from services.executor.step import RowSampling
-from tests.services.executor.stepping import CPU, GREEDY, LIMITS, Driver, alone, prompt, tiny_llama
+from tests.services.executor.stepping import (
+    CPU,
+    GREEDY,
+    LIMITS,
+    Driver,
+    alone,
+    check_random_steps,
+    graph_steps,
+    prompt,
+    tiny_llama,
+)
 
 if kernels.cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
 from services.executor.recorded_steps import RecordedSteps
-
-SEEDED = RowSampling(seed=11, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01)
-PENALIZED = RowSampling(seed=12, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=6)
-WITH_LOGPROBS = replace(SEEDED, logprobs=2)
 
 
 @pytest.fixture(scope="module")
@@ -42,48 +44,25 @@ def recorded_driver(model: DecoderModel, max_size: int = LIMITS.max_num_seqs) ->
     return Driver(runner, 64)
 
 
-def steps(mode: str) -> float:
-    return stats.GRAPH_STEPS.labels(mode)._value.get()
-
-
 @given(st.data())
 @settings(max_examples=12, deadline=None)
 def test_recording_changes_no_token(model: DecoderModel, data: st.DataObject) -> None:
     """Requests that come, decode in every number and order, and leave: recorded, replayed and eager steps mix."""
-    kinds = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
     driver = recorded_driver(model, data.draw(st.integers(0, LIMITS.max_num_seqs)))
-    samplings: dict[int, RowSampling] = {}
-    lengths: dict[int, int] = {}
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    for _ in range(25):
-        scheduled = {}
-        if len(samplings) < LIMITS.max_num_seqs and rng.random() < 0.5:
-            request_id, length = len(samplings), int(rng.integers(1, 12))
-            samplings[request_id] = kinds[request_id % len(kinds)]
-            driver.add(request_id, prompt(length, seed=request_id), samplings[request_id])
-            lengths[request_id] = length
-            scheduled[request_id] = length
-        for request_id in rng.permutation(list(samplings)).tolist():
-            if request_id not in scheduled and rng.random() < 0.8:
-                scheduled[request_id] = 1
-        if scheduled:
-            driver.step(scheduled)
-    for request_id, sampling in samplings.items():
-        expected = alone(model, prompt(lengths[request_id], seed=request_id), len(driver.tokens[request_id]), sampling)
-        assert driver.tokens[request_id] == expected
+    check_random_steps(model, driver, data.draw(st.integers(0, 2**32)))
 
 
 def test_which_steps_are_replayed(model: DecoderModel) -> None:
     driver = recorded_driver(model, max_size=3)
     for request_id in range(4):
         driver.add(request_id, prompt(3, seed=request_id))
-    before = {mode: steps(mode) for mode in ("captured", "replayed", "eager")}
+    before = {mode: graph_steps(mode) for mode in ("captured", "replayed", "eager")}
     driver.step(dict.fromkeys(range(4), 3))  # no decode step
     driver.step(dict.fromkeys(range(4), 1))  # too large
     driver.step(dict.fromkeys(range(3), 1))
     driver.step(dict.fromkeys((3, 1, 0), 1))
     driver.step(dict.fromkeys(range(2), 1))
-    assert {mode: steps(mode) - before[mode] for mode in before} == {"captured": 2, "replayed": 1, "eager": 2}
+    assert {mode: graph_steps(mode) - before[mode] for mode in before} == {"captured": 2, "replayed": 1, "eager": 2}
 
 
 def test_what_cannot_be_recorded_runs_eagerly(model: DecoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,20 +76,20 @@ def test_what_cannot_be_recorded_runs_eagerly(model: DecoderModel, monkeypatch: 
     driver = recorded_driver(model)
     monkeypatch.setattr(model, "forward", branching)
     driver.add(0, prompt(5))
-    before = steps("replayed"), steps("eager")
+    before = graph_steps("replayed"), graph_steps("eager")
     driver.step({0: 5})
     for _ in range(4):
         driver.step({0: 1})
     monkeypatch.undo()
     assert driver.tokens[0] == alone(model, prompt(5), 5, GREEDY)
-    assert steps("replayed") >= before[0]
+    assert graph_steps("replayed") >= before[0]
 
 
 @pytest.mark.parametrize("quantization", [None, "none"], ids=["4 bits", "bf16"])
 def test_steps_of_the_default_model_are_replayed(smollm2_gguf: Path, quantization: str | None) -> None:
     """Nothing in them depends on what Python sees, and replays give the tokens of eager steps."""
     model = load_model(smollm2_gguf, dtype="bfloat16", device=CPU, max_model_len=128, quantization=quantization)
-    before, tokens = steps("replayed"), []
+    before, tokens = graph_steps("replayed"), []
     for graphs in (None, RecordedSteps(4)):
         driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs), 64)
         for request_id in range(3):
@@ -120,4 +99,4 @@ def test_steps_of_the_default_model_are_replayed(smollm2_gguf: Path, quantizatio
             driver.step(dict.fromkeys(range(3), 1))
         tokens.append(driver.tokens)
     assert tokens[0] == tokens[1]
-    assert steps("replayed") == before + 4
+    assert graph_steps("replayed") == before + 4
