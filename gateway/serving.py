@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from opentelemetry.trace import SpanKind
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -48,9 +47,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
-        span = telemetry.Span(
-            f"{scope['method']} {scope['path']}", _traceparent(scope["headers"]), kind=SpanKind.SERVER
-        )
+        span = telemetry.Span(f"{scope['method']} {scope['path']}", _traceparent(scope["headers"]), serves=True)
         _label(self._requests, exchange.request_id, span.traceparent)
         status = 0
         try:

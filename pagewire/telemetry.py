@@ -5,21 +5,22 @@ prometheus_client's, on its default registry. Spans are made by hand when their 
 per token; the context travels as a W3C traceparent string in metadata and messages.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import REGISTRY, Gauge, generate_latest, start_http_server
 
-from pagewire import __version__, logs
+from pagewire import logs
 from pagewire.config import ServiceConfig
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span as OpenTelemetrySpan
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,7 @@ ASYNCIO_TASKS = Gauge(
     "pagewire:asyncio_tasks", "Tasks alive on the service's event loop; grows only with live requests"
 )
 
-_PROPAGATOR = TraceContextTextMapPropagator()
-_tracer: trace.Tracer | None = None
+_tracer: Tracer | None = None
 _provider: TracerProvider | None = None
 
 
@@ -47,15 +47,11 @@ def setup(service: str, config: ServiceConfig) -> None:
 
 def _setup_tracing(service: str, endpoint: str) -> None:
     global _tracer, _provider
-    # The exporter pulls in its own gRPC machinery: only those who trace pay for the import.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    # Here and in Span, not at the top: only those who trace pay for importing OpenTelemetry.
+    from pagewire import spans
 
-    resource = Resource.create({"service.name": f"pagewire-{service}", "service.version": __version__})
-    _provider = TracerProvider(resource=resource)
-    # The exporter takes an address without a scheme for one with TLS unless it is told.
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
-    _provider.add_span_processor(BatchSpanProcessor(exporter))
-    _tracer = _provider.get_tracer("pagewire", __version__)
+    _provider = spans.provider(service, endpoint)
+    _tracer = spans.tracer(_provider)
 
 
 def shutdown() -> None:
@@ -74,26 +70,25 @@ class Span:
 
     __slots__ = ("_span", "traceparent")
 
-    def __init__(self, name: str, traceparent: str = "", *, kind: SpanKind = SpanKind.INTERNAL) -> None:
-        """traceparent: the parent's W3C context, "" for a new trace. `self.traceparent` is handed on to children."""
-        self._span: trace.Span | None = None
+    def __init__(self, name: str, traceparent: str = "", *, serves: bool = False) -> None:
+        """traceparent: the parent's W3C context, "" for a new trace. `self.traceparent` is handed on to children.
+
+        serves: the stage is the whole of what this service does for a remote caller.
+        """
+        self._span: OpenTelemetrySpan | None = None
         self.traceparent = traceparent
         if _tracer is None:
             return
-        parent = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
-        self._span = _tracer.start_span(name, context=parent, kind=kind)
-        carrier: dict[str, str] = {}
-        _PROPAGATOR.inject(carrier, trace.set_span_in_context(self._span))
-        self.traceparent = carrier.get("traceparent", "")
+        from pagewire import spans
+
+        self._span, self.traceparent = spans.start(_tracer, name, traceparent, serves=serves)
 
     def end(self, attributes: Mapping[str, Any] | None = None, *, error: str | None = None) -> None:
         if self._span is None:
             return
-        if attributes:
-            self._span.set_attributes(attributes)
-        if error is not None:
-            self._span.set_status(Status(StatusCode.ERROR, error))
-        self._span.end()
+        from pagewire import spans
+
+        spans.end(self._span, attributes, error)
         self._span = None
 
 

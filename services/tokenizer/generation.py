@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opentelemetry.trace import SpanKind
-
 from pagewire.rpc import RpcError
 from pagewire.telemetry import Span
 from protos.pagewire.v1 import common_pb2, inference_pb2
@@ -213,4 +211,4 @@ class Generation:
 
 
 def generate_span(traceparent: str) -> Span:
-    return Span("tokenizer.generate", traceparent, kind=SpanKind.SERVER)
+    return Span("tokenizer.generate", traceparent, serves=True)

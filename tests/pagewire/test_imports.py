@@ -74,13 +74,26 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("module", "missing"),
     [
-        ("gateway.main", ["torch", "transformers", "tokenizers", "numpy", "services", "kernels"]),
-        ("services.scheduler.main", ["torch", "transformers", "tokenizers", "numpy", "fastapi", "gateway", "kernels"]),
+        ("gateway.main", ["torch", "transformers", "tokenizers", "numpy", "opentelemetry.sdk", "services", "kernels"]),
+        (
+            "services.scheduler.main",
+            ["torch", "transformers", "tokenizers", "numpy", "opentelemetry", "fastapi", "gateway", "kernels"],
+        ),
         (
             "services.tokenizer.main",
-            ["torch", "transformers", "gguf", "tqdm", "fastapi", "gateway", "kernels", "services.scheduler"],
+            [
+                "torch",
+                "transformers",
+                "gguf",
+                "tqdm",
+                "opentelemetry",
+                "fastapi",
+                "gateway",
+                "kernels",
+                "services.scheduler",
+            ],
         ),
-        ("services.executor.main", ["fastapi", "gateway", "services.scheduler", "services.tokenizer"]),
+        ("services.executor.main", ["opentelemetry", "fastapi", "gateway", "services.scheduler", "services.tokenizer"]),
         ("services.scheduler.scheduler", ["grpc", "torch", "prometheus_client"]),
         ("pagewire.stack", ["torch", "transformers", "grpc", "opentelemetry", "services", "gateway", "kernels"]),
         ("pagewire.gateways", ["torch", "transformers", "grpc", "opentelemetry", "services", "gateway", "kernels"]),
