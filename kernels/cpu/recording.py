@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels.cpu import implementation, library
 
@@ -92,15 +92,24 @@ class Memory:
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}  # by size, a power of two
+        self._buffers: dict[int, np.ndarray] = {}  # all of them, by address
 
     def empty_like(self, tensor: Tensor) -> Tensor:
         """Contiguous."""
         size = max(64, 1 << (tensor.nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
         buffer = free.pop() if free else np.empty(size, dtype=np.uint8)
+        self._buffers[buffer.ctypes.data] = buffer
         view = buffer[: tensor.nbytes]  # lives as long as a tensor on its memory
         weakref.finalize(view, free.append, buffer)
         return torch.from_numpy(view).view(tensor.dtype).view(tensor.shape)
+
+    def borrowed(self, leaf: Any) -> Any:
+        """A tensor on this memory as one that does not keep it from the next; all else as it is."""
+        buffer = self._buffers.get(_storage(leaf)) if isinstance(leaf, Tensor) else None
+        if buffer is None:
+            return leaf
+        return torch.from_numpy(buffer).view(leaf.dtype).as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
 
 
 class NotRecorded(Exception):
@@ -147,6 +156,8 @@ class _Recorder(TorchDispatchMode):
             return result
         known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         fresh = [_storage(leaf) not in known for leaf in results]
+        # A part reads and writes when its turn comes, as calls into the library do: later parts may have the memory.
+        args, kwargs = tree_map(self._memory.borrowed, (args, kwargs))
         if any(fresh):
             self.parts.append(lambda: _copy(func(*args, **kwargs), result))
         elif func._schema.is_mutable:

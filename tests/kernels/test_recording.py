@@ -89,6 +89,25 @@ def test_recordings_share_memory_but_for_their_outputs() -> None:
         assert len({recorded.output.data_ptr() for recorded in (one, two, three)}) == 3
 
 
+def test_what_torch_reads_is_no_memory_of_its_own() -> None:
+    memory = Memory()
+    x = torch.randn(4, SIZE)
+    addresses = set()
+
+    def function() -> Tensor:
+        wide = norm(x)
+        addresses.add(wide.data_ptr())
+        return wide[:, :1].clone()
+
+    with torch.inference_mode():
+        recordings = [record(function, memory) for _ in range(3)]
+        assert len(addresses) == 1
+        x.copy_(torch.randn(4, SIZE))
+        for recorded in recordings:
+            recorded.replay()
+            assert torch.equal(recorded.output, norm(x)[:, :1])
+
+
 def test_refused_where_python_looks_at_a_result() -> None:
     x = torch.ones(2, SIZE)
 
