@@ -3,21 +3,24 @@
 Steps of the model alone, without sampling: decode steps of several numbers of requests, and prompts. Each kernel's
 calls are made and timed one by one; "eager" is the step from Python, "replayed" as the executor runs decode steps. The
 floor is the time of reading weights and KV cache once, at the rate at which this machine reads memory now.
+`--json-out FILE` takes curves instead: the replayed decode step of --requests against their --contexts.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from benchmarks.curve_output import CurveOutput
 from kernels.cpu import library
 from kernels.cpu.recording import Memory, Recorded, record
+from pagewire.bench.curves import Point
 from pagewire.config import DEFAULT_MODEL
 from pagewire.models import resolve_model
 from services.executor import kv_cache
@@ -28,6 +31,9 @@ BLOCK_SIZE = 16
 READ_BYTES = 1 << 29
 REQUESTS = (1, 8, 32, 64)
 PROMPTS = (256, 2048)
+CURVE_ROUNDS = 9
+CURVE_REQUESTS = (1, 8, 32)
+CURVE_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 KERNELS = {
     "products": ("grouped_linear", "packed_linear", "linear", "fp8_linear"),
     "attention": ("paged_attention",),
@@ -44,28 +50,66 @@ def main() -> None:
     parser.add_argument("--quantization", help="as of `pagewire serve`")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--context", type=int, default=128, help="tokens before the one that a request decodes")
-    args = parser.parse_args()
+    parser.add_argument("--requests", type=int, nargs="+", default=CURVE_REQUESTS, help="of the curves")
+    parser.add_argument("--contexts", type=int, nargs="+", default=CURVE_CONTEXTS, help="of the curves, tokens")
+    output = CurveOutput(parser, "Pagewire")
+    args = output.args
+    if min(*args.requests, *args.contexts, args.threads) < 1 or args.context < 0:
+        parser.error("--requests, --contexts and --threads are at least 1, --context at least 0")
     torch.set_num_threads(args.threads)
+    lengths = args.contexts if args.json_out else [args.context + 1, *PROMPTS]
     model = load_model(
         resolve_model(args.model),
         dtype="bfloat16",
         device=torch.device("cpu"),
-        max_model_len=max(args.context + 1, *PROMPTS),
+        max_model_len=max(lengths),
         quantization=args.quantization,
     )
-    blocks = max(max(REQUESTS) * -(-(args.context + 1) // BLOCK_SIZE), -(-max(PROMPTS) // BLOCK_SIZE))
-    model.bind_kv_cache(kv_cache.allocate(model, blocks, BLOCK_SIZE, model.config.dtype, torch.device("cpu")))
+    if args.json_out:
+        take_curves(model, args.requests, args.contexts, partial(output.put, "context-length", args.model))
+    else:
+        print_table(model, args.context)
+
+
+def print_table(model: Model, context: int) -> None:
+    bind_cache(model, max(max(REQUESTS) * blocks_of(context + 1), blocks_of(max(PROMPTS))))
     rate = read_rate()
-    print(
-        f"{args.threads} threads, memory read at {rate / 1e9:.0f} GB/s, {args.context} tokens of context; ms per step"
-    )
+    threads = torch.get_num_threads()
+    print(f"{threads} threads, memory read at {rate / 1e9:.0f} GB/s, {context} tokens of context; ms per step")
     print(f"{'step':16}", *(f"{name:>10}" for name in (*KERNELS, "eager", "replayed", "floor")), flush=True)
     for num_requests in REQUESTS:
-        step = Step.decode(model, num_requests, args.context)
+        step = Step.decode(model, num_requests, context)
         print(f"{f'{num_requests} requests':16}", *step.columns(rate, replays=True), flush=True)
     for length in PROMPTS:
         step = Step.prompt(model, length)
         print(f"{f'prompt of {length}':16}", *step.columns(rate, replays=False), flush=True)
+
+
+def take_curves(
+    model: Model, requests: Sequence[int], contexts: Sequence[int], put: Callable[[Sequence[Point], str], None]
+) -> None:
+    """A context counts the token that the step computes."""
+    bind_cache(model, max(requests) * blocks_of(max(contexts)))
+    print(f"{'requests':>10}{'context':>10}{'ms':>10}")
+    for num_requests in requests:
+        points: list[Point] = []
+        for context in contexts:
+            milliseconds = 1e3 * Step.decode(model, num_requests, context - 1).replayed(CURVE_ROUNDS)
+            print(f"{num_requests:>10}{context:>10}{milliseconds:>10.2f}", flush=True)
+            points.append({"context_tokens": context, "num_requests": num_requests, "step_ms": milliseconds})
+            put(points, f"{num_requests} request{'s' if num_requests > 1 else ''}")
+
+
+def blocks_of(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+def bind_cache(model: Model, num_blocks: int) -> None:
+    caches = kv_cache.allocate(model, num_blocks, BLOCK_SIZE, model.config.dtype, torch.device("cpu"))
+    for cache in caches:
+        # Written, since memory that never was is one page of zeros, which the processor's caches hold.
+        cache.copy_(torch.randn(cache.shape[1:]))
+    model.bind_kv_cache(caches)
 
 
 def read_rate() -> float:
@@ -105,7 +149,7 @@ class Step:
     @classmethod
     def _of(cls, model: Model, num_requests: int, context: int, query_len: int) -> Step:
         seq_len = context + query_len
-        blocks = -(-seq_len // BLOCK_SIZE)
+        blocks = blocks_of(seq_len)
         table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
         positions = torch.arange(context, seq_len)
         slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
@@ -124,6 +168,11 @@ class Step:
     def run(self) -> Tensor:
         hidden = self.model.forward(self.input_ids, self.positions, self.attn)
         return self.model.compute_logits(hidden[self.attn.query_start_loc[1:] - 1])
+
+    @torch.inference_mode()
+    def replayed(self, rounds: int) -> float:
+        """Seconds, the best of so many."""
+        return best_time(record(self.run, Memory()).replay, rounds)
 
     @torch.inference_mode()
     def columns(self, rate: float, *, replays: bool) -> list[str]:

@@ -1,13 +1,16 @@
-"""Scheduler time per decode step, without an executor: `python -m benchmarks.scheduler_step`.
+"""Scheduler time per decode step, without an executor: `python -m benchmarks.scheduler_step [--json-out FILE]`.
 
 For each number of running requests: schedule() and update() of the pure core, conversion to and from the wire, and the
-news for one neighbour, in microseconds per step and per request.
+news for one neighbour, in microseconds of CPU time per step and per request.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from benchmarks.curve_output import CurveOutput
+from pagewire.bench.curves import Point
 from pagewire.config import SchedulerConfig
 from protos.pagewire.v1 import executor_pb2, scheduler_pb2
 from services.scheduler import convert
@@ -108,13 +111,17 @@ def measure(num_requests: int) -> dict[str, float]:
 
 
 def main() -> None:
+    output = CurveOutput(argparse.ArgumentParser(description=__doc__.partition("\n")[0]), "Pagewire")
     parts = ("schedule", "update", "step to wire", "result from wire", "news")
     print(f"{'running':>8}" + "".join(f"{part:>18}" for part in parts) + f"{'us/request':>14}")
+    points: list[Point] = []
     for num_requests in BATCH_SIZES:
         microseconds = measure(num_requests)
-        total = sum(microseconds.values())
+        per_request = sum(microseconds.values()) / num_requests
         columns = "".join(f"{microseconds[part]:>18.1f}" for part in parts)
-        print(f"{num_requests:>8}{columns}{total / num_requests:>14.2f}")
+        print(f"{num_requests:>8}{columns}{per_request:>14.2f}", flush=True)
+        points.append({"running_requests": num_requests, "us_per_request": per_request, "us_per_step": microseconds})
+        output.put("running-requests", "no model", points)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ Talk to a running stack:
   chat               a conversation in the terminal
   generate "PROMPT"  one completion
   bench serve        measure latency and throughput under load
+  bench sweep        the same against concurrency and prompt length
+  bench plot FILE    pictures of such curves
 
 Prepare a model:
   quantize [MODEL]   a checkpoint in 4 or 8 bits (AWQ, GPTQ) from one in 16
@@ -175,9 +177,9 @@ def _generate(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    from pagewire.bench import serve
+    from pagewire.bench import command
 
-    return serve.main(argv)
+    return command.main(argv)
 
 
 def _quantize(argv: list[str]) -> int:

@@ -1,1 +1,1 @@
-"""`pagewire bench`: measurements of a running server."""
+"""`pagewire bench`: measurements of a running server, and pictures of how they grow."""

@@ -1,4 +1,4 @@
-"""What `pagewire bench serve` can be told."""
+"""What `pagewire bench serve` and `pagewire bench sweep` can be told."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,9 @@ from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig:
+class ServerFlags:
+    """Which server, and what every request asks of it."""
+
     base_url: str = flag("http://127.0.0.1:8000", "server to measure, any that speaks the OpenAI API", group="server")
     endpoint: str = flag(
         "/v1/completions", "what to call", group="server", choices=("/v1/completions", "/v1/chat/completions")
@@ -14,6 +16,15 @@ class BenchConfig:
     model: str | None = flag(None, "model name (default: the first that the server lists)", group="server")
     api_key: str | None = flag(None, "sent as `Authorization: Bearer KEY`", group="server", secret=True)
     timeout: float = flag(900.0, "seconds after which a request counts as failed", group="server", valid=Range(above=0))
+    ignore_eos: bool = flag(
+        True, "go on to the full length; switch off for servers that refuse the parameter", group="prompts"
+    )
+    temperature: float = flag(0.0, "0 = greedy", group="prompts", valid=NOT_NEGATIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(ServerFlags):
+    """`pagewire bench serve`."""
 
     num_prompts: int = flag(64, "requests to measure", group="load", valid=POSITIVE)
     concurrency: int | None = flag(
@@ -44,10 +55,54 @@ class BenchConfig:
     prompt_offset: int = flag(
         0, "skip this many prompts of the file: fresh ones for each repeat", group="prompts", valid=NOT_NEGATIVE
     )
-    ignore_eos: bool = flag(
-        True, "go on to the full length; switch off for servers that refuse the parameter", group="prompts"
-    )
-    temperature: float = flag(0.0, "0 = greedy", group="prompts", valid=NOT_NEGATIVE)
 
     json_out: str | None = flag(None, "write summary and single requests to this file", group="output")
     label: str = flag("", "name of this run in the output", group="output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags:
+    """The loads of a sweep, and where its curves go; whatever is measured, a server or a library in process."""
+
+    only: str | None = flag(
+        None,
+        "one of the two curves (default: both)",
+        group="load",
+        choices=("concurrency", "prompt-length"),
+    )
+    concurrency: tuple[int, ...] = flag(
+        tuple(2**n for n in range(9)),
+        "requests in flight, all sent at once (default: 1 to 256, doubling)",
+        group="load",
+        valid=POSITIVE,
+    )
+    prompt_lens: tuple[int, ...] | None = flag(
+        None,
+        "tokens of prompts that are sent one by one, for one token each (default: 128, doubling up to 8192 or to what"
+        " the model's length allows)",
+        group="load",
+        valid=POSITIVE,
+    )
+    num_prompts: int = flag(
+        4, "requests of each point, or as many as are in flight if these are more", group="load", valid=POSITIVE
+    )
+    seed: int | None = flag(
+        None,
+        "seed of the random prompts (default: another one each time, so that no prefix cache knows them)",
+        group="load",
+    )
+    input_len: int = flag(128, "tokens of each prompt, against concurrency", group="prompts", valid=POSITIVE)
+    output_len: int = flag(
+        128, "tokens to generate for each prompt, against concurrency", group="prompts", valid=POSITIVE
+    )
+    json_out: str = flag(
+        "curves.json",
+        "file of curves; those already in it stay, but for the ones that are taken again",
+        group="output",
+    )
+    label: str | None = flag(None, "name of the curves in pictures (default: the model's)", group="output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(SweepFlags, ServerFlags):
+    """`pagewire bench sweep`."""

@@ -32,17 +32,31 @@ def from_file(config: BenchConfig, count: int) -> list[str]:
     return [prompts[(config.prompt_offset + i) % len(prompts)] for i in range(count)]
 
 
-async def random_words(config: BenchConfig, count: int, count_tokens: Callable[[str], Awaitable[int]]) -> list[str]:
-    """Distinct prompts of about --input-len tokens. count_tokens asks the server; it is called twice."""
-    draw = random.Random(config.seed)
+class RandomWords:
+    """Distinct prompts of about any length, in a tokenizer's own tokens."""
 
-    def prompt(num_words: int) -> str:
-        return " ".join(draw.choices(_WORDS, k=num_words))
+    def __init__(self, draw: random.Random, per_word: float, constant: float) -> None:
+        """tokens = per_word * words + constant; the constant is the chat template's and the BOS token's."""
+        self._draw = draw
+        self._per_word = per_word
+        self._constant = constant
 
-    # tokens = per_word * words + constant; the constant is the chat template's and the BOS token's.
-    few, many = max(1, config.input_len // 2), config.input_len + 8
-    tokens_few, tokens_many = await count_tokens(prompt(few)), await count_tokens(prompt(many))
-    per_word = max((tokens_many - tokens_few) / (many - few), 0.1)
-    constant = tokens_many - per_word * many
-    num_words = max(1, round((config.input_len - constant) / per_word))
-    return [prompt(num_words) for _ in range(count)]
+    @classmethod
+    async def measured(
+        cls, seed: int | None, length: int, count_tokens: Callable[[str], Awaitable[int]]
+    ) -> "RandomWords":
+        """Best for prompts of `length` tokens. count_tokens, which may ask a server, is called twice."""
+        words = cls(random.Random(seed), per_word=1.0, constant=0.0)
+        few, many = max(1, length // 2), length + 8
+        tokens_few, tokens_many = await count_tokens(words._prompt(few)), await count_tokens(words._prompt(many))
+        words._per_word = max((tokens_many - tokens_few) / (many - few), 0.1)
+        words._constant = tokens_many - words._per_word * many
+        return words
+
+    def prompts(self, length: int, count: int) -> list[str]:
+        num_words = max(1, round((length - self._constant) / self._per_word))
+        return [self._prompt(num_words) for _ in range(count)]
+
+    def _prompt(self, num_words: int) -> str:
+        # Always the same first word: without a blank before it, some are two tokens.
+        return " ".join([_WORDS[0], *self._draw.choices(_WORDS, k=num_words - 1)])

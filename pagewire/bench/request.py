@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagewire.bench.config import BenchConfig
+from pagewire.bench.config import ServerFlags
 from pagewire.bench.http import Connection, HttpError
 
 
@@ -30,7 +30,7 @@ class Record:
     error: str | None = None
 
 
-def body(config: BenchConfig, model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
+def body(config: ServerFlags, model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
     chat = config.endpoint.endswith("/chat/completions")
     request: dict[str, Any] = {
         "model": model,

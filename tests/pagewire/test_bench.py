@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench import report, serve
+from pagewire.bench import load, report
 from pagewire.bench.config import BenchConfig
 from pagewire.bench.request import Record
 
@@ -151,7 +151,7 @@ async def test_open_loop(server: Server, tmp_path: Path) -> None:
 
 def test_arrivals() -> None:
     def gaps(**kwargs: Any) -> list[float]:
-        starts = list(islice(serve._starts(BenchConfig(request_rate=10, **kwargs)), 4000))
+        starts = list(islice(load.starts(BenchConfig(request_rate=10, **kwargs)), 4000))
         return [b - a for a, b in pairwise(starts)]
 
     poisson, even = gaps(seed=1), gaps(seed=1, burstiness=100)

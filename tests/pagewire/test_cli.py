@@ -32,7 +32,17 @@ def test_version() -> None:
 def test_help_lists_every_command() -> None:
     result = pagewire_command("--help")
     assert result.returncode == 0
-    for command in ("serve", "gateway", "tokenizer", "scheduler", "executor", "chat", "generate", "bench serve"):
+    for command in (
+        "serve",
+        "gateway",
+        "tokenizer",
+        "scheduler",
+        "executor",
+        "chat",
+        "generate",
+        "bench serve",
+        "bench sweep",
+    ):
         assert f"\n  {command} " in result.stdout
 
 
@@ -44,7 +54,10 @@ def test_help_lists_every_command() -> None:
         (["serve", "--max-num-seq", "4"], "unknown flag --max-num-seq; did you mean --max-num-seqs?"),
         (["serve", "--listen", "x"], "unknown flag --listen"),
         (["gateway", "--port", "x"], "--port: expected a whole number"),
-        (["bench"], "usage: pagewire bench serve"),
+        (["bench"], "usage: pagewire bench <command>"),
+        (["bench", "plott"], "usage: pagewire bench <command>"),
+        (["bench", "sweep", "--concurrency", "1,x"], "--concurrency: expected whole numbers with commas between"),
+        (["bench", "plot"], "the following arguments are required: FILE"),
         (["bench", "serve", "--concurency", "3"], "did you mean --concurrency?"),
         (["chat", "hello"], "unexpected argument 'hello'"),
     ],
@@ -61,6 +74,8 @@ def test_wrong_usage_exits_with_2(argv: list[str], message: str) -> None:
         (["generate", "hello", "--address", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
         (["chat", "--address", "127.0.0.1:1"], "start a stack with `pagewire serve`"),
         (["bench", "serve", "--base-url", "http://127.0.0.1:1"], "is the server running?"),
+        (["bench", "sweep", "--base-url", "http://127.0.0.1:1"], "is the server running?"),
+        (["bench", "plot", "no-such.json"], "no-such.json: cannot be read as JSON"),
         (["bench", "serve", "--base-url", "ftp://x"], "--base-url: expected http://host:port"),
         (["serve", "no-such-model", "--port=0"], "no model 'no-such-model'"),
         (["serve", "/no/such.gguf", "--port=0"], "/no/such.gguf"),

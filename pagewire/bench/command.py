@@ -1,0 +1,31 @@
+"""`pagewire bench serve | sweep | plot`. Each is imported when it runs."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+_MODULES = {
+    "serve": "pagewire.bench.serve",
+    "sweep": "pagewire.bench.sweep",
+    "plot": "pagewire.bench.plot",
+}
+
+_HELP = """\
+usage: pagewire bench <command> [flags]
+
+  serve      latency and throughput of a server under one load
+  sweep      the same against concurrency, and time to first token against prompt length
+  plot FILE  a picture of such curves, of any number of servers
+
+  pagewire bench <command> --help    flags of a command
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    if argv and argv[0] in _MODULES:
+        return int(importlib.import_module(_MODULES[argv[0]]).main(argv[1:]))
+    if argv and argv[0] in ("-h", "--help"):
+        print(_HELP, end="")
+        return 0
+    print(_HELP, end="", file=sys.stderr)
+    return 2
