@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from pagewire import cgroup
 from pagewire.errors import StartupError
@@ -107,3 +112,25 @@ def check_kv_cache_fits(num_bytes: int, device: torch.device, flag: str) -> None
         raise OutOfMemoryError(
             f"the KV cache would be {mib(num_bytes)}, {device} has {mib(available)} free: lower {flag}"
         )
+
+
+def resident_bytes(tensors: Sequence[Tensor]) -> int:
+    """Of contiguous tensors in host memory: whole pages that the system has handed out because they were touched."""
+    return sum(_resident_pages(tensor.data_ptr(), tensor.nbytes) for tensor in tensors) * mmap.PAGESIZE
+
+
+def _resident_pages(address: int, num_bytes: int) -> int:
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = address + num_bytes - start
+    pages = np.empty(-(-length // mmap.PAGESIZE), dtype=np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_void_p(pages.ctypes.data)) != 0:
+        raise OSError(ctypes.get_errno(), "mincore failed")
+    return int(np.count_nonzero(pages & 1))  # the other bits are reserved
+
+
+def release_unused() -> None:
+    """Gives freed memory that the C library keeps for itself back to the system, where the library can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,15 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     progress(1.0, "warm-up")
     with phases("warm_up"):
         warm_up(runner, device)
+    if device.type == "cpu":
+        memory.release_unused()  # what loading and packing have left
     if setup.graph_sizes:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
             runner.capture_graphs(setup.graph_sizes, progress)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     logger.info("ready: %s", phases)
     info = _describe(setup, runner)
-    stats.WEIGHT_BYTES.set(info.weight_bytes)
-    stats.KV_CACHE_BYTES.set(info.kv_cache_bytes)
+    _report_bytes(info, model, device)
     return runner, info
 
 
@@ -283,6 +285,16 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "limits": asdict(setup.limits),
         "graph_sizes": setup.graph_sizes,
     }
+
+
+def _report_bytes(info: ExecutorInfo, model: Model, device: torch.device) -> None:
+    stats.WEIGHT_BYTES.set(info.weight_bytes)
+    stats.KV_CACHE_BYTES.set(info.kv_cache_bytes)
+    if device.type == "cpu":
+        kv_caches = [layer.kv_cache for layer in model.attention_layers]
+        stats.KV_CACHE_RESIDENT_BYTES.set_function(partial(memory.resident_bytes, kv_caches))
+    else:
+        stats.KV_CACHE_RESIDENT_BYTES.set(info.kv_cache_bytes)
 
 
 def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:

@@ -35,6 +35,10 @@ DEQUANTIZED_WEIGHTS = Gauge(
     "Weight matrices that the checkpoint has quantized in a type no kernel multiplies with: slower, and larger",
 )
 KV_CACHE_BYTES = Gauge("pagewire:executor_kv_cache_bytes", "Bytes of the KV cache")
+KV_CACHE_RESIDENT_BYTES = Gauge(
+    "pagewire:executor_kv_cache_resident_bytes",
+    "Bytes of the KV cache that take memory: on a CPU the pages in which a block has ever been used, else all",
+)
 LOAD_SECONDS = Gauge("pagewire:executor_load_seconds", "Time that starting took, by phase", ["phase"])
 CPU_BACKEND = Gauge(
     "pagewire:executor_cpu_kernels", "1 for the CPU kernels in use: cpp, torch (slow), or triton (tests)", ["backend"]

@@ -1,0 +1,123 @@
+"""What serving takes of memory, process by process: `python -m benchmarks.memory [--pid PID] [FLAGS OF serve]`.
+
+Starts `pagewire serve`, or takes one that runs (`--pid`, which listens on `--port`), and measures its processes
+when they are ready, after many requests at once, after as many that come one by one, and after each long prompt. MiB:
+
+- PSS: pages of this process alone, and its share of those that several processes have mapped. It is the sum of
+  anonymous memory, of files (code of libraries) and of shared memory.
+- weights: the tensors of the model. KV cache: the pages of its tensors that have been touched (`mincore`). Both as the
+  executor's metrics tell.
+- rest: PSS of all processes less weights and KV cache.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks import serving
+from pagewire import flags
+from pagewire.config import ServeConfig
+from pagewire.fields import NOT_NEGATIVE, POSITIVE, flag
+
+MIB = 1 << 20
+# Steps of every number of requests, one for each that comes or ends.
+_ARRIVALS_PER_S = 20
+_WEIGHTS = "pagewire:executor_weight_bytes"
+_KV_CACHE = "pagewire:executor_kv_cache_resident_bytes"
+_COLUMNS = ("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem", "Rss")
+_HEADINGS = ("PSS", "anonymous", "files", "shared", "RSS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig(ServeConfig):
+    """The stack, and the load."""
+
+    pid: int | None = flag(None, "a `pagewire serve` that runs already, on --port", group="load", valid=POSITIVE)
+    streams: int = flag(64, "requests at once", group="load", valid=NOT_NEGATIVE)
+    prompts: tuple[int, ...] = flag((2048, 8000), "tokens of each long prompt", group="load", valid=POSITIVE)
+
+
+def main() -> None:
+    config = flags.parse(
+        MemoryConfig, sys.argv[1:], prog="python -m benchmarks.memory", description="What serving takes of memory."
+    )
+    with _stack(config) as (root, port):
+        url = f"http://127.0.0.1:{port}"
+        report("ready", root, url)
+        if config.streams:
+            each = {"num_requests": config.streams, "input_len": 128, "output_len": 128}
+            serving.drive(url, concurrency=config.streams, **each)
+            report(f"after {config.streams} requests of 128 + 128 tokens at once", root, url)
+            serving.drive(url, request_rate=_ARRIVALS_PER_S, **each)
+            report(f"after {config.streams} more, {_ARRIVALS_PER_S} per second", root, url)
+        for length in config.prompts:
+            serving.drive(url, num_requests=1, input_len=length, output_len=1)
+            report(f"after a prompt of {length:,} tokens", root, url)
+
+
+@contextmanager
+def _stack(config: MemoryConfig) -> Iterator[tuple[psutil.Process, int]]:
+    if config.pid is not None:
+        yield psutil.Process(config.pid), config.port
+        return
+    with serving.server(config) as started:
+        yield started
+
+
+def report(moment: str, root: psutil.Process, url: str) -> None:
+    processes = [
+        (command(process.cmdline()), rollup(process.pid)) for process in (root, *root.children(recursive=True))
+    ]
+    print(f"\n{moment}, MiB\n{'':12}" + "".join(f"{heading:>11}" for heading in _HEADINGS))
+    for process, sizes in processes:
+        print(f"{process:12}" + "".join(f"{sizes[column] / MIB:11.1f}" for column in _COLUMNS))
+    totals = {column: sum(sizes[column] for _, sizes in processes) for column in _COLUMNS}
+    print(f"{'all':12}" + "".join(f"{totals[column] / MIB:11.1f}" for column in _COLUMNS))
+    weights, kv_cache = gauges(url, (_WEIGHTS, _KV_CACHE))
+    rest = totals["Pss"] - weights - kv_cache
+    print(
+        f"weights {weights / MIB:.1f}, KV cache {kv_cache / MIB:.1f}, rest {rest / MIB:.1f} ({rest / 1e9:.3f} GB)",
+        flush=True,
+    )
+
+
+def command(arguments: Sequence[str]) -> str:
+    """Of pagewire's, from a process' command line: `pagewire serve ...`, `python -m pagewire.cli executor ...`."""
+    index = next(
+        (i for i, argument in enumerate(arguments) if Path(argument).name in ("pagewire", "pagewire.cli")), None
+    )
+    if index is None:
+        raise SystemExit(
+            f"a process of the stack is not Pagewire's: {' '.join(arguments)}; is --pid a `pagewire serve`?"
+        )
+    return arguments[index + 1]
+
+
+def rollup(pid: int) -> dict[str, int]:
+    """Bytes by what /proc/PID/smaps_rollup calls them."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    fields = (line.split() for line in lines)
+    return {key.removesuffix(":"): int(kib) * 1024 for key, kib, _ in fields}
+
+
+def gauges(url: str, names: Sequence[str]) -> list[float]:
+    """Values of the stack's metrics. Exits if it has none of a name."""
+    with urllib.request.urlopen(f"{url}/metrics") as response:
+        families = text_string_to_metric_families(response.read().decode())
+        values = {sample.name: sample.value for family in families for sample in family.samples}
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise SystemExit(f"{url}/metrics has no {', '.join(missing)}: is its executor ready, and of this version?")
+    return [values[name] for name in names]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A stack to measure, as a user starts it, and load through HTTP from a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pagewire import flags, health
+from pagewire.config import ServeConfig
+from pagewire.launch import available_port
+
+START_TIMEOUT_S = 600
+
+
+@contextmanager
+def server(config: ServeConfig) -> Iterator[tuple[psutil.Process, int]]:
+    """`pagewire serve` of this configuration, ready, on free ports of this machine; the process and its REST port."""
+    port = available_port("127.0.0.1", 0, "--port")
+    serve = config.part(ServeConfig, host="127.0.0.1", port=port, grpc_port=available_port("127.0.0.1", 0, "--port"))
+    with subprocess.Popen([sys.executable, "-P", "-m", "pagewire.cli", "serve", *flags.to_argv(serve)]) as process:
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while health.http_problem(f"http://127.0.0.1:{port}/readyz") is not None:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("the server did not start; its log above tells why")
+                time.sleep(0.1)
+            yield psutil.Process(process.pid), port
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def drive(
+    url: str,
+    *,
+    num_requests: int,
+    input_len: int,
+    output_len: int,
+    concurrency: int | None = None,
+    request_rate: float | None = None,
+) -> dict[str, Any]:
+    """The summary of `pagewire bench serve`, with prompts that no prefix cache knows. Exits if a request failed.
+
+    concurrency: requests in flight. request_rate: requests per second that come by chance, however many are in flight.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        result = Path(directory, "result.json")
+        arguments = {
+            "base-url": url,
+            "num-prompts": num_requests,
+            "warmup": 0,
+            "seed": time.time_ns() % 2**31,
+            "input-len": input_len,
+            "output-len": output_len,
+            "json-out": result,
+        }
+        if concurrency is not None:
+            arguments["concurrency"] = concurrency
+        if request_rate is not None:
+            arguments["request-rate"] = request_rate
+        argv = [f"--{name}={value}" for name, value in arguments.items()]
+        command = [sys.executable, "-P", "-m", "pagewire.cli", "bench", "serve", *argv]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        summary: dict[str, Any] = json.loads(result.read_text())["summary"]
+    if summary["failures"]:
+        raise SystemExit(f"{summary['failures']} requests failed: {summary}")
+    return summary
