@@ -24,6 +24,9 @@ inline bool permitted() {
     return granted;
 }
 
+// The compiler does not know what tile instructions read: what was written before this is in memory after it.
+inline void memory_is_written() { asm volatile("" ::: "memory"); }
+
 // Rows of each tile register: 16, or fewer where a load must not read on.
 struct TileRows {
     uint8_t of[8] = {16, 16, 16, 16, 16, 16, 16, 16};
@@ -42,6 +45,7 @@ class TileRegisters {
             config.row_bytes[i] = 64;
             config.rows[i] = rows.of[i];
         }
+        memory_is_written();
         _tile_loadconfig(&config);
     }
     ~TileRegisters() { _tile_release(); }

@@ -67,12 +67,6 @@ struct Pieces {
     }
 };
 
-template <class T>
-T* aligned_memory(std::vector<T>& memory, int64_t size) {
-    memory.resize(size + 64 / sizeof(T));
-    return (T*)(((uintptr_t)memory.data() + 63) / 64 * 64);
-}
-
 // With the matrix unit. False: there is none, nothing was done.
 bool linear_amx(const Problem& problem, int threads);
 

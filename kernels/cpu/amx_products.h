@@ -1,0 +1,193 @@
+// Products of tokens with weights in bf16 on the matrix unit of x86, shared by dense and quantized weights.
+//
+// Blocks of 32 tokens by 32 outputs are summed in four tile registers. Weights come in stages, the units of two tiles of
+// outputs that fit into the L1 cache; all tokens pass by a stage, read where they are, past the L1. Meanwhile the next
+// stage is made ready.
+//
+// A token's sums do not depend on the other tokens: all forms add up the units in the same order.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "amx.h"
+#include "vector.h"
+
+#if defined(PAGEWIRE_AMX)
+
+namespace amx {
+
+constexpr int SIDE = 16;                // tokens or outputs of a register
+constexpr int BLOCK = 2 * SIDE;         // tokens, and outputs, multiplied at once
+constexpr int SUMS = SIDE * SIDE;       // of a register
+constexpr int64_t DEPTH = 18;           // units of a stage, at most: 36 KiB of weights
+constexpr int UNIT_BYTES = 64;          // of a token
+
+template <class T>
+T* aligned_memory(std::vector<T>& memory, int64_t size) {
+    memory.resize(size + 64 / sizeof(T));
+    return (T*)(((uintptr_t)memory.data() + 63) / 64 * 64);
+}
+
+// Rows of bf16 of which all units can be read, `stride` bytes apart.
+struct Tokens {
+    const char* data;
+    int64_t stride, count;
+};
+
+// Units [unit, unit + units) of tiles of outputs [tile, tile + tiles), one or two.
+struct Stage {
+    int64_t tile, tiles, unit, units;
+    bool last;  // of its tiles
+};
+
+// Where a stage's weights lie: w_tile pairs from one tile of outputs to the next.
+struct StageWeights {
+    const uint32_t* data;
+    int64_t w_tile;
+};
+
+// The tile registers for up to BLOCK tokens, so that no load reads on.
+inline TileRows rows_of(int64_t tokens) {
+    const uint8_t upper = (uint8_t)std::min<int64_t>(SIDE, tokens);
+    const uint8_t lower = tokens > SIDE ? (uint8_t)std::min<int64_t>(SIDE, tokens - SIDE) : 16;
+    return {{upper, upper, lower, lower, upper, lower, 16, 16}};
+}
+
+// sums [2][2][16][16] (tokens by outputs) (+)= products of tiles of tokens with tiles of outputs. background() is called
+// after each unit, to do what the matrix unit leaves time for.
+template <int TOKEN_TILES, int OUTPUT_TILES, class Background>
+[[gnu::always_inline]] inline void multiply_block(const char* x, int64_t stride, const StageWeights& weights,
+                                                  int64_t units, bool accumulate, float* sums,
+                                                  Background&& background) {
+    memory_is_written();
+    if (accumulate) {
+        _tile_loadd(0, sums, 64);
+        if (OUTPUT_TILES > 1) _tile_loadd(1, sums + SUMS, 64);
+        if (TOKEN_TILES > 1) _tile_loadd(2, sums + 2 * SUMS, 64);
+        if (TOKEN_TILES > 1 && OUTPUT_TILES > 1) _tile_loadd(3, sums + 3 * SUMS, 64);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    const uint32_t* w = weights.data;
+    for (int64_t u = 0; u < units; u++, x += UNIT_BYTES, w += TILE_PAIRS) {
+        _tile_stream_loadd(4, x, stride);
+        _tile_loadd(6, w, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (OUTPUT_TILES > 1) {
+            _tile_loadd(7, w + weights.w_tile, 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if constexpr (TOKEN_TILES > 1) {
+            _tile_stream_loadd(5, x + SIDE * stride, stride);
+            _tile_dpbf16ps(2, 5, 6);
+            if constexpr (OUTPUT_TILES > 1) _tile_dpbf16ps(3, 5, 7);
+        }
+        background();
+    }
+    _tile_stored(0, sums, 64);
+    if (OUTPUT_TILES > 1) _tile_stored(1, sums + SUMS, 64);
+    if (TOKEN_TILES > 1) _tile_stored(2, sums + 2 * SUMS, 64);
+    if (TOKEN_TILES > 1 && OUTPUT_TILES > 1) _tile_stored(3, sums + 3 * SUMS, 64);
+}
+
+// Blocks of a number of tokens: of BLOCK tokens, the last perhaps of SIDE. It begins so early that it is whole, if there
+// are so many tokens, and computes some of them again.
+struct TokenBlocks {
+    int64_t tokens;
+
+    int64_t count() const { return (tokens + BLOCK - 1) / BLOCK; }
+    int64_t size(int64_t block) const { return tokens - block * BLOCK > SIDE ? BLOCK : SIDE; }
+    int64_t first(int64_t block) const {
+        return std::max<int64_t>(0, std::min(block * BLOCK, tokens - size(block)));
+    }
+};
+
+// All tokens with the tiles of outputs [begin, end), of `units` units. The thread has TileRegisters of rows_of(count).
+//
+// Weights has StageWeights take(stage), which is ready then; prepare(stage, steps), called before for each stage, and for
+// all but the first one step() up to `steps` times between the two. write(sums, first token, tokens, stage) gets the
+// sums of multiply_block.
+template <class Weights, class Write>
+void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units, Weights& weights, Write&& write) {
+    static thread_local std::vector<float> memory;
+    const TokenBlocks blocks = {x.count};
+    const int64_t passes = (units + DEPTH - 1) / DEPTH, depth = (units + passes - 1) / passes;
+    float* const all_sums = aligned_memory(memory, (passes == 1 ? 1 : blocks.count()) * 4 * SUMS);
+    const int64_t stages = (end - begin + 1) / 2 * passes;
+    const auto stage_at = [&](int64_t i) {
+        const int64_t tile = begin + i / passes * 2, unit = i % passes * depth;
+        return Stage{tile, std::min<int64_t>(2, end - tile), unit, std::min(depth, units - unit), i % passes + 1 == passes};
+    };
+    weights.prepare(stage_at(0), 0);
+    for (int64_t i = 0; i < stages; i++) {
+        const Stage stage = stage_at(i);
+        const StageWeights w = weights.take(stage);
+        if (i + 1 < stages) weights.prepare(stage_at(i + 1), blocks.count() * stage.units);
+        const auto background = [&] { weights.step(); };
+        for (int64_t block = 0; block < blocks.count(); block++) {
+            const int64_t first = blocks.first(block), size = blocks.size(block);
+            float* const sums = all_sums + (passes == 1 ? 0 : block * 4 * SUMS);
+            const char* const tokens = x.data + first * x.stride + stage.unit * UNIT_BYTES;
+            const bool accumulate = stage.unit > 0;
+            if (size > SIDE) {
+                stage.tiles > 1 ? multiply_block<2, 2>(tokens, x.stride, w, stage.units, accumulate, sums, background)
+                                : multiply_block<2, 1>(tokens, x.stride, w, stage.units, accumulate, sums, background);
+            } else {
+                stage.tiles > 1 ? multiply_block<1, 2>(tokens, x.stride, w, stage.units, accumulate, sums, background)
+                                : multiply_block<1, 1>(tokens, x.stride, w, stage.units, accumulate, sums, background);
+            }
+            if (stage.last) write(sums, first, std::min(size, x.count - first), stage);
+        }
+    }
+}
+
+// Results of type T, [tokens, out].
+template <class T>
+struct Results {
+    T* data;
+    const T* bias;  // [out] or null
+    int64_t out;
+
+    // sums: those of multiply_block
+    void write(const float* sums, int64_t first, int64_t tokens, const Stage& stage) const {
+        const int64_t n = stage.tile * SIDE, count = std::min(stage.tiles * SIDE, out - n);
+        for (int64_t t = 0; t < tokens; t++) {
+            const float* const row = sums + t / SIDE * 2 * SUMS + t % SIDE * SIDE;
+            T* const target = data + (first + t) * out + n;
+            if (count == BLOCK) {
+                write_pair(target, n, load(row), load(row + SUMS));
+            } else {
+                write_part(target, n, load(row), std::min<int64_t>(SIDE, count));
+                if (count > SIDE) write_part(target + SIDE, n + SIDE, load(row + SUMS), count - SIDE);
+            }
+        }
+    }
+
+   private:
+    void write_part(T* target, int64_t n, f32x16 sums, int64_t count) const {
+        if (bias) sums += load(bias + n, (int)count);
+        store(target, sums, (int)count);
+    }
+
+    void write_pair(T* target, int64_t n, f32x16 left, f32x16 right) const {
+        if (bias) {
+            left += load(bias + n);
+            right += load(bias + n + SIDE);
+        }
+        if constexpr (std::is_same_v<T, bf16>) {
+            _mm512_storeu_si512(target, (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
+        } else {
+            store(target, left);
+            store(target + SIDE, right);
+        }
+    }
+};
+
+}  // namespace amx
+
+#endif
