@@ -1,4 +1,4 @@
-"""What a service process has to itself: its life, tied to the supervisor's, and its share of the machine's cores."""
+"""What a service process has to itself: its life, tied to the supervisor's, and its share of the machine."""
 
 import ctypes
 import math
@@ -50,3 +50,13 @@ def usable_cores() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup.cpu_quota()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def release_unused_memory() -> None:
+    """Gives freed memory that the C library keeps for itself back to the system, where the library can do that.
+
+    Worth it once, when a service has loaded what it serves; later freed memory is about to be used again.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

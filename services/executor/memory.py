@@ -127,10 +127,3 @@ def _resident_pages(address: int, num_bytes: int) -> int:
     if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_void_p(pages.ctypes.data)) != 0:
         raise OSError(ctypes.get_errno(), "mincore failed")
     return int(np.count_nonzero(pages & 1))  # the other bits are reserved
-
-
-def release_unused() -> None:
-    """Gives freed memory that the C library keeps for itself back to the system, where the library can do that."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)

@@ -15,7 +15,7 @@ import torch
 import kernels
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.process import usable_cores
+from pagewire.process import release_unused_memory, usable_cores
 from services.executor import kv_cache, memory, memory_profile, stats
 from services.executor.capture_sizes import capture_sizes
 from services.executor.cuda_graphs import Steps
@@ -147,7 +147,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     with phases("warm_up"):
         warm_up(runner, device)
     if device.type == "cpu":
-        memory.release_unused()  # what loading and packing have left
+        release_unused_memory()  # what loading and packing have left
     if setup.graph_sizes:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
             runner.capture_graphs(setup.graph_sizes, progress)

@@ -12,6 +12,7 @@ from pagewire import rpc, telemetry
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.models import default_served_name, resolve_model
+from pagewire.process import release_unused_memory
 from protos.pagewire.v1 import inference_pb2, inference_pb2_grpc
 from services.tokenizer.chat import read_template
 from services.tokenizer.codec import CodecSource
@@ -29,6 +30,7 @@ async def serve(config: TokenizerConfig) -> None:
     """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
     telemetry.serve_metrics(config.metrics_port)
     pool = await asyncio.to_thread(load_pool, config)
+    release_unused_memory()
     try:
         async with rpc.channel(config.scheduler_address) as channel:
             await _serve(config, pool, channel)

@@ -1,5 +1,6 @@
 """How many cores and how much memory a process may use, read from files as the kernel writes them."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from pagewire import cgroup, process
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 class Groups:
@@ -89,3 +90,23 @@ def test_usable_cores_where_affinity_is_unknown(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(cgroup, "cpu_quota", lambda: None)
     assert process.usable_cores() == 4
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library keeps what it keeps")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    size = 64 << 10  # too small to be mapped on its own
+    blocks = [libc.malloc(size) for _ in range(2048)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
+        libc.free(ctypes.c_void_p(block))
+    before = own_rss()
+    process.release_unused_memory()
+    assert before - own_rss() > 100 * MIB
+    libc.free(ctypes.c_void_p(blocks[-1]))
+
+
+def own_rss() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from pagewire.config import ExecutorConfig
 from services.executor import stats
-from services.executor.memory import release_unused, resident_bytes
+from services.executor.memory import resident_bytes
 from services.executor.startup import start_runner
 from tests.services.executor.stepping import BLOCK_SIZE, Driver, prompt, write_tiny_llama
 
@@ -52,23 +49,3 @@ def test_the_cache_takes_memory_as_its_blocks_are_used(tmp_path: Path):
 def resident_gauge() -> float:
     (family,) = stats.KV_CACHE_RESIDENT_BYTES.collect()
     return family.samples[0].value
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library keeps what it keeps")
-def test_freed_memory_goes_back_to_the_system():
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    size = 64 << 10  # too small to be mapped on its own
-    blocks = [libc.malloc(size) for _ in range(2048)]
-    for block in blocks:
-        ctypes.memset(block, 1, size)
-    for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
-        libc.free(ctypes.c_void_p(block))
-    before = own_rss()
-    release_unused()
-    assert before - own_rss() > 100 * MIB
-    libc.free(ctypes.c_void_p(blocks[-1]))
-
-
-def own_rss() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
