@@ -58,7 +58,7 @@ KINDS = {
     "running-requests": Kind(
         "running_requests",
         "running requests",
-        (Quantity("us_per_request", "scheduler's CPU time per request and step, µs", log=False, target=4.0),),
+        (Quantity("us_per_request", "scheduler's CPU time per request, µs", log=False, target=4.0),),
     ),
     "model-size": Kind("parameters", "parameters", (Quantity("start_s", "start to first token, s", log=False),)),
 }

@@ -13,7 +13,7 @@ from pagewire.errors import StartupError
 
 COLUMNS = 3
 PANEL_INCHES = (5.2, 4.0)
-FOOT_CHARACTERS = 150
+FOOT_CHARACTERS = 120
 # One after the other, as colours are: more lines than colours would look alike.
 MARKERS = "osD^vPX*<>"
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         figure.savefig(args.out, dpi=120)
     except OSError as error:
         raise StartupError(f"cannot write {args.out}: {error}") from error
-    print(f"{args.out}: {', '.join(sorted({curve.label for curve in curves}))}")
+    print(f"{args.out}: {'; '.join(dict.fromkeys(curve.label for curve in curves))}")
     return 0
 
 
@@ -131,9 +131,8 @@ def _short(value: float) -> str:
 
 
 def _foot(curves: Sequence[Curve]) -> str:
-    """What was measured, where and when: lines whose curves may be compared come from one machine and one day."""
+    """Where and when: curves may be compared if they come from one machine and one day."""
     days = sorted({curve.time[:10] for curve in curves})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    models = ", ".join(sorted({curve.model for curve in curves}))
     machines = "; ".join(sorted({curve.machine for curve in curves}))
-    return textwrap.fill(f"{models}. {machines}. {when}", FOOT_CHARACTERS)
+    return textwrap.fill(f"{machines}. {when}", FOOT_CHARACTERS)
