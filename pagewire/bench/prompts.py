@@ -47,7 +47,8 @@ class RandomWords:
     ) -> "RandomWords":
         """Best for prompts of `length` tokens. count_tokens, which may ask a server, is called twice."""
         words = cls(random.Random(seed), per_word=1.0, constant=0.0)
-        few, many = max(1, length // 2), length + 8
+        few = max(1, length // 2)
+        many = max(few + 1, length)
         tokens_few, tokens_many = await count_tokens(words._prompt(few)), await count_tokens(words._prompt(many))
         words._per_word = max((tokens_many - tokens_few) / (many - few), 0.1)
         words._constant = tokens_many - words._per_word * many
