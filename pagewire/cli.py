@@ -98,6 +98,7 @@ def _service(name: str, argv: list[str]) -> int:
         from pagewire import gateways
 
         return gateways.run(settings)
+    process.spare_grpc_threads()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

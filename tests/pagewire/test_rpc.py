@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -123,3 +125,10 @@ async def test_errors_of_streams_are_statuses(tmp_path: Path) -> None:
                 await call.read()
             assert (caught.value.code(), caught.value.details()) == (code, details)
     await server.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_calls_do_not_wake_threads_that_grpc_has_beside_the_one_that_waits(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.pagewire.grpc_threads", "200", str(tmp_path)]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(run.stdout) < 100
