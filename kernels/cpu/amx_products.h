@@ -36,6 +36,11 @@ struct Tokens {
     int64_t stride, count;
 };
 
+// Tokens of a piece of work, at most: they stay in the L2 cache.
+inline int64_t part_of(int64_t row_bytes) {
+    return std::clamp<int64_t>((1 << 20) / row_bytes / BLOCK * BLOCK, 128, 512);
+}
+
 // Units [unit, unit + units) of tiles of outputs [tile, tile + tiles), one or two.
 struct Stage {
     int64_t tile, tiles, unit, units;
@@ -107,13 +112,74 @@ struct TokenBlocks {
     }
 };
 
+constexpr int64_t STREAMED = 1 << 20;  // bytes from which on a result is written past the caches
+
+// Results of type T, [tokens, out], `stride` numbers from a token to the next.
+template <class T>
+struct Results {
+    T* data;
+    const T* bias;  // [out] or null
+    int64_t out, stride;
+
+    // Whether it is worth while, and possible, to write whole lines of the caches past them.
+    bool streamed(int64_t tokens) const {
+        return tokens * out * (int64_t)sizeof(T) >= STREAMED && (uintptr_t)data % 64 == 0 && out * sizeof(T) % 64 == 0;
+    }
+
+    // sums: those of multiply_block
+    void write(const float* sums, int64_t first, int64_t tokens, const Stage& stage) const {
+        const int64_t n = stage.tile * SIDE, count = std::min(stage.tiles * SIDE, out - n);
+        for (int64_t t = 0; t < tokens; t++) {
+            const float* const row = sums + t / SIDE * 2 * SUMS + t % SIDE * SIDE;
+            T* const target = data + (first + t) * stride + n;
+            if (count == BLOCK) {
+                write_pair(target, n, load(row), load(row + SUMS));
+            } else {
+                write_part(target, n, load(row), std::min<int64_t>(SIDE, count));
+                if (count > SIDE) write_part(target + SIDE, n + SIDE, load(row + SUMS), count - SIDE);
+            }
+        }
+    }
+
+    // Columns [n, n + columns) of `tokens` tokens from source [tokens, columns].
+    void stream(const T* source, int64_t columns, int64_t tokens, int64_t n) const {
+        const int64_t row_bytes = columns * sizeof(T);
+        const char* line = (const char*)source;
+        for (int64_t t = 0; t < tokens; t++) {
+            char* const target = (char*)(data + t * stride + n);
+            for (int64_t i = 0; i < row_bytes; i += 64, line += 64)
+                _mm512_stream_si512((__m512i*)(target + i), load_raw<__m512i>(line));
+        }
+        _mm_sfence();
+    }
+
+   private:
+    void write_part(T* target, int64_t n, f32x16 sums, int64_t count) const {
+        if (bias) sums += load(bias + n, (int)count);
+        store(target, sums, (int)count);
+    }
+
+    void write_pair(T* target, int64_t n, f32x16 left, f32x16 right) const {
+        if (bias) {
+            left += load(bias + n);
+            right += load(bias + n + SIDE);
+        }
+        if constexpr (std::is_same_v<T, bf16>) {
+            _mm512_storeu_si512(target, (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
+        } else {
+            store(target, left);
+            store(target + SIDE, right);
+        }
+    }
+};
+
 // All tokens with the tiles of outputs [begin, end), of `units` units. The thread has TileRegisters of rows_of(count).
 //
 // Weights has StageWeights take(stage), which is ready then; prepare(stage, steps), called before for each stage, and for
-// all but the first one step() up to `steps` times between the two. write(sums, first token, tokens, stage) gets the
-// sums of multiply_block.
-template <class Weights, class Write>
-void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units, Weights& weights, Write&& write) {
+// all but the first one step() up to `steps` times between the two.
+template <class Weights, class T>
+void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units, Weights& weights,
+                     const Results<T>& results) {
     static thread_local std::vector<float> memory;
     const TokenBlocks blocks = {x.count};
     const int64_t passes = (units + DEPTH - 1) / DEPTH, depth = (units + passes - 1) / passes;
@@ -141,52 +207,26 @@ void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units,
                 stage.tiles > 1 ? multiply_block<1, 2>(tokens, x.stride, w, stage.units, accumulate, sums, background)
                                 : multiply_block<1, 1>(tokens, x.stride, w, stage.units, accumulate, sums, background);
             }
-            if (stage.last) write(sums, first, std::min(size, x.count - first), stage);
+            if (stage.last) results.write(sums, first, std::min(size, x.count - first), stage);
         }
     }
 }
 
-// Results of type T, [tokens, out].
-template <class T>
-struct Results {
-    T* data;
-    const T* bias;  // [out] or null
-    int64_t out;
-
-    // sums: those of multiply_block
-    void write(const float* sums, int64_t first, int64_t tokens, const Stage& stage) const {
-        const int64_t n = stage.tile * SIDE, count = std::min(stage.tiles * SIDE, out - n);
-        for (int64_t t = 0; t < tokens; t++) {
-            const float* const row = sums + t / SIDE * 2 * SUMS + t % SIDE * SIDE;
-            T* const target = data + (first + t) * out + n;
-            if (count == BLOCK) {
-                write_pair(target, n, load(row), load(row + SUMS));
-            } else {
-                write_part(target, n, load(row), std::min<int64_t>(SIDE, count));
-                if (count > SIDE) write_part(target + SIDE, n + SIDE, load(row + SUMS), count - SIDE);
-            }
-        }
+// As multiply_tokens; the results of all tokens of the product, of which this is a part, may be streamed.
+template <class Weights, class T>
+void multiply_piece(const Tokens& x, int64_t begin, int64_t end, int64_t units, Weights& weights,
+                    const Results<T>& results, bool streamed) {
+    const TileRegisters registers(rows_of(x.count));
+    if (!streamed) {
+        multiply_tokens(x, begin, end, units, weights, results);
+        return;
     }
-
-   private:
-    void write_part(T* target, int64_t n, f32x16 sums, int64_t count) const {
-        if (bias) sums += load(bias + n, (int)count);
-        store(target, sums, (int)count);
-    }
-
-    void write_pair(T* target, int64_t n, f32x16 left, f32x16 right) const {
-        if (bias) {
-            left += load(bias + n);
-            right += load(bias + n + SIDE);
-        }
-        if constexpr (std::is_same_v<T, bf16>) {
-            _mm512_storeu_si512(target, (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
-        } else {
-            store(target, left);
-            store(target + SIDE, right);
-        }
-    }
-};
+    static thread_local std::vector<T> memory;
+    const int64_t n = begin * SIDE, columns = std::min(end * SIDE, results.out) - n;
+    memory.resize(x.count * columns);
+    multiply_tokens(x, begin, end, units, weights, Results<T>{memory.data() - n, results.bias, results.out, columns});
+    results.stream(memory.data(), columns, x.count, n);
+}
 
 }  // namespace amx
 

@@ -1,6 +1,6 @@
 // y = x w^T + bias with the matrix unit of x86 (AMX), for so many tokens that decoding the weights to bf16 pays.
 
-#include "amx.h"
+#include "amx_products.h"
 #include "grouped_linear.h"
 
 #if defined(PAGEWIRE_AMX)
@@ -9,42 +9,19 @@ namespace {
 
 using amx::TILE_PAIRS;
 
-constexpr int BLOCK = 32;              // tokens and outputs of a register block: 2 x 2 tiles of 16
-constexpr int64_t DEPTH = 48;           // units multiplied in one pass, so that
-constexpr int64_t CACHED = 512 * 1024;  // so many inputs are enough tokens to make up for decoding, and stay in L2
-
-// Products of 32 tokens with 32 outputs in sums [2][2][16][16]: tiles of tokens, then of outputs.
-// x: per tile of tokens, x_tile elements apart, and per unit a tile; weights: per unit a tile for either tile of outputs
-void multiply_block(const uint32_t* x, int64_t x_tile, const uint32_t* weights, int64_t units, float* sums,
-                    bool accumulate) {
-    if (accumulate) {
-        _tile_loadd(0, sums, 64);
-        _tile_loadd(1, sums + 256, 64);
-        _tile_loadd(2, sums + 512, 64);
-        _tile_loadd(3, sums + 768, 64);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (int64_t u = 0; u < units; u++, x += TILE_PAIRS, weights += 2 * TILE_PAIRS) {
-        _tile_loadd(4, x, 64);
-        _tile_loadd(6, weights, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, weights + TILE_PAIRS, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, x + x_tile, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
-    _tile_stored(3, sums + 768, 64);
-}
+constexpr int64_t PIECES = 3;            // of work, per thread: the first stage of each is decoded without products meanwhile
+constexpr int64_t PACKED_TOKENS = 2048;  // whose inputs are packed at a time
+constexpr int HALF_UNIT = UNIT / 2;
 
 // ---- weights as bf16, rounded once ----
+
+// Even and odd inputs, rounded, side by side.
+[[gnu::always_inline]] inline void store_pairs(uint32_t* target, f32x16 even, f32x16 odd) {
+    alignas(64) static constexpr uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    _mm512_store_si512(target, _mm512_permutexvar_epi16(load_raw<__m512i>(INTERLEAVE), both));
+}
 
 struct PlainValue {
     static f32x16 at(u32x16 quad, int byte, const float*) {
@@ -59,95 +36,159 @@ struct CodebookValue {
     }
 };
 
-// Units [begin, end) of a tile; scales and offsets (added) [padded_groups, 16]. out: units 2 * TILE_PAIRS apart
+// A group's 16 scales and offsets, which are added.
+struct Group {
+    const float *scales, *offsets;
+};
+
+// A unit, whose halves may be of different groups, to bf16: out [ROWS, TILE] pairs
 template <int BITS, class Value>
-void decode_units(const GroupedWeight& w, int64_t tile, int64_t begin, int64_t end, const float* scales,
-                  const float* offsets, uint32_t* out) {
-    alignas(64) static constexpr uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i order = load_raw<__m512i>(INTERLEAVE);
-    const uint8_t* codes = w.tile_codes(tile) + begin * w.unit_bytes();
-    const int half_units_per_group = w.padded_group() / (UNIT / 2);
-    int64_t group = begin * 2 / half_units_per_group;
-    int left = half_units_per_group - (int)(begin * 2 % half_units_per_group);  // of the group
-    for (int64_t u = begin; u < end; u++, codes += BITS * 64, out += 2 * TILE_PAIRS) {
-        u32x16 quads[QUADS];
-        unpack_unit<BITS>(codes, quads);
-        for (int half = 0; half < 2; half++) {
-            const f32x16 scale = load(scales + group * TILE), offset = load(offsets + group * TILE);
-#pragma GCC unroll 4
-            for (int i = 0; i < QUADS / 2; i++) {
-                const u32x16 quad = quads[half * QUADS / 2 + i];
-                uint32_t* target = out + (half * QUADS / 2 + i) * 2 * TILE;
+void decode(const uint8_t* codes, const Group* halves, const float* codebook, uint32_t* out) {
+    u32x16 quads[QUADS];
+    unpack_unit<BITS>(codes, quads);
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; q++) {
+        const Group& group = halves[q / (QUADS / 2)];
+        const f32x16 scale = load(group.scales), offset = load(group.offsets);
 #pragma GCC unroll 2
-                for (int byte = 0; byte < 4; byte += 2, target += TILE) {
-                    const f32x16 even = Value::at(quad, byte, w.codebook) * scale + offset;
-                    const f32x16 odd = Value::at(quad, byte + 1, w.codebook) * scale + offset;
-                    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-                    _mm512_store_si512(target, _mm512_permutexvar_epi16(order, both));
-                }
-            }
-            if (--left == 0) {
-                left = half_units_per_group;
-                group++;
-            }
-        }
+        for (int byte = 0; byte < 4; byte += 2, out += TILE)
+            store_pairs(out, Value::at(quads[q], byte, codebook) * scale + offset,
+                        Value::at(quads[q], byte + 1, codebook) * scale + offset);
     }
 }
 
-void decode_tile(const GroupedWeight& w, int64_t tile, int64_t begin, int64_t end, uint32_t* out) {
-    static thread_local std::vector<float> memory;
-    const int64_t floats = w.padded_groups() * TILE;
-    memory.resize(2 * floats);
-    float* const scales = memory.data();
-    float* const offsets = scales + floats;
-    expand_groups(w, tile, false, scales);
-    expand_groups(w, tile, true, offsets);
-    if (!w.has_minimums())
-        for (int64_t i = 0; i < floats; i++) offsets[i] *= -scales[i];
-    if (w.codebook) return decode_units<4, CodebookValue>(w, tile, begin, end, scales, offsets, out);
-    with_bits(w.bits, [&](auto bits) {
-        decode_units<decltype(bits)::BITS, PlainValue>(w, tile, begin, end, scales, offsets, out);
-    });
-}
-
-// The two tiles of a block of outputs.
-void decode_block(const GroupedWeight& w, int64_t block, int64_t begin, int64_t end, uint32_t* out) {
-    for (int half = 0; half < 2; half++, out += TILE_PAIRS) {
-        if (block * 2 + half < w.tiles()) {
-            decode_tile(w, block * 2 + half, begin, end, out);
-        } else {
-            for (int64_t u = 0; u < end - begin; u++)
-                std::fill_n(out + u * 2 * TILE_PAIRS, TILE_PAIRS, 0u);
-        }
+// Nibbles become floats where they are, as upper bits of the mantissa: 1 + code / 2^(23 - AT).
+template <int AT>
+struct NibbleValue {
+    const f32x16 scale, offset;
+    explicit NibbleValue(const Group& group)
+        : scale(load(group.scales) * (float)(1 << (23 - AT))), offset(load(group.offsets) - scale) {}
+    [[gnu::always_inline]] f32x16 at(u32x16 word) const {
+        return (f32x16)((word & (0xfu << AT)) | 0x3f800000u) * scale + offset;
     }
-}
+};
 
-template <class T>
-T* aligned_memory(std::vector<T>& memory, int64_t size) {
-    memory.resize(size + 64 / sizeof(T));
-    return (T*)(((uintptr_t)memory.data() + 63) / 64 * 64);
-}
-
-// Inputs of one token as bf16, in its tile's row.
-template <class T>
-void pack_inputs(TokenInputs<T> inputs, int64_t units, uint32_t* row) {
-    for (int64_t u = 0; u < units; u++, row += TILE_PAIRS) {
-        bf16* const out = (bf16*)row;
-        store(out, inputs.next());
-        store(out + LANES, inputs.next());
-    }
-}
-
-// sums of multiply_block -> results of the tokens from `first` on
-void write_block(const GroupedWeight& w, const float* sums, int64_t block, int64_t first, const Output& output) {
-    const int64_t tokens = std::min<int64_t>(BLOCK, output.tokens - first);
+void decode_nibbles(const uint8_t* codes, const Group* halves, const float*, uint32_t* out) {
+#pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
-        const int64_t tile = block * 2 + half;
-        if (tile >= w.tiles()) break;
-        for (int64_t t = 0; t < tokens; t++)
-            output.write(first + t, tile, load(sums + t / TILE * 2 * 256 + half * 256 + t % TILE * TILE));
+        const NibbleValue<12> low(halves[half]);
+        const NibbleValue<16> high(halves[half]);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++, codes += 64, out += 4 * TILE) {
+            const u32x16 word = load_raw<u32x16>(codes);
+            store_pairs(out, high.at(word << 16), high.at(word << 8));  // nibbles 0 and 2
+            store_pairs(out + TILE, high.at(word), high.at(word >> 8));
+            store_pairs(out + 2 * TILE, low.at(word << 8), low.at(word));  // 1 and 3
+            store_pairs(out + 3 * TILE, low.at(word >> 8), high.at(word >> 12));
+        }
     }
+}
+
+typedef void (*Decode)(const uint8_t* codes, const Group* halves, const float* codebook, uint32_t* out);
+
+Decode decoder(const GroupedWeight& w) {
+    if (w.codebook) return decode<4, CodebookValue>;
+    if (w.bits == 4) return decode_nibbles;
+    Decode result = nullptr;
+    with_bits(w.bits, [&](auto bits) { result = decode<decltype(bits)::BITS, PlainValue>; });
+    return result;
+}
+
+// The weights of amx::multiply_tokens, decoded while the matrix unit multiplies with the stage before.
+class DecodedStages {
+   public:
+    explicit DecodedStages(const GroupedWeight& w)
+        : w_(w), decode_(decoder(w)), half_units_per_group_((int)w.padded_group() / HALF_UNIT) {
+        static thread_local std::vector<uint32_t> memory;
+        static thread_local std::vector<float> group_memory;
+        buffers_ = amx::aligned_memory(memory, 2 * BUFFER);
+        group_memory.resize(4 * w.padded_groups() * TILE);
+        groups_ = group_memory.data();
+    }
+
+    void prepare(const amx::Stage& stage, int64_t steps) {
+        if (stage.unit == 0)
+            for (int64_t i = 0; i < stage.tiles; i++) expand(stage.tile + i, scales_of(i), offsets_of(i));
+        stage_ = stage;
+        steps_ = std::max<int64_t>(1, steps);
+        credit_ = 0;
+        done_ = 0;
+        first_buffer_ = !first_buffer_;
+    }
+
+    amx::StageWeights take(const amx::Stage&) {
+        while (done_ < units()) decode_next();
+        return {buffer(), stage_.units * TILE_PAIRS};
+    }
+
+    // The units are spread evenly over the steps.
+    void step() {
+        for (credit_ += units(); credit_ >= steps_ && done_ < units(); credit_ -= steps_) decode_next();
+    }
+
+   private:
+    static constexpr int64_t BUFFER = 2 * amx::DEPTH * TILE_PAIRS;
+
+    int64_t units() const { return stage_.tiles * stage_.units; }
+    uint32_t* buffer() const { return buffers_ + (first_buffer_ ? 0 : BUFFER); }
+    float* scales_of(int64_t i) const { return groups_ + 2 * i * w_.padded_groups() * TILE; }
+    float* offsets_of(int64_t i) const { return scales_of(i) + w_.padded_groups() * TILE; }
+
+    void expand(int64_t tile, float* scales, float* offsets) const {
+        expand_groups(w_, tile, false, scales);
+        expand_groups(w_, tile, true, offsets);
+        if (!w_.has_minimums())
+            for (int64_t i = 0; i < w_.padded_groups() * TILE; i++) offsets[i] *= -scales[i];
+    }
+
+    void decode_next() {
+        const int64_t i = done_ / stage_.units, unit = stage_.unit + done_ % stage_.units;
+        Group halves[2];
+        for (int half = 0; half < 2; half++) {
+            const int64_t group = ((int)unit * 2 + half) / half_units_per_group_ * TILE;
+            halves[half] = {scales_of(i) + group, offsets_of(i) + group};
+        }
+        decode_(w_.tile_codes(stage_.tile + i) + unit * w_.unit_bytes(), halves, w_.codebook,
+                buffer() + done_ * TILE_PAIRS);
+        done_++;
+    }
+
+    const GroupedWeight& w_;
+    const Decode decode_;
+    const int half_units_per_group_;
+    uint32_t* buffers_;  // of the stage that is multiplied and of the next one
+    float* groups_;      // of the tiles of a stage: scales, then offsets
+    amx::Stage stage_ = {};
+    int64_t steps_ = 1, credit_ = 0, done_ = 0;
+    bool first_buffer_ = false;
+};
+
+// Inputs as bf16 in the order of the codes: [tokens, padded_in]
+template <class T>
+amx::Tokens pack_inputs(const GroupedWeight& w, const void* x, const int32_t* permutation, int64_t first, int64_t tokens,
+                        int threads) {
+    static thread_local std::vector<bf16> memory;
+    const int64_t in = w.padded_in();
+    memory.resize(tokens * in);
+    bf16* const packed = memory.data();
+    for_tokens(threads, tokens, w.in, [&](int64_t token) {
+        TokenInputs<T> inputs(w, x, permutation, first + token);
+        for (int64_t i = 0; i < in; i += LANES) store(packed + token * in + i, inputs.next());
+    });
+    return {(const char*)packed, in * (int64_t)sizeof(bf16), tokens};
+}
+
+template <class T>
+void multiply(const GroupedWeight& w, const amx::Tokens& x, const amx::Results<T>& all, bool streamed, int threads) {
+    const int64_t pairs = (w.tiles() + 1) / 2, group = (pairs + PIECES * threads - 1) / (PIECES * threads);
+    const int64_t groups = (pairs + group - 1) / group, part = amx::part_of(x.stride);
+    parallel::for_each(threads, groups * ((x.count + part - 1) / part), [&](int64_t piece) {
+        const int64_t tile = piece % groups * group * 2, first = piece / groups * part;
+        const amx::Tokens tokens = {x.data + first * x.stride, x.stride, std::min(part, x.count - first)};
+        const amx::Results<T> results = {all.data + first * all.stride, all.bias, all.out, all.stride};
+        DecodedStages weights(w);
+        amx::multiply_piece(tokens, tile, std::min(w.tiles(), tile + 2 * group), w.units(), weights, results, streamed);
+    });
 }
 
 }  // namespace
@@ -155,40 +196,20 @@ void write_block(const GroupedWeight& w, const float* sums, int64_t block, int64
 bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
                         int threads) {
     if (!amx::permitted() || (w.codebook && w.bits != 4)) return false;
-    static thread_local std::vector<uint32_t> input_memory;
-    static thread_local std::vector<float> sums_memory;
-    const int64_t units = w.units(), x_tile = units * TILE_PAIRS, blocks = (w.tiles() + 1) / 2;
-    const int64_t passes = (units + DEPTH - 1) / DEPTH, depth = (units + passes - 1) / passes;
-    const int64_t block_tokens = std::max<int64_t>(BLOCK, CACHED / (depth * UNIT) / BLOCK * BLOCK);
-    const int64_t most = std::min(block_tokens, (output.tokens + BLOCK - 1) / BLOCK * BLOCK);
-    uint32_t* const inputs = aligned_memory(input_memory, most / TILE * x_tile);
-    float* const sums = aligned_memory(sums_memory, passes == 1 ? 0 : most * blocks * BLOCK);
-    for (int64_t first = 0; first < output.tokens; first += block_tokens) {
-        const int64_t tokens = std::min(block_tokens, output.tokens - first);
-        const int64_t token_blocks = (tokens + BLOCK - 1) / BLOCK;
-        with_dtype(output.dtype, [&](auto t) {
-            for_tokens(threads, tokens, w.in, [&](int64_t token) {
-                pack_inputs(TokenInputs<decltype(t)>(w, x, permutation, first + token), units,
-                            inputs + token / TILE * x_tile + token % TILE * TILE);
-            });
-        });
-        for (int64_t begin = 0; begin < units; begin += depth) {
-            const int64_t end = std::min(units, begin + depth);
-            parallel::for_each(threads, blocks, [&](int64_t block) {
-                static thread_local std::vector<uint32_t> memory;
-                uint32_t* const weights = aligned_memory(memory, DEPTH * 2 * TILE_PAIRS);
-                decode_block(w, block, begin, end, weights);
-                const amx::TileRegisters registers;
-                alignas(64) float block_sums[BLOCK * BLOCK];
-                for (int64_t t = 0; t < token_blocks; t++) {
-                    float* const target = passes == 1 ? block_sums : sums + (block * token_blocks + t) * BLOCK * BLOCK;
-                    multiply_block(inputs + 2 * t * x_tile + begin * TILE_PAIRS, x_tile, weights, end - begin, target,
-                                   begin > 0);
-                    if (end == units) write_block(w, target, block, first + t * BLOCK, output);
-                }
-            });
+    const bool as_they_are = output.dtype == BFLOAT16 && !permutation && w.padded_in() == w.in;
+    const int64_t step = as_they_are ? output.tokens : PACKED_TOKENS;
+    with_dtype(output.dtype, [&](auto t) {
+        typedef decltype(t) T;
+        for (int64_t first = 0; first < output.tokens; first += step) {
+            const int64_t tokens = std::min(step, output.tokens - first);
+            const amx::Tokens inputs = as_they_are
+                                           ? amx::Tokens{(const char*)x, w.in * (int64_t)sizeof(bf16), tokens}
+                                           : pack_inputs<T>(w, x, permutation, first, tokens, threads);
+            const amx::Results<T> results = {(T*)output.data + first * output.out, (const T*)output.bias, output.out,
+                                             output.out};
+            multiply(w, inputs, results, results.streamed(output.tokens), threads);
         }
-    }
+    });
     return true;
 }
 

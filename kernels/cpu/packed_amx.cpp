@@ -11,8 +11,6 @@ namespace {
 
 constexpr int FEW_TILES = 4;              // of outputs, multiplied at once with up to 16 tokens
 constexpr int64_t MANY_GROUP = 16;        // tiles of a piece of work with more tokens, at most
-constexpr int64_t PART_BYTES = 1 << 20;   // of inputs of a piece of work: they stay in the L2 cache
-constexpr int64_t MIN_PART = 128, MAX_PART = 512;  // tokens of a piece of work
 constexpr int PREFETCH = 4096;            // bytes of a tile fetched ahead of the products with few tokens
 
 // sums [OUTPUT_TILES][16][16] = products of up to 16 tokens with tiles of outputs, w_tile pairs apart: each weight is
@@ -101,17 +99,14 @@ class PackedStages {
 
 void linear_many(const Problem& p, int threads) {
     const int64_t row_bytes = p.stride * sizeof(bf16);
-    const int64_t most = std::clamp(PART_BYTES / row_bytes / amx::BLOCK * amx::BLOCK, MIN_PART, MAX_PART);
-    const Pieces pieces(threads, p.tiles(), p.tokens, 2, MANY_GROUP, amx::BLOCK, most);
-    const amx::Results<bf16> results = {p.result, p.bias, p.out};
+    const Pieces pieces(threads, p.tiles(), p.tokens, 2, MANY_GROUP, amx::BLOCK, amx::part_of(row_bytes));
+    const amx::Results<bf16> all = {p.result, p.bias, p.out, p.out};
+    const bool streamed = all.streamed(p.tokens);
     pieces.for_each(threads, [&](int64_t tile, int64_t tiles_end, int64_t first, int64_t end) {
-        const amx::TileRegisters registers(amx::rows_of(end - first));
         PackedStages weights(p);
         const amx::Tokens x = {(const char*)(p.x + first * p.stride), row_bytes, end - first};
-        amx::multiply_tokens(x, tile, tiles_end, p.units(), weights,
-                             [&](const float* sums, int64_t t, int64_t tokens, const amx::Stage& stage) {
-                                 results.write(sums, first + t, tokens, stage);
-                             });
+        const amx::Results<bf16> results = {p.result + first * p.out, p.bias, p.out, p.out};
+        amx::multiply_piece(x, tile, tiles_end, p.units(), weights, results, streamed);
     });
 }
 
