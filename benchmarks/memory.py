@@ -10,8 +10,6 @@ when they are ready, after many requests at once, after as many that come one by
 - rest: PSS of all processes less weights and KV cache.
 """
 
-from __future__ import annotations
-
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import memory
+from pagewire import flags
 
 
 @contextmanager
@@ -63,3 +64,9 @@ def test_gauges_are_found_by_name() -> None:
         assert memory.gauges(url, ("b", "a")) == [7000.0, 5.0]
         with pytest.raises(SystemExit, match="has no c"):
             memory.gauges(url, ("a", "c"))
+
+
+def test_the_load_and_the_stack_are_told_by_flags() -> None:
+    argv = ["--prompts", "5,6", "--pid", "3", "--streams", "0", "--quantization", "none"]
+    config = flags.parse(memory.MemoryConfig, argv, prog="", description="")
+    assert (config.prompts, config.pid, config.streams, config.quantization) == ((5, 6), 3, 0, "none")
