@@ -63,6 +63,7 @@ CURVE = {
         ({"curves": [CURVE | {"points": [{"prompt_tokens": 8}]}]}, "no numbers as ttft_p50_ms"),
         ({"curves": [CURVE | {"points": [{"prompt_tokens": 8, "ttft_p50_ms": "3"}]}]}, "no numbers as ttft_p50_ms"),
         (json.dumps({"curves": [CURVE]}).replace("3.5", "NaN"), "no numbers as ttft_p50_ms"),
+        (json.dumps({"curves": [CURVE]}).replace("3.5", "Infinity"), "no numbers as ttft_p50_ms"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: Any, message: str) -> None:
@@ -108,7 +109,7 @@ def test_a_panel_per_quantity_and_a_line_per_label() -> None:
         ours = panel.get_lines()[0]
         assert list(ours.get_xdata()) == list(ours.get_ydata()) == [1, 4, 16]
     colors = {(line.get_label(), line.get_color()) for panel in panels for line in panel.get_lines()}
-    assert len(colors) == len({label for label, _ in colors}), "a label has one colour everywhere"
+    assert len(colors) == len({label for label, _ in colors}) == len({color for _, color in colors}) == 4
 
 
 async def test_the_picture_is_a_png(tmp_path: Path) -> None:

@@ -30,6 +30,16 @@ async def sweep(server: Server, path: Path, *argv: str) -> tuple[int, str]:
 
 
 async def test_both_curves(server: Server, tmp_path: Path) -> None:
+    all_there = asyncio.Event()
+
+    async def three_meet(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if BEFORE + 2 < len(server.bodies) <= BEFORE + 5:
+            if server.in_flight == 3:
+                all_there.set()
+            await all_there.wait()
+        await server.stream(body, writer)
+
+    server.answer = three_meet
     path = tmp_path / "c.json"
     code, text = await sweep(server, path, "--concurrency=3,1", "--prompt-lens=10,40", "--api-key=hush", "--label=ours")
     assert code == 0, text
@@ -41,7 +51,7 @@ async def test_both_curves(server: Server, tmp_path: Path) -> None:
     assert all(p["output_tok_per_s"] > 0 and p["ttft_p50_ms"] > 0 and p["tpot_p50_ms"] > 0 for p in at_once)
     assert [p["prompt_tokens"] for p in by_kind["prompt-length"].points] == [10, 40]
     measured = server.bodies[BEFORE:]
-    assert [body["max_tokens"] for body in measured] == [4] * 5 + [1] * 4 and server.most_in_flight == 3
+    assert [body["max_tokens"] for body in measured] == [4] * 5 + [1] * 4
     assert len({body["prompt"] for body in server.bodies}) == len(server.bodies), "no prefix cache knows any of them"
     assert "Bearer hush".lower() in server.authorization and "hush" not in path.read_text()
     assert "--prompt-lens=10,40" in by_kind["concurrency"].command
@@ -57,15 +67,15 @@ async def test_prompts_are_others_each_time(server: Server, tmp_path: Path) -> N
 
 
 async def test_a_point_with_failed_requests_is_left_out(server: Server, tmp_path: Path) -> None:
-    async def at_most_two(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        if server.in_flight > 2:
+    async def refuse_one(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(server.bodies) == BEFORE + 2 + 2 + 3:
             write_whole(writer, "429 Too Many Requests", {"error": "queue full"})
         else:
             await server.stream(body, writer)
 
-    server.answer = at_most_two
+    server.answer = refuse_one
     code, text = await sweep(server, tmp_path / "c.json", "--only=concurrency", "--concurrency=1,2,4")
-    assert code == 1 and "left out, requests failed" in text and "429" in text
+    assert code == 1 and "left out, requests failed: 1 x HttpError: HTTP 429" in text
     (curve,) = curves.read(tmp_path / "c.json")
     assert [point["concurrency"] for point in curve.points] == [1, 2]
 
