@@ -1,7 +1,7 @@
 """What serving takes of memory, process by process: `python -m benchmarks.memory [--pid PID] [FLAGS OF serve]`.
 
 Starts `pagewire serve`, or takes one that runs (`--pid`, which listens on `--port`), and measures its processes
-when they are ready, after many requests at once, after as many that come one by one, and after each long prompt. MiB:
+when they are ready, after many requests at once, after as many that end one by one, and after each long prompt. MiB:
 
 - PSS: pages of this process alone, and its share of those that several processes have mapped. It is the sum of
   anonymous memory, of files (code of libraries) and of shared memory.
@@ -10,9 +10,11 @@ when they are ready, after many requests at once, after as many that come one by
 - rest: PSS of all processes less weights and KV cache.
 """
 
+import json
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,6 @@ from pagewire.config import ServeConfig
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, flag
 
 MIB = 1 << 20
-# Steps of every number of requests, one for each that comes or ends.
-_ARRIVALS_PER_S = 20
 _WEIGHTS = "pagewire:executor_weight_bytes"
 _KV_CACHE = "pagewire:executor_kv_cache_resident_bytes"
 _COLUMNS = ("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem", "Rss")
@@ -51,13 +51,12 @@ def main() -> None:
         url = f"http://127.0.0.1:{port}"
         report("ready", root, url)
         if config.streams:
-            each = {"num_requests": config.streams, "input_len": 128, "output_len": 128}
-            serving.drive(url, concurrency=config.streams, **each)
+            serving.drive(url, num_requests=config.streams, concurrency=config.streams, input_len=128, output_len=128)
             report(f"after {config.streams} requests of 128 + 128 tokens at once", root, url)
-            serving.drive(url, request_rate=_ARRIVALS_PER_S, **each)
-            report(f"after {config.streams} more, {_ARRIVALS_PER_S} per second", root, url)
+            end_one_by_one(url, config.streams)
+            report(f"after {config.streams} short ones that end one by one", root, url)
         for length in config.prompts:
-            serving.drive(url, num_requests=1, input_len=length, output_len=1)
+            serving.drive(url, num_requests=1, concurrency=1, input_len=length, output_len=1)
             report(f"after a prompt of {length:,} tokens", root, url)
 
 
@@ -68,6 +67,23 @@ def _stack(config: MemoryConfig) -> Iterator[tuple[psutil.Process, int]]:
         return
     with serving.server(config) as started:
         yield started
+
+
+def end_one_by_one(url: str, num_requests: int) -> None:
+    """Requests that start together and end two steps apart: decode steps of every number of requests are recorded."""
+    with urllib.request.urlopen(f"{url}/v1/models") as response:
+        model = json.load(response)["data"][0]["id"]
+
+    def complete(number: int) -> None:
+        body = {"model": model, "prompt": f"{number}.", "max_tokens": 2 * number, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            response.read()
+
+    with ThreadPoolExecutor(num_requests) as pool:
+        list(pool.map(complete, range(1, num_requests + 1)))
 
 
 def report(moment: str, root: psutil.Process, url: str) -> None:

@@ -39,34 +39,20 @@ def server(config: ServeConfig) -> Iterator[tuple[psutil.Process, int]]:
             process.send_signal(signal.SIGTERM)
 
 
-def drive(
-    url: str,
-    *,
-    num_requests: int,
-    input_len: int,
-    output_len: int,
-    concurrency: int | None = None,
-    request_rate: float | None = None,
-) -> dict[str, Any]:
-    """The summary of `pagewire bench serve`, with prompts that no prefix cache knows. Exits if a request failed.
-
-    concurrency: requests in flight. request_rate: requests per second that come by chance, however many are in flight.
-    """
+def drive(url: str, *, num_requests: int, concurrency: int, input_len: int, output_len: int) -> dict[str, Any]:
+    """The summary of `pagewire bench serve`, with prompts that no prefix cache knows. Exits if a request failed."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory, "result.json")
         arguments = {
             "base-url": url,
             "num-prompts": num_requests,
+            "concurrency": concurrency,
             "warmup": 0,
             "seed": time.time_ns() % 2**31,
             "input-len": input_len,
             "output-len": output_len,
             "json-out": result,
         }
-        if concurrency is not None:
-            arguments["concurrency"] = concurrency
-        if request_rate is not None:
-            arguments["request-rate"] = request_rate
         argv = [f"--{name}={value}" for name, value in arguments.items()]
         command = [sys.executable, "-P", "-m", "pagewire.cli", "bench", "serve", *argv]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
