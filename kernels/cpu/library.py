@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_float, c_int, c_int64, c_void_p, cast
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,10 +30,18 @@ _SERIAL_ELEMENTS = 32_768
 _library = load_library()
 
 
-# What is told of every call: the address of the function that makes it again (replay.h), how its arguments become slots
-# (as for struct.pack), and they.
-Note = Callable[[int, str, tuple[Any, ...]], None]
-_note: Note | None = None
+class Recorder(Protocol):
+    """Who is told of what is done, in order."""
+
+    def on_call(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
+        """function: the address of what makes the call again (replay.h), after its arguments have become slots, as
+        struct.pack does it with the layout."""
+
+    def on_python(self, function: Callable[[], None]) -> None:
+        """What is done from Python."""
+
+
+_recorder: Recorder | None = None
 
 
 def bind(name: str, *argument_types: Any) -> Callable[..., None]:
@@ -45,8 +53,8 @@ def bind(name: str, *argument_types: Any) -> Callable[..., None]:
 
     def call(*arguments: Any) -> None:
         function(*arguments)
-        if _note is not None:
-            _note(address(name), layout, arguments)
+        if _recorder is not None:
+            _recorder.on_call(address(name), layout, arguments)
 
     return call
 
@@ -60,14 +68,22 @@ def address(name: str) -> int:
 
 
 @contextmanager
-def recorded_by(note: Note) -> Iterator[None]:
+def recorded_by(recorder: Recorder | None) -> Iterator[None]:
     """Tells of every call."""
-    global _note
-    before, _note = _note, note
+    global _recorder
+    before, _recorder = _recorder, recorder
     try:
         yield
     finally:
-        _note = before
+        _recorder = before
+
+
+def from_python(function: Callable[[], None]) -> None:
+    """Runs it, here and in every replay; its own calls are not told of."""
+    with recorded_by(None):
+        function()
+    if _recorder is not None:
+        _recorder.on_python(function)
 
 
 def dtype_code(x: Tensor) -> int:

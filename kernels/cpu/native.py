@@ -19,7 +19,7 @@ from kernels.cpu.packed_linear import packed_embedding, packed_linear
 from kernels.cpu.paged import paged_attention, rotary_store_kv, store_kv
 from kernels.cpu.quantized import int8_linear
 from kernels.cpu.sampling import apply_penalties
-from kernels.cpu.token_groups import TokenGroups
+from kernels.cpu.token_groups import TokenGroups, sample_tokens
 
 __all__ = [
     "add_rms_norm",
@@ -49,7 +49,6 @@ _gated = bind("gated", I, I, P, P, L, I, I)
 _linear = bind("linear", I, *[P] * 4, *[L] * 3, I)
 _step_inputs = bind("step_inputs", *[P] * 6, L, P, P, L, *[P] * 5, L, L, I)
 
-sample_tokens = partial(sampling.sample_tokens, TokenGroups)
 token_logprobs = partial(sampling.token_logprobs, TokenGroups)
 
 

@@ -25,7 +25,7 @@ from kernels.cpu import implementation, library
 __all__ = ["Memory", "NotRecorded", "Recorded", "Replay", "record"]
 
 # Ops that are numpy in part: called from Python as a whole.
-_OPAQUE = frozenset({"sample_tokens", "apply_penalties", "token_logprobs"})
+_OPAQUE = frozenset({"apply_penalties", "token_logprobs"})
 
 _aten = torch.ops.aten
 # What an op looks at to refuse wrong arguments. It is not looked at again: token ids of a decode step were sampled.
@@ -33,6 +33,7 @@ _CHECKS = frozenset({_aten.aminmax.default, _aten.item.default, _aten._local_sca
 _ALLOCATIONS = frozenset({_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default})
 
 _replay = library.bind("replay", library.P, library.L)
+_zero = library.bind("zero", library.P, library.L)
 
 
 class Recorded:
@@ -150,6 +151,8 @@ class _Recorder(TorchDispatchMode):
             return result
         if func in _ALLOCATIONS:
             return self._memory.empty_like(result) if result.numel() and result.is_contiguous() else result
+        if func is _aten.zeros_like.default and result.numel() and result.is_contiguous():
+            return self._zeros_like(result)
         results = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, Tensor) for leaf in results):
             self.obstacle = f"{func} tells Python a number"
@@ -164,16 +167,25 @@ class _Recorder(TorchDispatchMode):
             self.parts.append(lambda: func(*args, **kwargs))
         return result
 
+    def _zeros_like(self, tensor: Tensor) -> Tensor:
+        zeros = self._memory.empty_like(tensor)
+        with library.recorded_by(self):
+            _zero(zeros.data_ptr(), zeros.nbytes)
+        return zeros
+
     def _run_op(self, name: str, args: tuple[Any, ...]) -> Any:
         """Its calls into the library are recorded, and what it does through torch comes to this mode again."""
         self._in_op = True
         try:
-            with self, library.recorded_by(self._add):
+            with self, library.recorded_by(self):
                 return implementation(name, None)(*args)
         finally:
             self._in_op = False
 
-    def _add(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
+    def on_python(self, function: Callable[[], None]) -> None:
+        self.parts.append(function)
+
+    def on_call(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
         last = self.parts[-1] if self.parts else None
         if not isinstance(last, _NativeCalls):
             last = _NativeCalls()

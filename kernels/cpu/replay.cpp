@@ -12,4 +12,7 @@ struct RecordedCall {
 void pagewire_replay(const RecordedCall* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) calls[i].function(calls[i].slots);
 }
+
+void pagewire_zero(void* data, int64_t size) { std::memset(data, 0, size); }
+PAGEWIRE_REPLAYABLE(zero)
 }

@@ -61,27 +61,61 @@ def sample_tokens(
     num_tokens: Tensor,
 ) -> Tensor:
     """As `reference.sample_tokens`."""
-    row = rows.numpy()
-    is_live, is_random = row >= 0, temperature.numpy()[row] > 0
-    positions, sampled = num_tokens.numpy(), np.zeros(len(row), dtype=np.int64)
-    greedy, random = (is_live & ~is_random).nonzero()[0], (is_live & is_random).nonzero()[0]
+    row, sampled = rows.numpy(), np.zeros(len(rows), dtype=np.int64)
+    greedy = ((row >= 0) & ~(temperature.numpy()[row] > 0)).nonzero()[0]
     if len(greedy):
-        sampled[greedy] = _most_probable(make_groups(logits, greedy, np.ones(len(greedy), dtype=np.float32)))
-    if len(random):
-        drawn = row[random]
-        sampled[random] = _draw(
-            make_groups(logits, random, 1 / temperature.numpy()[drawn]),
-            logits.shape[1],
-            top_k.numpy()[drawn],
-            top_p.numpy()[drawn],
-            min_p.numpy()[drawn],
-            seeds.numpy()[drawn],
-            positions[drawn],
-        )
-    row = row[is_live]
-    token_ids.numpy()[row, positions[row]] = sampled[is_live]
-    positions[row] += 1
+        tokens = _most_probable(make_groups(logits, greedy, np.ones(len(greedy), dtype=np.float32)))
+        _append(tokens, greedy, row, token_ids, num_tokens, sampled)
+    columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens)
+    sample_random(make_groups, logits, rows, *columns, sampled)
     return torch.from_numpy(sampled)
+
+
+def sample_random(
+    make_groups: MakeGroups,
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    sampled: np.ndarray,
+) -> None:
+    """As `reference.sample_tokens`, where temperature is above 0; their tokens are written to sampled int64 [S]."""
+    row = rows.numpy()
+    heat = temperature.numpy()[row]
+    random = ((row >= 0) & (heat > 0)).nonzero()[0]
+    if not len(random):
+        return
+    drawn = row[random]
+    tokens = _draw(
+        make_groups(logits, random, 1 / heat[random]),
+        logits.shape[1],
+        top_k.numpy()[drawn],
+        top_p.numpy()[drawn],
+        min_p.numpy()[drawn],
+        seeds.numpy()[drawn],
+        num_tokens.numpy()[drawn],
+    )
+    _append(tokens, random, row, token_ids, num_tokens, sampled)
+
+
+def _append(
+    tokens: np.ndarray,
+    batch_indices: np.ndarray,
+    row: np.ndarray,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    sampled: np.ndarray,
+) -> None:
+    """To sampled, and to the rows of these batch indices."""
+    row, positions = row[batch_indices], num_tokens.numpy()
+    sampled[batch_indices] = tokens
+    token_ids.numpy()[row, positions[row]] = tokens
+    positions[row] += 1
 
 
 def _most_probable(groups: TokenGroups) -> np.ndarray:

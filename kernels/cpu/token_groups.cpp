@@ -2,8 +2,10 @@
 // scaled by scales[l] in fp32, rounded once. The last group is filled up with -inf. G is the number of groups.
 
 #include <algorithm>
+#include <vector>
 
 #include "parallel.h"
+#include "replay.h"
 #include "vector.h"
 
 namespace {
@@ -54,6 +56,25 @@ float max_or_nan(const f32x16* values) {
     return any ? NAN : max(m);
 }
 
+template <class T>
+void group_maxima(const Lines& l, float* maxima, int threads) {
+    l.for_groups(threads, [&](int64_t line, int64_t group) {
+        f32x16 values[GROUP_VECTORS];
+        l.load_group<T>(line, group, values);
+        maxima[line * l.num_groups() + group] = max_or_nan(values);
+    });
+}
+
+// The first of the largest; the first NaN where there is one.
+int64_t argmax(const float* values, int64_t count) {
+    int64_t best = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (values[i] != values[i]) return i;
+        if (values[i] > values[best]) best = i;
+    }
+    return best;
+}
+
 }  // namespace
 
 extern "C" {
@@ -62,13 +83,7 @@ extern "C" {
 void pagewire_group_maxima(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
                            int64_t num_lines, int64_t vocab_size, float* maxima, int threads) {
     const Lines l{logits, stride, lines, scales, num_lines, vocab_size};
-    with_dtype(dtype, [&](auto t) {
-        l.for_groups(threads, [&](int64_t line, int64_t group) {
-            f32x16 values[GROUP_VECTORS];
-            l.load_group<decltype(t)>(line, group, values);
-            maxima[line * l.num_groups() + group] = max_or_nan(values);
-        });
-    });
+    with_dtype(dtype, [&](auto t) { group_maxima<decltype(t)>(l, maxima, threads); });
 }
 
 // masses [num_lines, G]: the sums of exp(value - origin) over values >= lowest; lowest, origin [num_lines]. Groups whose
@@ -105,4 +120,33 @@ void pagewire_group_members(int dtype, const void* logits, int64_t stride, const
         }
     });
 }
+
+// The most probable token of each position whose row has temperature 0: to sampled [num_positions], and to the row's
+// token_ids at num_tokens, which grows by one. Positions without a row (-1) get 0, others -1: they are to be drawn.
+// maxima [num_positions, G] is overwritten.
+void pagewire_sample_greedy(int dtype, const void* logits, int64_t stride, int64_t num_positions, int64_t vocab_size,
+                            const int32_t* rows, const float* temperature, int32_t* token_ids, int64_t token_ids_stride,
+                            int64_t* num_tokens, float* maxima, int64_t* sampled, int threads) {
+    std::vector<int64_t> greedy;
+    for (int64_t i = 0; i < num_positions; i++) {
+        const bool is_random = rows[i] >= 0 && temperature[rows[i]] > 0;
+        sampled[i] = is_random ? -1 : 0;
+        if (rows[i] >= 0 && !is_random) greedy.push_back(i);
+    }
+    const std::vector<float> scales(greedy.size(), 1.0f);
+    const Lines l{logits, stride, greedy.data(), scales.data(), (int64_t)greedy.size(), vocab_size};
+    with_dtype(dtype, [&](auto t) {
+        group_maxima<decltype(t)>(l, maxima, threads);
+        for (int64_t line = 0; line < l.num_lines; line++) {
+            const int64_t group = argmax(maxima + line * l.num_groups(), l.num_groups());
+            alignas(64) f32x16 values[GROUP_VECTORS];
+            l.load_group<decltype(t)>(line, group, values);
+            const int64_t token = group * GROUP_SIZE + argmax((const float*)values, GROUP_SIZE);
+            const int32_t row = rows[greedy[line]];
+            sampled[greedy[line]] = token;
+            token_ids[row * token_ids_stride + num_tokens[row]++] = (int32_t)token;
+        }
+    });
+}
+PAGEWIRE_REPLAYABLE(sample_greedy)
 }

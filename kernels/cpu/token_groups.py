@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from kernels.cpu.library import I, L, P, bind, dtype_code, threads_for
+from kernels.cpu import sampling
+from kernels.cpu.library import I, L, P, bind, dtype_code, from_python, threads_for
 from kernels.reference_sampling import GROUP_SIZE
 
 _LINES = (I, P, L, P, P, L, L)
 _group_maxima = bind("group_maxima", *_LINES, P, I)
 _group_masses = bind("group_masses", *_LINES, *[P] * 4, I)
 _group_members = bind("group_members", *_LINES, P, P, L, P)
+_sample_greedy = bind("sample_greedy", I, P, L, L, L, P, P, P, L, P, P, P, I)
 
 
 class TokenGroups:
@@ -56,3 +59,46 @@ class TokenGroups:
 
     def _threads(self, num_lines: int) -> int:
         return threads_for(num_lines * self._logits.shape[1])
+
+
+def sample_tokens(
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+) -> Tensor:
+    """As `reference.sample_tokens`. Recorded steps come back to Python for random rows only."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    num_positions, vocab_size = logits.shape
+    sampled = torch.empty(num_positions, dtype=torch.int64)
+    maxima = torch.empty(num_positions, -(-vocab_size // GROUP_SIZE), dtype=torch.float32)
+    _sample_greedy(
+        dtype_code(logits),
+        logits.data_ptr(),
+        logits.stride(0),
+        num_positions,
+        vocab_size,
+        rows.data_ptr(),
+        temperature.data_ptr(),
+        token_ids.data_ptr(),
+        token_ids.stride(0),
+        num_tokens.data_ptr(),
+        maxima.data_ptr(),
+        sampled.data_ptr(),
+        threads_for(logits.numel()),
+    )
+    tokens = sampled.numpy()
+
+    def draw() -> None:
+        if tokens.min(initial=0) < 0:
+            columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens)
+            sampling.sample_random(TokenGroups, logits, rows, *columns, tokens)
+
+    from_python(draw)
+    return sampled

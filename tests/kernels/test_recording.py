@@ -100,8 +100,8 @@ def test_what_torch_reads_is_no_memory_of_its_own() -> None:
         return wide[:, :1].clone()
 
     with torch.inference_mode():
-        recordings = [record(function, memory) for _ in range(3)]
-        assert len(addresses) == 1
+        recordings = [record(function, memory) for _ in range(4)]
+        assert len(addresses) <= 2  # in turn with the norm's residual
         x.copy_(torch.randn(4, SIZE))
         for recorded in recordings:
             recorded.replay()
