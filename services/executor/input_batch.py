@@ -97,8 +97,9 @@ class InputBuffers:
             "new_block_ids": num_pool_blocks,  # last: only as much as there is of it is copied
         }
         size = sum(sections.values())
-        self._host = np.zeros(size, dtype=np.int32)
         self._staged = torch.zeros(size, dtype=torch.int32, device=device)
+        self._is_shared = device.type == "cpu"  # a step has been computed when the next is staged
+        self._host = self._staged.numpy() if self._is_shared else np.zeros(size, dtype=np.int32)
         ends = np.cumsum(list(sections.values()))
         self._host_sections = dict(zip(sections, np.split(self._host, ends[:-1]), strict=True))
         device_sections = dict(zip(sections, self._staged.split(list(sections.values())), strict=True))
@@ -117,7 +118,7 @@ class InputBuffers:
         self._block_table = torch.zeros_like(block_table.tensor)
 
     def stage(self, batch: InputBatch, step: Step, block_table: BlockTable, padded_size: int | None) -> BatchShape:
-        """Brings what the host knows to the device, in one copy.
+        """Brings what the host knows to the device, in one copy (on a CPU in none).
 
         The step's blocks must be counted in block_table already. padded_size: requests that the step is launched
         with, of a decode step; those beyond the batch have no row and one token each.
@@ -138,8 +139,9 @@ class InputBuffers:
             host["query_start_loc"][num_reqs : padded_size + 1] = np.arange(num_reqs, padded_size + 1)
             host["new_block_start_loc"][num_reqs + 1 : padded_size + 1] = len(step.new_block_ids)
             shape = BatchShape(padded_size, padded_size, padded_size, 1)
-        used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
-        upload_into(self._staged[:used], self._host[:used])
+        if not self._is_shared:
+            used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
+            upload_into(self._staged[:used], self._host[:used])
         return shape
 
     def gather(

@@ -40,6 +40,7 @@ class SamplingState:
         self._min_len = np.zeros(max_num_seqs, dtype=np.int64)
         self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # row -> (token ids, values)
         self._end_token_ids: dict[int, np.ndarray] = {}  # row -> token ids, for rows with min_tokens
+        self._with_extras: set[int] = set()  # rows that want any of it; mostly there is none to look for
 
     def fill(self, row: int, params: RowSampling, num_prompt_tokens: int) -> None:
         """Raises ProtocolError for token ids outside the vocabulary."""
@@ -54,6 +55,8 @@ class SamplingState:
         if params.min_tokens > 0 and end_token_ids:
             self._end_token_ids[row] = self._token_ids(sorted(set(end_token_ids)))
             self._min_len[row] = num_prompt_tokens + params.min_tokens
+        if self._is_penalized[row] or params.logprobs is not None or row in self._bias or row in self._end_token_ids:
+            self._with_extras.add(row)
 
     def _token_ids(self, ids: tuple[int, ...] | list[int]) -> np.ndarray:
         token_ids = np.array(ids, dtype=np.int64)
@@ -65,17 +68,22 @@ class SamplingState:
 
     def clear(self, row: int) -> None:
         """Forgets what not every row has; `fill` overwrites the columns."""
+        self._with_extras.discard(row)
         self._min_len[row] = 0
         self._bias.pop(row, None)
         self._end_token_ids.pop(row, None)
 
     def logprobs_of(self, rows: np.ndarray) -> list[tuple[int, int]]:
         """(batch index, alternatives wanted) of the rows that want log probabilities, in batch order."""
+        if not self._with_extras:
+            return []
         wanted = self._num_logprobs[rows]
         return [(int(index), int(wanted[index])) for index in np.flatnonzero(wanted != _NO_LOGPROBS)]
 
     def prepare(self, rows: np.ndarray, num_tokens: np.ndarray, device: torch.device) -> SamplingExtras | None:
         """For rows [S] that are sampled in this step, with num_tokens [S] tokens so far; None = nothing extra."""
+        if not self._with_extras:
+            return None
         arrays: dict[str, np.ndarray] = {}
         if self._bias or self._end_token_ids:
             self._stage_bias(arrays, rows, num_tokens)

@@ -37,9 +37,7 @@ def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Ten
 
 
 def upload_into(target: Tensor, array: np.ndarray) -> None:
-    """Copies the array to `target`, of its shape and dtype. The array may be changed as soon as this returns."""
-    source = torch.from_numpy(array)
-    if target.device.type != "cpu":
-        # A pinned buffer of its own for each copy, as in `upload`.
-        source = torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
-    target.copy_(source, non_blocking=True)
+    """Copies the array to `target`, of its shape and dtype, on CUDA; it may be changed as soon as this returns."""
+    # A pinned buffer of its own for each copy, as in `upload`.
+    pinned = torch.empty(target.shape, dtype=target.dtype, pin_memory=True).copy_(torch.from_numpy(array))
+    target.copy_(pinned, non_blocking=True)
