@@ -1,8 +1,8 @@
 // Products of tokens with weights in bf16 on the matrix unit of x86, shared by dense and quantized weights.
 //
-// Blocks of 32 tokens by 32 outputs are summed in four tile registers. Weights come in stages, the units of two tiles of
-// outputs that fit into the L1 cache; all tokens pass by a stage, read where they are, past the L1. Meanwhile the next
-// stage is made ready.
+// Blocks of 32 tokens by 32 outputs are summed in four tile registers. Weights come in stages: units of two tiles of
+// outputs, as many as fit into the L1 cache. All tokens pass by a stage, read where they are, past the L1; meanwhile
+// the next stage is made ready.
 //
 // A token's sums do not depend on the other tokens: all forms add up the units in the same order.
 #pragma once
@@ -60,8 +60,8 @@ inline TileRows rows_of(int64_t tokens) {
     return {{upper, upper, lower, lower, upper, lower, 16, 16}};
 }
 
-// sums [2][2][16][16] (tokens by outputs) (+)= products of tiles of tokens with tiles of outputs. background() is called
-// after each unit, to do what the matrix unit leaves time for.
+// sums [2][2][16][16] (tokens by outputs) (+)= products of tiles of tokens with tiles of outputs. background() is
+// called after each unit, to do what the matrix unit leaves time for.
 template <int TOKEN_TILES, int OUTPUT_TILES, class Background>
 [[gnu::always_inline]] inline void multiply_block(const char* x, int64_t stride, const StageWeights& weights,
                                                   int64_t units, bool accumulate, float* sums,
@@ -100,8 +100,8 @@ template <int TOKEN_TILES, int OUTPUT_TILES, class Background>
     if (TOKEN_TILES > 1 && OUTPUT_TILES > 1) _tile_stored(3, sums + 3 * SUMS, 64);
 }
 
-// Blocks of a number of tokens: of BLOCK tokens, the last perhaps of SIDE. It begins so early that it is whole, if there
-// are so many tokens, and computes some of them again.
+// Blocks of a number of tokens: of BLOCK tokens, the last perhaps of SIDE. It begins so early that it is whole, if
+// there are so many tokens, and computes some of them again.
 struct TokenBlocks {
     int64_t tokens;
 
@@ -175,8 +175,8 @@ struct Results {
 
 // All tokens with the tiles of outputs [begin, end), of `units` units. The thread has TileRegisters of rows_of(count).
 //
-// Weights has StageWeights take(stage), which is ready then; prepare(stage, steps), called before for each stage, and for
-// all but the first one step() up to `steps` times between the two.
+// Weights has StageWeights take(stage), which is ready then; prepare(stage, steps), called before for each stage; and
+// step(), called `steps` times between the two.
 template <class Weights, class T>
 void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units, Weights& weights,
                      const Results<T>& results) {
@@ -187,7 +187,8 @@ void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units,
     const int64_t stages = (end - begin + 1) / 2 * passes;
     const auto stage_at = [&](int64_t i) {
         const int64_t tile = begin + i / passes * 2, unit = i % passes * depth;
-        return Stage{tile, std::min<int64_t>(2, end - tile), unit, std::min(depth, units - unit), i % passes + 1 == passes};
+        const int64_t count = std::min(depth, units - unit);
+        return Stage{tile, std::min<int64_t>(2, end - tile), unit, count, unit + count == units};
     };
     weights.prepare(stage_at(0), 0);
     for (int64_t i = 0; i < stages; i++) {

@@ -9,7 +9,7 @@ namespace {
 
 using amx::TILE_PAIRS;
 
-constexpr int64_t PIECES = 3;            // of work, per thread: the first stage of each is decoded without products meanwhile
+constexpr int64_t PIECES = 3;            // of work, per thread: the first stage of each is decoded beforehand
 constexpr int64_t PACKED_TOKENS = 2048;  // whose inputs are packed at a time
 constexpr int HALF_UNIT = UNIT / 2;
 
@@ -17,10 +17,10 @@ constexpr int HALF_UNIT = UNIT / 2;
 
 // Even and odd inputs, rounded, side by side.
 [[gnu::always_inline]] inline void store_pairs(uint32_t* target, f32x16 even, f32x16 odd) {
-    alignas(64) static constexpr uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    _mm512_store_si512(target, _mm512_permutexvar_epi16(load_raw<__m512i>(INTERLEAVE), both));
+    _mm512_store_si512(target, _mm512_permutexvar_epi16(load_raw<__m512i>(ORDER), both));
 }
 
 struct PlainValue {
@@ -165,8 +165,8 @@ class DecodedStages {
 
 // Inputs as bf16 in the order of the codes: [tokens, padded_in]
 template <class T>
-amx::Tokens pack_inputs(const GroupedWeight& w, const void* x, const int32_t* permutation, int64_t first, int64_t tokens,
-                        int threads) {
+amx::Tokens pack_inputs(const GroupedWeight& w, const void* x, const int32_t* permutation, int64_t first,
+                        int64_t tokens, int threads) {
     static thread_local std::vector<bf16> memory;
     const int64_t in = w.padded_in();
     memory.resize(tokens * in);

@@ -52,7 +52,8 @@ void multiply_few(const char* x, int64_t stride, const uint32_t* w, int64_t w_ti
 // Up to 16 tokens.
 void linear_few(const Problem& p, int threads) {
     typedef void (*Multiply)(const char*, int64_t, const uint32_t*, int64_t, int64_t, float*);
-    static constexpr Multiply products[FEW_TILES] = {multiply_few<1>, multiply_few<2>, multiply_few<3>, multiply_few<4>};
+    static constexpr Multiply products[FEW_TILES] = {multiply_few<1>, multiply_few<2>, multiply_few<3>,
+                                                     multiply_few<4>};
     const uint8_t rows = (uint8_t)p.tokens;
     const Pieces pieces(threads, p.tiles(), p.tokens, 1, FEW_TILES, TILE, TILE);
     pieces.for_each(threads, [&](int64_t tile, int64_t end, int64_t, int64_t) {
