@@ -37,8 +37,8 @@ class Recorder(Protocol):
         """function: the address of what makes the call again (replay.h), after its arguments have become slots, as
         struct.pack does it with the layout."""
 
-    def on_python(self, function: Callable[[], None]) -> None:
-        """What is done from Python."""
+    def on_python(self, function: Callable[..., None], tensors: tuple[Tensor, ...]) -> None:
+        """What is done from Python, with tensors that the function itself does not refer to."""
 
 
 _recorder: Recorder | None = None
@@ -78,12 +78,12 @@ def recorded_by(recorder: Recorder | None) -> Iterator[None]:
         _recorder = before
 
 
-def from_python(function: Callable[[], None]) -> None:
-    """Runs it, here and in every replay; its own calls are not told of."""
+def from_python(function: Callable[..., None], *tensors: Tensor) -> None:
+    """Runs function(*tensors), here and in every replay; its own calls are not told of."""
     with recorded_by(None):
-        function()
+        function(*tensors)
     if _recorder is not None:
-        _recorder.on_python(function)
+        _recorder.on_python(function, tensors)
 
 
 def dtype_code(x: Tensor) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -182,8 +183,8 @@ class _Recorder(TorchDispatchMode):
         finally:
             self._in_op = False
 
-    def on_python(self, function: Callable[[], None]) -> None:
-        self.parts.append(function)
+    def on_python(self, function: Callable[..., None], tensors: tuple[Tensor, ...]) -> None:
+        self.parts.append(partial(function, *map(self._memory.borrowed, tensors)))
 
     def on_call(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
         last = self.parts[-1] if self.parts else None

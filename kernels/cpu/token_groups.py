@@ -93,12 +93,24 @@ def sample_tokens(
         sampled.data_ptr(),
         threads_for(logits.numel()),
     )
-    tokens = sampled.numpy()
-
-    def draw() -> None:
-        if tokens.min(initial=0) < 0:
-            columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens)
-            sampling.sample_random(TokenGroups, logits, rows, *columns, tokens)
-
-    from_python(draw)
+    from_python(_sample_random, logits, rows, temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, sampled)
     return sampled
+
+
+def _sample_random(
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    sampled: Tensor,
+) -> None:
+    """Fills what greedy rows have left of sampled int64 [S]: random ones are below 0."""
+    tokens = sampled.numpy()
+    if tokens.min(initial=0) < 0:
+        columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens)
+        sampling.sample_random(TokenGroups, logits, rows, *columns, tokens)

@@ -14,6 +14,7 @@ if kernels.cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
 from kernels.cpu.recording import Memory, NotRecorded, record
+from tests.kernels.sampling_batches import Row, SamplingBatch
 
 ops = torch.ops.pagewire
 SIZE = 32
@@ -106,6 +107,31 @@ def test_what_torch_reads_is_no_memory_of_its_own() -> None:
         for recorded in recordings:
             recorded.replay()
             assert torch.equal(recorded.output, norm(x)[:, :1])
+
+
+def test_what_random_rows_are_drawn_from_is_no_memory_of_its_own() -> None:
+    memory = Memory()
+    batch = SamplingBatch(torch.randn(4, SIZE), [Row(temperature=1.0)] * 4)
+    addresses = set()
+
+    def function() -> Tensor:
+        logits = norm(batch.logits)
+        addresses.add(logits.data_ptr())
+        return ops.sample_tokens(logits, *batch.args()[1:])
+
+    recordings = []
+    with torch.inference_mode():
+        for _ in range(8):
+            batch.num_tokens.zero_()
+            recordings.append(record(function, memory))
+        assert len(addresses) <= 3, "buffers of one size take turns"
+        batch.logits.copy_(torch.randn(4, SIZE))
+        batch.num_tokens.zero_()
+        expected = function()
+        for recorded in recordings:
+            batch.num_tokens.zero_()
+            recorded.replay()
+            assert torch.equal(recorded.output, expected)
 
 
 def test_refused_where_python_looks_at_a_result() -> None:
