@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -89,7 +91,7 @@ def start_seconds(model: Path, command: str, timeout: float) -> float:
     log = model / "serve.log"
     with log.open("wb") as file:
         started = time.perf_counter()
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
     try:
         if problem := asyncio.run(no_token(process, f"http://127.0.0.1:{port}", timeout)):
             raise SystemExit(f"the server gave no token ({problem}):\n{log.read_text(errors='replace')[-2000:]}")
@@ -99,7 +101,7 @@ def start_seconds(model: Path, command: str, timeout: float) -> float:
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
