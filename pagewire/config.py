@@ -398,6 +398,13 @@ class QuantizeConfig(ModelConfigFlags):
         group="quantization",
         valid=Range(above=0),
     )
+    tune_layer_steps: int | None = flag(
+        None,
+        "awq, gptq: steps in which each layer's codes, scales and norms are trained to give the original's output; 0 = "
+        "none (default: 100 for 4 bits, if half of the free memory is enough)",
+        group="quantization",
+        valid=NOT_NEGATIVE,
+    )
     tune_steps: int | None = flag(
         None,
         "awq, gptq: steps in which scales and norms are trained to predict what the original does; 0 = none (default: "

@@ -11,10 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
 from quantize.activations import products_of
 from quantize.gptq import GptqOptions, gptq
-from quantize.grid import Grid, min_max_scales, row_errors
+from quantize.grid import Grid, Rounded, min_max_scales, row_errors
 
 _EXPONENTS = tuple(step / 10 for step in range(11))
 _SMALLEST = 1e-4  # of a mean magnitude: an input that is always zero must not get a scale of zero
@@ -54,7 +53,7 @@ def input_scales(
     return best
 
 
-def awq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> GroupedWeight:
+def awq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> Rounded:
     """Rounds a weight whose columns are scaled already, float32 [N, K]; hessian [K, K] of inputs that are divided.
 
     Other than in the paper, columns make up for each other's errors as in GPTQ: the scales choose which weights are

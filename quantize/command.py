@@ -17,17 +17,18 @@ from pagewire.config import QuantizeConfig
 from pagewire.errors import StartupError
 from pagewire.models import resolve_model
 from pagewire.process import usable_cores
+from quantize import tune, tune_layer
 from quantize.decoder import Decoder
 from quantize.gptq import GptqOptions
 from quantize.grid import Grid
 from quantize.layer import Method
 from quantize.output import check_free, new_directory
-from quantize.pipeline import Text, quantize
+from quantize.pipeline import Text, TuneSteps, quantize
 from quantize.progress import Progress
 from quantize.sampling import sample_sequences
 from quantize.source import Source
 from quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
-from quantize.tune import steps_that_fit
+from quantize.training import steps_that_fit
 from services.executor.startup import resolve_device
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,11 @@ def run(config: QuantizeConfig) -> int:
     decoder = Decoder(source, resolve_device(config.device))
     _check_space(out, decoder.weight_bytes())
     calibration, evaluation = texts(config, decoder)
-    num_steps = tune_steps(config, decoder, calibration)
+    steps = tune_steps(config, decoder, calibration)
     # As Ctrl-C does, it leaves nothing half-written behind.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with new_directory(out) as directory, Progress(source.config.num_layers) as progress:
-        report = quantize(decoder, method, calibration, evaluation, num_steps, directory, _settings(config), progress)
+        report = quantize(decoder, method, calibration, evaluation, steps, directory, _settings(config), progress)
     print(report.table())
     print(f"written to {out}; serve it with: pagewire serve {config.out}")
     return 0
@@ -71,8 +72,9 @@ def method_of(config: QuantizeConfig) -> Method:
         raise StartupError(f"--group-size {config.group_size}: expected one of {', '.join(map(str, _GROUP_SIZES))}")
     if config.method == "awq" and config.sym:
         raise StartupError("--sym: AutoAWQ's layout is asymmetric; use --method gptq, or leave it out")
-    if config.method == "rtn" and config.tune_steps:
-        raise StartupError(f"--tune-steps {config.tune_steps}: rtn sees no text to tune on; use --method awq or gptq")
+    for flag, steps in (("--tune-steps", config.tune_steps), ("--tune-layer-steps", config.tune_layer_steps)):
+        if config.method == "rtn" and steps:
+            raise StartupError(f"{flag} {steps}: rtn sees no text to tune on; use --method awq or gptq")
     return Method(
         config.method,
         # AutoGPTQ's layout stores zeros minus one.
@@ -141,14 +143,20 @@ def _evaluation(config: QuantizeConfig, source: Source, held: list[int], separat
     return Text(sequences(tokens, config.eval_samples, length, name), name)
 
 
-def tune_steps(config: QuantizeConfig, decoder: Decoder, calibration: Text | None) -> int:
-    if calibration is None:
-        return 0
-    if config.tune_steps is not None:
-        return config.tune_steps
-    if config.bits == 8:
-        return 0  # as close to the original as its own rounding lets a model be
-    return steps_that_fit(decoder, calibration.tokens)
+def tune_steps(config: QuantizeConfig, decoder: Decoder, calibration: Text | None) -> TuneSteps:
+    """What is asked for, or what suits the method and the memory there is."""
+    # With 8 bits a model is as close to the original as its own rounding lets it be.
+    if calibration is None or config.bits == 8:
+        return TuneSteps(config.tune_layer_steps or 0, config.tune_steps or 0)
+    layer, model = config.tune_layer_steps, config.tune_steps
+    shape = calibration.tokens.shape
+    if layer is None:
+        needed = tune_layer.needed_bytes(decoder, *shape)
+        layer = steps_that_fit(tune_layer.STEPS, decoder, needed, "--tune-layer-steps", "layers")
+    if model is None:
+        needed = tune.needed_bytes(decoder, *shape)
+        model = steps_that_fit(tune.STEPS, decoder, needed, "--tune-steps", "the whole model")
+    return TuneSteps(layer, model)
 
 
 def _check_space(out: Path, weight_bytes: int) -> None:

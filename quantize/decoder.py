@@ -76,6 +76,10 @@ class Decoder:
         parameters = self._model.named_parameters()
         return sum(parameter.nbytes for name, parameter in parameters if not (self.tied and name == "lm_head.weight"))
 
+    def layer_weights(self) -> int:
+        """How many numbers a decoder layer has: all are alike."""
+        return sum(parameter.numel() for parameter in self._model.model.layers[0].parameters())
+
     def attention_scales(self) -> list[str]:
         """Tensors that belong to the checkpoint, but not to the model."""
         return [name for name in self._weights.shapes if is_attention_scale(name)]
@@ -132,14 +136,14 @@ class Decoder:
         model = self._model.model
         hidden = F.embedding(tokens.to(self.device), model.embed_tokens.weight)
         for index, layer in enumerate(model.layers):
-            hidden = self._forward(layer, index, hidden)
+            hidden = self.forward(layer, index, hidden)
         normed: Tensor = model.norm(hidden)
         return normed
 
     def advance(self, layer: nn.Module, index: int, hidden: Tensor) -> None:
         """Replaces hidden states before a layer by those after it."""
         for batch in _batches(hidden):
-            batch.copy_(self._forward(layer, index, batch))
+            batch.copy_(self.forward(layer, index, batch))
 
     def inputs_of(self, layer: nn.Module, index: int, module: nn.Linear, hidden: Tensor) -> InputStatistics:
         """What a module within a layer receives, given the hidden states before the layer."""
@@ -153,14 +157,15 @@ class Decoder:
         try:
             for batch in _batches(hidden):
                 try:
-                    self._forward(layer, index, batch)
+                    self.forward(layer, index, batch)
                 except _InputSeen:
                     pass
         finally:
             hook.remove()
         return statistics
 
-    def _forward(self, layer: nn.Module, index: int, hidden: Tensor) -> Tensor:
+    def forward(self, layer: nn.Module, index: int, hidden: Tensor) -> Tensor:
+        """Hidden states before a layer -> after it, on the device and all at once."""
         length = hidden.shape[1]
         positions = torch.arange(length, device=self.device).unsqueeze(0)
         hidden = hidden.to(self.device)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
 from pagewire.errors import StartupError
-from quantize.grid import Grid, Scales, clipped_scales, grouped_weight, min_max_scales
+from quantize.grid import Grid, Rounded, Scales, clipped_scales, min_max_scales, rounded
 
 _BLOCK = 128  # columns whose effect on the rest is applied at once
 _DAMP_STEPS = 5  # tries with ten times the damping each, before a hessian counts as broken
@@ -32,7 +31,7 @@ class GptqOptions:
     damp: float = 0.01
 
 
-def gptq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> GroupedWeight:
+def gptq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> Rounded:
     """weight float32 [N, K], hessian float32 [K, K]: the sum of x xT over the inputs x of the layer."""
     num_inputs = weight.shape[1]
     order = torch.arange(num_inputs, device=weight.device)
@@ -41,12 +40,12 @@ def gptq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> G
     groups = grid.groups(num_inputs)
     if not options.static_groups or not options.desc_act:
         columns = _Columns(weight[:, order], hessian[order][:, order], grid, options)
-        codes, scales = columns.in_groups(groups)
-        return grouped_weight(codes, scales, grid, order if options.desc_act else None)
+        scales = columns.in_groups(groups)
+        return rounded(columns.positions, scales, grid, order if options.desc_act else None)
     scales = [_scales(weight[:, group], hessian[group, group], grid, options) for group in groups]
     columns = _Columns(weight[:, order], hessian[order][:, order], grid, options)
-    codes = columns.with_scales(scales, order // grid.size(num_inputs))
-    return grouped_weight(torch.empty_like(codes).index_copy_(1, order, codes), scales, grid)
+    columns.with_scales(scales, order // grid.size(num_inputs))
+    return rounded(torch.empty_like(weight).index_copy_(1, order, columns.positions), scales, grid)
 
 
 def _scales(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> Scales:
@@ -54,17 +53,17 @@ def _scales(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -
 
 
 class _Columns:
-    """The columns of a weight in the order in which they are rounded."""
+    """The columns of a weight in the order in which they are rounded. `positions`: as in Rounded, once all are."""
 
     def __init__(self, weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> None:
         self._weight = weight.clone()  # changes with every column that is rounded
         self._hessian = hessian
         self._inverse = inverse_factor(hessian, options.damp)
         self._grid, self._options = grid, options
-        self._codes = torch.empty_like(weight)
+        self.positions = torch.empty_like(weight)
 
-    def in_groups(self, groups: list[slice]) -> tuple[Tensor, list[Scales]]:
-        """Codes, and the scales that suit each group once all columns before it are rounded."""
+    def in_groups(self, groups: list[slice]) -> list[Scales]:
+        """Rounds with the scales that suit each group once all columns before it are rounded."""
         chosen = []
         for group in groups:
             scales = _scales(self._weight[:, group], self._hessian[group, group], self._grid, self._options)
@@ -72,15 +71,14 @@ class _Columns:
                 stop = min(start + _BLOCK, group.stop)
                 self._round_block(start, stop, [scales] * (stop - start))
             chosen.append(scales)
-        return self._codes, chosen
+        return chosen
 
-    def with_scales(self, scales: list[Scales], group_of: Tensor) -> Tensor:
-        """Codes; group_of: int64 [K], the group of each column."""
+    def with_scales(self, scales: list[Scales], group_of: Tensor) -> None:
+        """group_of: int64 [K], the group of each column."""
         per_column = [scales[group] for group in group_of.tolist()]
         for start in range(0, len(per_column), _BLOCK):
             stop = min(start + _BLOCK, len(per_column))
             self._round_block(start, stop, per_column[start:stop])
-        return self._codes
 
     def _round_block(self, start: int, stop: int, scales: list[Scales]) -> None:
         inverse = self._inverse[start:stop, start:stop]
@@ -88,9 +86,9 @@ class _Columns:
         errors = torch.empty_like(block)
         for index, group in enumerate(scales):
             column = block[index].unsqueeze(1)
-            codes = group.codes(column, self._grid)
-            self._codes[:, start + index] = codes[:, 0]
-            errors[index] = ((column - group.values(codes)) / inverse[index, index])[:, 0]
+            positions = group.positions(column)
+            self.positions[:, start + index] = positions[:, 0]
+            errors[index] = ((column - group.values(self._grid.codes(positions))) / inverse[index, index])[:, 0]
             block[index + 1 :].addr_(inverse[index, index + 1 :], errors[index], alpha=-1)
         self._weight[:, stop:].addmm_(errors.T, self._inverse[start:stop, stop:], alpha=-1)
 

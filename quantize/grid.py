@@ -36,6 +36,10 @@ class Grid:
         """Inputs per group of a row of this many."""
         return num_inputs if self.group_size == -1 else min(self.group_size, num_inputs)
 
+    def codes(self, positions: Tensor) -> Tensor:
+        """The codes, float32, that are nearest to where weights lie between them."""
+        return positions.round().clamp_(0, self.max_code)
+
     def groups(self, num_inputs: int) -> list[slice]:
         size = self.size(num_inputs)
         return [slice(start, min(start + size, num_inputs)) for start in range(0, num_inputs, size)]
@@ -48,9 +52,13 @@ class Scales:
     scale: Tensor
     zero: Tensor
 
+    def positions(self, weight: Tensor) -> Tensor:
+        """Where weights lie between codes: float32, of weight's shape [N, columns]."""
+        return (weight / self.scale).add_(self.zero)
+
     def codes(self, weight: Tensor, grid: Grid) -> Tensor:
         """float32 whole numbers, of weight's shape [N, columns]"""
-        return (weight / self.scale).round_().add_(self.zero).clamp_(0, grid.max_code)
+        return grid.codes(self.positions(weight))
 
     def values(self, codes: Tensor) -> Tensor:
         return (codes - self.zero) * self.scale
@@ -60,6 +68,17 @@ class Scales:
         the arithmetic."""
         steps = torch.div(weight, self.scale, out=out).round_()
         return steps.clamp_(-self.zero, grid.max_code - self.zero).mul_(self.scale)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A quantized weight, and how close each of its codes was to being another.
+
+    positions: float32 [N, K], the numbers that rounding made the codes of, in the order of the codes.
+    """
+
+    weight: GroupedWeight
+    positions: Tensor
 
 
 def range_scales(low: Tensor, high: Tensor, grid: Grid) -> Scales:
@@ -137,29 +156,27 @@ def row_errors(delta: Tensor, hessian: Tensor) -> Tensor:
     return (delta @ hessian).mul_(delta).sum(dim=1, keepdim=True)
 
 
-def round_to_nearest(weight: Tensor, grid: Grid) -> GroupedWeight:
+def round_to_nearest(weight: Tensor, grid: Grid) -> Rounded:
     """weight float32 [N, K]"""
-    codes, scales = [], []
-    for columns in grid.groups(weight.shape[1]):
-        part = weight[:, columns]
-        found = min_max_scales(part, grid)
-        codes.append(found.codes(part, grid))
-        scales.append(found)
-    return grouped_weight(torch.cat(codes, dim=1), scales, grid)
+    groups = [weight[:, columns] for columns in grid.groups(weight.shape[1])]
+    scales = [min_max_scales(part, grid) for part in groups]
+    positions = [found.positions(part) for found, part in zip(scales, groups, strict=True)]
+    return rounded(torch.cat(positions, dim=1), scales, grid)
 
 
-def grouped_weight(codes: Tensor, scales: list[Scales], grid: Grid, permutation: Tensor | None = None) -> GroupedWeight:
-    """codes float32 [N, K]; scales of each group of columns; permutation as in GroupedWeight."""
+def rounded(positions: Tensor, scales: list[Scales], grid: Grid, permutation: Tensor | None = None) -> Rounded:
+    """positions as in Rounded; scales of each group of columns; permutation as in GroupedWeight."""
     zeros = torch.cat([group.zero for group in scales], dim=1)
-    return GroupedWeight(
-        codes=codes.to(torch.uint8),
+    weight = GroupedWeight(
+        codes=grid.codes(positions).to(torch.uint8),
         bits=grid.bits,
-        group_size=grid.size(codes.shape[1]),
+        group_size=grid.size(positions.shape[1]),
         scales=torch.cat([group.scale for group in scales], dim=1).half(),
         offsets=None if grid.symmetric else zeros.to(torch.uint8),
         zero_point=(grid.max_code + 1) // 2 if grid.symmetric else 0,
         permutation=None if permutation is None else permutation.to(torch.int32),
     )
+    return Rounded(weight, positions)
 
 
 def _range(weight: Tensor) -> tuple[Tensor, Tensor]:

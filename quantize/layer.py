@@ -12,7 +12,7 @@ from kernels.quantized import GroupedWeight, rows
 from quantize.activations import InputStatistics
 from quantize.awq import awq, input_scales
 from quantize.gptq import GptqOptions, gptq
-from quantize.grid import Grid, round_to_nearest, row_errors
+from quantize.grid import Grid, Rounded, round_to_nearest, row_errors
 
 # What a module receives, given the layer as it is.
 InputsOf = Callable[[nn.Linear], InputStatistics]
@@ -44,10 +44,14 @@ class Method:
 
 
 class LayerQuantizer:
-    """Changes a layer's weights to what the quantized model computes with. `weights`: the quantized ones by module."""
+    """Changes a layer's weights to what the quantized model computes with. `weights`: the quantized ones by module.
+
+    positions: as in Rounded, by module.
+    """
 
     def __init__(self, layer: nn.Module, method: Method, head_dim: int) -> None:
         self.weights: dict[str, GroupedWeight] = {}
+        self.positions: dict[str, Tensor] = {}
         self._layer, self._method, self._head_dim = layer, method, head_dim
 
     def run(self, inputs_of: InputsOf, progress: Progress) -> None:
@@ -58,9 +62,9 @@ class LayerQuantizer:
             modules = [self._linear(name) for name in stage.modules]
             weight = torch.cat([module.weight.data for module in modules]).float()
             statistics = None if self._method.name == "rtn" else inputs_of(modules[0])
-            weight, quantized, hessian = self._quantize(stage, weight, statistics)
-            self._set(stage.modules, quantized)
-            values = quantized.dequantize()
+            weight, rounded, hessian = self._quantize(stage, weight, statistics)
+            self._set(stage.modules, rounded)
+            values = rounded.weight.dequantize()
             errors, squares = _squares(values - weight, hessian), _squares(weight, hessian)
             sizes = [module.out_features for module in modules]
             for name, error, square in zip(stage.modules, errors.split(sizes), squares.split(sizes), strict=True):
@@ -68,7 +72,7 @@ class LayerQuantizer:
 
     def _quantize(
         self, stage: Stage, weight: Tensor, statistics: InputStatistics | None
-    ) -> tuple[Tensor, GroupedWeight, Tensor | None]:
+    ) -> tuple[Tensor, Rounded, Tensor | None]:
         """What the weight is to be, what it becomes, and the hessian of its inputs."""
         method = self._method
         if statistics is None:
@@ -104,20 +108,21 @@ class LayerQuantizer:
         if producers is not None:
             outputs = torch.ones(module.out_features, device=scales.device).index_copy_(0, producers, scales)
         weight = self.weights[name]
-        self._set((name,), replace(weight, scales=(weight.scales.float() / outputs[:, None]).half()))
+        weight = replace(weight, scales=(weight.scales.float() / outputs[:, None]).half())
+        self._set((name,), Rounded(weight, self.positions[name]))
         if module.bias is not None:
             module.bias.data.copy_(module.bias.data.float() / outputs)
         return scales
 
-    def _set(self, names: tuple[str, ...], quantized: GroupedWeight) -> None:
+    def _set(self, names: tuple[str, ...], rounded: Rounded) -> None:
         """The outputs of a weight, in order, are those of these modules."""
         start = 0
         for name in names:
             module = self._linear(name)
             stop = start + module.out_features
-            weight = rows(quantized, start, stop)
+            weight = rows(rounded.weight, start, stop)
+            self.weights[name], self.positions[name] = weight, rounded.positions[start:stop]
             start = stop
-            self.weights[name] = weight
             module.weight.data.copy_(weight.dequantize())
 
     def _linear(self, name: str) -> nn.Linear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,17 @@ from quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
 from quantize.output import CheckpointWriter
 from quantize.progress import Progress
 from quantize.report import Report, Tuning, perplexity
-from quantize.student import QuantizedState
+from quantize.student import QuantizedState, Student
 from quantize.tune import tune
+from quantize.tune_layer import tune_layer
+
+
+@dataclass(frozen=True)
+class TuneSteps:
+    """How many steps each layer is tuned for once it is quantized, and the whole model at the end."""
+
+    layer: int
+    model: int
 
 
 @dataclass(frozen=True)
@@ -35,18 +45,18 @@ def quantize(
     method: Method,
     calibration: Text | None,
     evaluation: Text,
-    num_tune_steps: int,
+    steps: TuneSteps,
     directory: Path,
     settings: dict[str, Any],
     progress: Progress,
 ) -> Report:
     """Writes the quantized checkpoint and its report to `directory`.
 
-    calibration: None for a method that needs none; num_tune_steps is 0 then.
+    calibration: None for a method that needs none; nothing is tuned then.
     """
     started = time.monotonic()
     with CheckpointWriter(directory) as writer:
-        run = _Run(decoder, method, num_tune_steps, writer, progress)
+        run = _Run(decoder, method, steps, writer, progress)
         perplexities = run.run(calibration, evaluation)
     decoder.source.write_files(directory, quantization_config(method))
     report = Report(
@@ -58,6 +68,7 @@ def quantize(
         size=(decoder.weight_bytes(), writer.total_bytes),
         errors=run.errors,
         seconds=time.monotonic() - started,
+        layer_errors=run.layer_errors,
         tuning=run.tuning,
     )
     report.write(directory)
@@ -75,14 +86,15 @@ def quantization_config(method: Method) -> dict[str, Any]:
 
 
 class _Run:
-    """One pass over the layers, and tuning after it. `errors`, `tuning`: what the report says of them."""
+    """One pass over the layers, and tuning after it. `errors`, `layer_errors`, `tuning`: for the report."""
 
     def __init__(
-        self, decoder: Decoder, method: Method, num_steps: int, writer: CheckpointWriter, progress: Progress
+        self, decoder: Decoder, method: Method, steps: TuneSteps, writer: CheckpointWriter, progress: Progress
     ) -> None:
-        self._decoder, self._method, self._num_steps = decoder, method, num_steps
+        self._decoder, self._method, self._steps = decoder, method, steps
         self._writer, self._progress = writer, progress
         self.errors: dict[str, float] = {}
+        self.layer_errors: list[tuple[float, float]] = []
         self.tuning: Tuning | None = None
 
     def run(self, calibration: Text | None, evaluation: Text) -> tuple[float, float]:
@@ -93,24 +105,25 @@ class _Run:
         after = before.clone()
         inputs = None if calibration is None else decoder.embed(calibration.tokens)
         # What the original makes of the calibration text.
-        targets = inputs.clone() if inputs is not None and self._num_steps else None
+        tuned = self._steps.layer or self._steps.model
+        targets = inputs.clone() if inputs is not None and tuned else None
         state: QuantizedState = {}
         for index in range(decoder.num_layers):
             with decoder.layer(index) as layer:
                 for hidden in (before, targets):
                     if hidden is not None:
                         decoder.advance(layer, index, hidden)
-                quantized = self._quantize_layer(layer, index, inputs)
+                quantized = self._quantize_layer(layer, index, inputs, targets)
                 decoder.advance(layer, index, after)
                 if inputs is not None and index + 1 < decoder.num_layers:
                     decoder.advance(layer, index, inputs)
-            if targets is None:
-                self._write(quantized)
-            else:
+            if self._steps.model:
                 state |= quantized
+            else:
+                self._write(quantized)
         perplexities = self._perplexity(before, evaluation.tokens), self._perplexity(after, evaluation.tokens)
-        if targets is not None:
-            assert calibration is not None
+        if self._steps.model:
+            assert calibration is not None and targets is not None
             decoder.apply_norm(targets)
             del before, after, inputs
             state["model.norm.weight"] = decoder.read("model.norm.weight")
@@ -124,7 +137,10 @@ class _Run:
             self._writer.write(name, decoder.read(name, torch.float32))
         return perplexities
 
-    def _quantize_layer(self, layer: nn.Module, index: int, inputs: Tensor | None) -> QuantizedState:
+    def _quantize_layer(
+        self, layer: nn.Module, index: int, inputs: Tensor | None, targets: Tensor | None
+    ) -> QuantizedState:
+        """inputs, targets: hidden states of the calibration text before the quantized, after the original layer."""
         decoder, prefix = self._decoder, f"model.layers.{index}."
 
         def progress(module: str, error: float) -> None:
@@ -137,14 +153,24 @@ class _Run:
 
         quantizer = LayerQuantizer(layer, self._method, decoder.source.config.head_dim)
         quantizer.run(inputs_of, progress)
-        state: QuantizedState = {prefix + name: parameter.data for name, parameter in layer.named_parameters()}
-        return state | {f"{prefix}{module}.weight": weight for module, weight in quantizer.weights.items()}
+        state: QuantizedState = {name: parameter.data for name, parameter in layer.named_parameters()}
+        state |= {f"{module}.weight": weight for module, weight in quantizer.weights.items()}
+        if self._steps.layer:
+            assert inputs is not None and targets is not None
+            positions = {f"{module}.weight": found for module, found in quantizer.positions.items()}
+            student = Student(layer, state, positions)
+            forward = partial(decoder.forward, layer, index)
+            errors = tune_layer(layer, student, forward, inputs, targets, self._steps.layer)
+            self.layer_errors.append(errors)
+            self._progress.layer(index, *errors)
+            state = student.state()
+        return {prefix + name: value for name, value in state.items()}
 
     def _tune(self, state: QuantizedState, tokens: Tensor, targets: Tensor, untuned: float) -> QuantizedState:
-        self._progress.tuning(self._num_steps)
-        tuned = tune(self._decoder, state, tokens, targets, self._num_steps, self._progress.step)
+        self._progress.tuning(self._steps.model)
+        tuned = tune(self._decoder, state, tokens, targets, self._steps.model, self._progress.step)
         divergences = tuned.divergences
-        self.tuning = Tuning(self._num_steps, (divergences[0], divergences[-1]), untuned)
+        self.tuning = Tuning(self._steps.model, (divergences[0], divergences[-1]), untuned)
         return tuned.state
 
     def _perplexity(self, hidden: Tensor, tokens: Tensor, state: QuantizedState | None = None) -> float:

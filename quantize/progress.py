@@ -56,6 +56,15 @@ class Progress:
             logger.info("layer %d/%d: error of %s", int(layer) + 1, self._num_layers, ", ".join(self._line))
             self._line.clear()
 
+    def layer(self, index: int, before: float, after: float) -> None:
+        """A layer is tuned; its error before and after."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"layer {index + 1} tuned: error {before:.2%} -> {after:.2%}")
+        else:
+            logger.info(
+                "layer %d/%d: tuned, error %.2f%% -> %.2f%%", index + 1, self._num_layers, 100 * before, 100 * after
+            )
+
     def tuning(self, num_steps: int) -> None:
         """Quantizing is done, tuning begins."""
         self._num_steps, self._tuning_since = num_steps, time.monotonic()

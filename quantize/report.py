@@ -25,7 +25,8 @@ class Tuning:
 @dataclass(frozen=True)
 class Report:
     """perplexity: before and after, on `num_tokens` predicted tokens. size: bytes of weights before (in the model's 16
-    bits) and after. errors: of each module, as LayerQuantizer reports it, before tuning.
+    bits) and after. errors: of each module, as LayerQuantizer reports it, before tuning. layer_errors: of each layer's
+    output, as `tune_layer` reports it; of none where layers are not tuned.
     """
 
     settings: dict[str, Any]
@@ -36,6 +37,7 @@ class Report:
     size: tuple[int, int]
     errors: dict[str, float]
     seconds: float
+    layer_errors: list[tuple[float, float]]
     tuning: Tuning | None = None
 
     def write(self, directory: Path) -> None:
@@ -51,6 +53,7 @@ class Report:
             "weight_bytes_after": self.size[1],
             "seconds": round(self.seconds, 1),
             "tuning": self._tuning(),
+            "layer_errors": self.layer_errors,
             "module_errors": self.errors,
         }
         (directory / FILE_NAME).write_text(json.dumps(content, indent=2) + "\n")
@@ -76,9 +79,8 @@ class Report:
         ]
         if self.tuning is not None:
             untuned = self.tuning.perplexity
-            lines.append(
-                f"before {self.tuning.steps} steps of tuning it was {untuned:.3f}, {untuned / before - 1:+.2%}"
-            )
+            steps, change = self.tuning.steps, untuned / before - 1
+            lines.append(f"before {steps} steps of tuning the whole model it was {untuned:.3f}, {change:+.2%}")
         return "\n".join(lines)
 
 

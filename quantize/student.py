@@ -1,4 +1,4 @@
-"""A quantized model as one that can be trained: what is trained, and what it makes of the weights."""
+"""A quantized model or layer as one that can be trained: what is trained, and what it makes of the weights."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ _LEAST_CHANGE = -0.5  # a scale neither vanishes nor changes its sign
 
 
 class TunedWeight:
-    """A weight whose scales are trained: scale = what it was * (1 + change). Its codes stay.
+    """A weight whose scales are trained, and with `positions` its codes too.
 
-    change: float32 [N, G]. The parameter holds scale * (code - zero) of the scales as float16 holds them, in the
-    model's dtype: the model is at each moment the one that would be written.
+    change: float32 [N, G]; scale = what it was * (1 + change). positions: float32 [N, K] in the order of the codes, or
+    None; code = the nearest to its position, whose gradient is that by the code (the straight-through estimator:
+    Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons", 2013). The parameter holds scale *
+    (code - zero) of the scales as float16 holds them, in the model's dtype: the model is at each moment the one that
+    would be written.
     """
 
-    def __init__(self, weight: GroupedWeight, parameter: nn.Parameter) -> None:
+    def __init__(self, weight: GroupedWeight, parameter: nn.Parameter, positions: Tensor | None = None) -> None:
         self._weight, self._parameter = weight, parameter
         self._permutation = None if weight.permutation is None else weight.permutation.long()
         self.change = torch.zeros(weight.scales.shape, device=parameter.device)
+        self.positions = None if positions is None else positions.clone()
         zeros = weight.flat_zeros()
         assert zeros is not None  # no method here makes other offsets
-        levels = self._in_groups(weight.codes.to(torch.int16) - self._spread(zeros.to(torch.int16).unsqueeze(2)))
+        self._zeros = zeros.to(torch.int16).unsqueeze(2)
+        levels = self._in_groups(weight.codes.to(torch.int16) - self._spread(self._zeros))
         self._levels = levels.to(torch.int8) if weight.bits < 8 else levels
         self.put()
 
@@ -49,11 +54,16 @@ class TunedWeight:
     def put(self) -> None:
         """Sets the parameter."""
         self.change.clamp_(min=_LEAST_CHANGE)
+        if self.positions is not None:
+            self._levels.copy_(self._in_groups(self._codes(self.positions) - self._spread(self._zeros)))
         weight = self._spread(self._levels.float().mul_(self._scales().float().unsqueeze(2)))
         if self._permutation is None:
             self._parameter.data.copy_(weight)
         else:
             self._parameter.data.index_copy_(1, self._permutation, weight.to(self._parameter.dtype))
+
+    def _codes(self, positions: Tensor) -> Tensor:
+        return positions.round().clamp_(0, 2**self._weight.bits - 1)
 
     def _scales(self) -> Tensor:
         limit = torch.finfo(torch.float16).max
@@ -66,12 +76,21 @@ class TunedWeight:
         return gradient if self._permutation is None else gradient[:, self._permutation]
 
     def take_gradient(self) -> None:
-        """change.grad from the parameter's gradient."""
-        sums = self._in_groups(self._gradient()).mul_(self._levels).sum(dim=2)
+        """Those of the change and the positions from that of the parameter."""
+        gradient = self._gradient()
+        sums = self._in_groups(gradient).mul(self._levels).sum(dim=2)
         self.change.grad = sums.mul_(self._weight.scales)
+        if self.positions is not None:
+            # Beyond the last code a position could move for long before anything changes.
+            beyond = (self.positions - self._codes(self.positions)).abs_() > 0.5
+            gradient *= self._spread(self._scales().float().unsqueeze(2))
+            self.positions.grad = gradient.masked_fill_(beyond, 0)
 
     def value(self) -> GroupedWeight:
-        return replace(self._weight, scales=self._scales())
+        weight = replace(self._weight, scales=self._scales())
+        if self.positions is None:
+            return weight
+        return replace(weight, codes=self._codes(self.positions).to(torch.uint8))
 
 
 class TunedVector:
@@ -99,21 +118,33 @@ class TunedVector:
 
 
 class Student:
-    """All that is trained of a model: parameters that `state` names. The others, embedding and head, are left alone."""
+    """All that is trained of a model: parameters that `state` names. The others, embedding and head, are left alone.
 
-    def __init__(self, model: nn.Module, state: Mapping[str, GroupedWeight | Tensor]) -> None:
+    positions: of weights whose codes are trained too, as in TunedWeight.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: Mapping[str, GroupedWeight | Tensor],
+        positions: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._parts: dict[str, TunedWeight | TunedVector] = {}
         for name, parameter in model.named_parameters():
             value = state.get(name)
             parameter.requires_grad_(value is not None)
             if isinstance(value, GroupedWeight):
-                self._parts[name] = TunedWeight(value, parameter)
+                self._parts[name] = TunedWeight(value, parameter, (positions or {}).get(name))
             elif value is not None:
                 self._parts[name] = TunedVector(value, parameter)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def changes(self) -> list[Tensor]:
         return [part.change for part in self._parts.values()]
+
+    def positions(self) -> list[Tensor]:
+        weights = (part for part in self._parts.values() if isinstance(part, TunedWeight))
+        return [part.positions for part in weights if part.positions is not None]
 
     def take_gradients(self) -> None:
         for part in self._parts.values():
@@ -123,6 +154,11 @@ class Student:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.zero_()
+
+    def is_finite(self) -> bool:
+        """Whether all gradients are."""
+        gradients = [tensor.grad for tensor in (*self.changes(), *self.positions()) if tensor.grad is not None]
+        return bool(torch.stack([gradient.norm() for gradient in gradients]).isfinite().all())
 
     def put(self) -> None:
         for part in self._parts.values():

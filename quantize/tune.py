@@ -8,8 +8,8 @@ text itself.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,17 +19,11 @@ from pagewire.errors import StartupError
 from quantize.decoder import Decoder
 from quantize.distillation import Divergence
 from quantize.student import QuantizedState, Student
-from services.executor.memory import available_bytes
-
-logger = logging.getLogger(__name__)
+from quantize.training import Descent, activation_bytes, batches
 
 STEPS = 60
 TOKENS_PER_STEP = 4096
-RATE = 5e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
-WARMUP_STEPS = 4
-BETAS = (0.9, 0.95)
-EPSILON = 1e-12
-SEED = 0
+RATE = 3e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
 
 TOKENS_PER_PASS = 1024  # whose activations are held for the gradient: at least one sequence's
 
@@ -47,30 +41,12 @@ class Tuned:
     divergences: list[float]
 
 
-def steps_that_fit(decoder: Decoder, tokens: Tensor) -> int:
-    """STEPS, or 0 where memory may not suffice. tokens: the calibration text, int64 [num_sequences, length]."""
-    needed, available = needed_bytes(decoder, *tokens.shape), available_bytes(decoder.device)
-    if 2 * needed <= available:
-        return STEPS
-    logger.warning(
-        "not tuning: that takes about %.1f GB, and half of the %.1f GB that are free is less; --tune-steps %d tunes "
-        "all the same",
-        needed / 1e9,
-        available / 1e9,
-        STEPS,
-    )
-    return 0
-
-
 def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
     """Estimate: weights, activations of a pass, and the original's hidden states."""
     config, size = decoder.source.config, decoder.source.dtype.itemsize
-    num_weights = decoder.weight_bytes() // size
     # The weight and its gradient; the code twice, as it was and without its zero.
-    weights = num_weights * (2 * size + 2)
-    # Measured: what autograd keeps of norms in float32, of projections and their rotation, of the MLP.
-    per_layer = size * (20 * config.hidden_size + 5 * config.intermediate_size + 8 * config.num_heads * config.head_dim)
-    activations = max(TOKENS_PER_PASS, length) * config.num_layers * per_layer
+    weights = decoder.weight_bytes() // size * (2 * size + 2)
+    activations = max(TOKENS_PER_PASS, length) * config.num_layers * activation_bytes(decoder)
     return weights + activations + num_sequences * length * config.hidden_size * size
 
 
@@ -82,21 +58,20 @@ def tune(
     states of them after the norm. Raises StartupError where training breaks down.
     """
     divergences = []
-    batches = _batches(len(tokens), max(1, TOKENS_PER_STEP // tokens.shape[1]))
+    picked = batches(len(tokens), max(1, TOKENS_PER_STEP // tokens.shape[1]))
     with decoder.whole_model(state) as model:
         student = Student(model, state)
         divergence = Divergence(model.get_parameter("model.embed_tokens.weight" if decoder.tied else "lm_head.weight"))
-        optimizer = torch.optim.Adam(student.changes(), lr=RATE, betas=BETAS, eps=EPSILON)
+        descent = Descent([(student.changes(), RATE)], num_steps)
         for step in range(num_steps):
-            picks = next(batches)
+            picks = next(picked)
             student.clear_gradients()
             passes = picks.split(max(1, TOKENS_PER_PASS // tokens.shape[1]))
             total = sum(_add_gradients(decoder, divergence, tokens[part], targets[part]) for part in passes)
             student.take_gradients()
             divergences.append(total / (len(picks) * (tokens.shape[1] - 1)))
             _check(divergences[-1], student, step)
-            _set_rate(optimizer, RATE * min(1, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps))
-            optimizer.step()
+            descent.step()
             student.put()
             progress(step + 1, divergences[-1])
         return Tuned(student.state(), divergences)
@@ -112,26 +87,8 @@ def _add_gradients(decoder: Decoder, divergence: Divergence, tokens: Tensor, tar
     return total.item()
 
 
-def _batches(num_sequences: int, size: int) -> Iterator[Tensor]:
-    """Endless picks of `size` sequences, or of all where there are fewer; each is seen once before any is again."""
-    generator = torch.Generator().manual_seed(SEED)
-    size = min(size, num_sequences)
-    left = torch.empty(0, dtype=torch.int64)
-    while True:
-        if len(left) < size:
-            left = torch.cat([left, torch.randperm(num_sequences, generator=generator)])
-        picks, left = left[:size], left[size:]
-        yield picks
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 def _check(divergence: float, student: Student, step: int) -> None:
-    norms = torch.stack([change.grad.norm() for change in student.changes() if change.grad is not None])
-    if not (torch.tensor(divergence).isfinite() and norms.isfinite().all()):
+    if not (math.isfinite(divergence) and student.is_finite()):
         raise StartupError(
             f"tuning broke down at step {step + 1}: the divergence from the original is {divergence}, with gradients "
             "that are not finite; leave tuning out with --tune-steps 0, or take other calibration text"

@@ -84,7 +84,13 @@ def model(tmp_path: Path) -> Path:
 def quantize(model: Path, out: Path, text: Path, **options: Any) -> dict[str, Any]:
     """Runs the command on a few short sequences; the report."""
     defaults = {"calibration": str(text), "calibration_samples": 12, "calibration_length": 32, "eval_samples": 4}
-    settings: dict[str, Any] = {"group_size": 32, "num_threads": 1, "device": "cpu", "tune_steps": 0}
+    settings: dict[str, Any] = {
+        "group_size": 32,
+        "num_threads": 1,
+        "device": "cpu",
+        "tune_layer_steps": 0,
+        "tune_steps": 0,
+    }
     settings |= defaults | options
     config = QuantizeConfig(model=str(model), out=str(out), **settings)
     assert command.run(config) == 0
@@ -328,6 +334,7 @@ def test_default_model(tmp_path: Path, smollm2_gguf: Path, text: Path, method: s
         method=method,
         out=str(tmp_path / "out"),
         calibration_samples=32,
+        tune_layer_steps=60,
         tune_steps=60,
         device="cpu",
     )

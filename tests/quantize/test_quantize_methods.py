@@ -61,7 +61,7 @@ def test_bfloat16_inputs_lose_nothing(inputs: Tensor) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("group_size", [32, 128, -1])
 def test_nearest_is_half_a_step_away(weight: Tensor, group_size: int, symmetric: bool) -> None:
-    quantized = round_to_nearest(weight, grid(group_size, symmetric=symmetric))
+    quantized = round_to_nearest(weight, grid(group_size, symmetric=symmetric)).weight
     size = NUM_INPUTS if group_size == -1 else group_size
     steps = quantized.flat_scales().repeat_interleave(size, dim=1)[:, :NUM_INPUTS]
     # The largest weight of a symmetric group, and the ends of a range whose zero was rounded, are cut off by that much.
@@ -71,14 +71,14 @@ def test_nearest_is_half_a_step_away(weight: Tensor, group_size: int, symmetric:
 
 def test_zeros_stay_within_what_the_layout_holds() -> None:
     positive = torch.rand(8, 64) + 1.0
-    quantized = round_to_nearest(positive, grid())
+    quantized = round_to_nearest(positive, grid()).weight
     assert quantized.offsets is not None
     assert quantized.offsets.min() == 1
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-9])
 def test_weights_near_zero(value: float) -> None:
-    quantized = round_to_nearest(torch.full((8, 64), value), grid())
+    quantized = round_to_nearest(torch.full((8, 64), value), grid()).weight
     assert quantized.dequantize().abs().max() <= 1e-7
 
 
@@ -92,7 +92,7 @@ def test_clipping_helps(weight: Tensor, inputs: Tensor, statistics: InputStatist
     # Outliers that few inputs see: a range without them is finer for all others.
     weight = weight.clone()
     weight[:, statistics.magnitude.argsort()[:5]] *= 4
-    whole = round_to_nearest(weight, grid(-1, symmetric=symmetric))
+    whole = round_to_nearest(weight, grid(-1, symmetric=symmetric)).weight
     kept = clipped_scales(weight, statistics.hessian, grid(-1, symmetric=symmetric))
     clipped = kept.values(kept.codes(weight, grid(-1, symmetric=symmetric)))
     assert output_error(clipped, weight, inputs) < 0.7 * output_error(whole, weight, inputs)
@@ -114,24 +114,26 @@ def test_gptq_beats_rounding(
 ) -> None:
     chosen = grid(group_size, bits, symmetric=symmetric)
     options = GptqOptions(desc_act, static_groups, clip=False, damp=0.01)
-    quantized = gptq(weight, statistics.hessian, chosen, options)
+    quantized = gptq(weight, statistics.hessian, chosen, options).weight
     assert (quantized.permutation is not None) == (desc_act and not static_groups)
-    nearest = output_error(round_to_nearest(weight, chosen), weight, inputs)
+    nearest = output_error(round_to_nearest(weight, chosen).weight, weight, inputs)
     assert output_error(quantized, weight, inputs) < 0.8 * nearest
 
 
 def test_gptq_of_uncorrelated_inputs_is_rounding(weight: Tensor) -> None:
     options = GptqOptions(desc_act=False, static_groups=False, clip=False, damp=0.01)
-    quantized = gptq(weight, torch.eye(NUM_INPUTS), grid(), options)
-    assert torch.equal(quantized.dequantize(), round_to_nearest(weight, grid()).dequantize())
+    quantized = gptq(weight, torch.eye(NUM_INPUTS), grid(), options).weight
+    assert torch.equal(quantized.dequantize(), round_to_nearest(weight, grid()).weight.dequantize())
 
 
 def test_gptq_with_inputs_that_are_always_zero(weight: Tensor, inputs: Tensor) -> None:
     inputs = inputs.clone()
     inputs[:, :40] = 0
-    quantized = gptq(weight, inputs.T @ inputs, grid(), GptqOptions())
+    quantized = gptq(weight, inputs.T @ inputs, grid(), GptqOptions()).weight
     assert quantized.dequantize().isfinite().all()
-    assert output_error(quantized, weight, inputs) < output_error(round_to_nearest(weight, grid()), weight, inputs)
+    assert output_error(quantized, weight, inputs) < output_error(
+        round_to_nearest(weight, grid()).weight, weight, inputs
+    )
 
 
 def test_factor_is_that_of_the_inverse(statistics: InputStatistics) -> None:
@@ -152,9 +154,11 @@ def test_awq_beats_rounding(weight: Tensor, inputs: Tensor, statistics: InputSta
     chosen = grid(128)
     scales = input_scales(weight, statistics.hessian, statistics.magnitude, chosen)
     scaled_hessian = statistics.hessian / torch.outer(scales, scales)
-    nearest = output_error(round_to_nearest(weight, chosen), weight, inputs)
-    scaled_nearest = output_error(round_to_nearest(weight * scales, chosen).dequantize() / scales, weight, inputs)
-    quantized = awq(weight * scales, scaled_hessian, chosen, GptqOptions(static_groups=False))
+    nearest = output_error(round_to_nearest(weight, chosen).weight, weight, inputs)
+    scaled_nearest = output_error(
+        round_to_nearest(weight * scales, chosen).weight.dequantize() / scales, weight, inputs
+    )
+    quantized = awq(weight * scales, scaled_hessian, chosen, GptqOptions(static_groups=False)).weight
     assert quantized.permutation is None  # the layout holds none
     made_up_for = output_error(quantized.dequantize() / scales, weight, inputs)
     assert made_up_for < 0.9 * scaled_nearest < 0.8 * nearest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from transformers import PreTrainedModel
 
 from pagewire.config import QuantizeConfig
 from pagewire.errors import StartupError
-from quantize import progress, tune
+from quantize import progress, training, tune, tune_layer
 from quantize.distillation import Divergence
 from quantize.student import TunedVector, TunedWeight
 from quantize.texts import bundled_documents, held_out, sequences
+from quantize.training import batches
 from services.tokenizer.loading import load_tokenizer
 from tests.quantize.test_quantize import decoded_state, perplexity, quantize, save_model
 from tests.quantize.test_quantize_layouts import random_weight
@@ -75,12 +77,39 @@ def test_predictions_come_closer(tmp_path: Path, text: Path, method: str, monkey
     assert_only_trained(load_file(tmp_path / "before/model.safetensors"), tmp_path / "after")
 
 
-def assert_only_trained(before: dict[str, Tensor], out: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_come_closer(tmp_path: Path, text: Path, method: str) -> None:
+    family, options = METHODS[method]
+    original = save_model(tmp_path / "model", family)
+    before = quantize(tmp_path / "model", tmp_path / "before", text, **options)
+    after = quantize(tmp_path / "model", tmp_path / "after", text, **options, tune_layer_steps=STEPS)
+    assert not before["layer_errors"]
+    assert len(after["layer_errors"]) == 2
+    assert all(last < 0.95 * first for first, last in after["layer_errors"])
+    tokens, held = held_out(load_tokenizer(tmp_path / "model").encode(text.read_text(), add_special_tokens=False))
+    calibration = sequences(tokens, 12, 32, "text")
+    found = {}
+    for out in ("before", "after"):
+        state = decoded_state(tmp_path / out)
+        found[out] = divergence(original, state, calibration)
+        original = save_model(tmp_path / "model", family)
+    assert found["after"] < 0.9 * found["before"]
+    original.load_state_dict(state, strict=False)
+    assert after["perplexity_after"] == pytest.approx(perplexity(original, sequences(held, 4, 32, "text")), rel=0.01)
+    assert_only_trained(load_file(tmp_path / "before/model.safetensors"), tmp_path / "after", layers=True)
+
+
+def assert_only_trained(before: dict[str, Tensor], out: Path, *, layers: bool = False) -> None:
+    """layers: they are what is trained, codes too, and what the second is made of depends on what the first became."""
     after = load_file(out / "model.safetensors")
     assert list(after) == list(before)
     for name, tensor in after.items():
         kind = name.rpartition(".")[2]
         trained = kind in ("scales", "bias") or "norm" in name
+        if layers:
+            trained = (trained or kind == "qweight") and ".layers." in name
+            if ".layers.1." in name:
+                continue
         assert torch.equal(tensor, before[name]) != trained, name
         assert (tensor.dtype, tensor.shape) == (before[name].dtype, before[name].shape)
         assert not tensor.is_floating_point() or tensor.isfinite().all()
@@ -127,6 +156,29 @@ def test_weight_and_gradient_of_its_scales(bits: int, symmetric: bool, permuted:
     assert torch.equal(parameter.data, value.dequantize())
 
 
+@pytest.mark.parametrize("permuted", [False, True])
+def test_codes_follow_their_positions(permuted: bool) -> None:
+    weight = random_weight(16, 56, 32, 4, 0, symmetric=False, permuted=permuted)
+    parameter = nn.Parameter(torch.empty(weight.shape))
+    positions = weight.codes + torch.rand(weight.shape) * 0.8 - 0.4
+    tuned = TunedWeight(weight, parameter, positions)
+    assert torch.equal(tuned.value().codes, weight.codes)
+    assert tuned.positions is not None
+    tuned.positions += 1
+    tuned.put()
+    codes = (weight.codes + 1).clamp(max=15)
+    assert torch.equal(tuned.value().codes, codes)
+    assert torch.equal(parameter.data, tuned.value().dequantize())
+    parameter.grad = torch.randn(weight.shape)
+    tuned.take_gradient()
+    # The weight is linear in the codes: one more of each is one more scale.
+    step = (replace(weight, codes=weight.codes + 1).dequantize() - weight.dequantize()) * parameter.grad
+    expected = step if weight.permutation is None else step[:, weight.permutation.long()]
+    beyond = tuned.positions > 15.5
+    assert 0 < beyond.sum() < beyond.numel()
+    torch.testing.assert_close(tuned.positions.grad, expected.masked_fill(beyond, 0), rtol=1e-3, atol=1e-5)
+
+
 def test_scales_neither_vanish_nor_overflow() -> None:
     weight = random_weight(8, 32, 32, 4, 0, symmetric=True, permuted=False)
     object.__setattr__(weight, "scales", torch.full_like(weight.scales, 60000.0))
@@ -155,30 +207,43 @@ def test_vector_and_gradient() -> None:
 
 
 def test_each_sequence_is_seen_before_any_is_seen_again() -> None:
-    picks = torch.cat(list(itertools.islice(tune._batches(10, 4), 5)))
+    picks = torch.cat(list(itertools.islice(batches(10, 4), 5)))
     for epoch in picks.split(10):
         assert sorted(epoch.tolist()) == list(range(10))
     assert picks[:10].tolist() != picks[10:].tolist()
-    assert sorted(next(tune._batches(3, 8)).tolist()) == [0, 1, 2]
+    assert sorted(next(batches(3, 8)).tolist()) == [0, 1, 2]
 
 
 def test_memory_decides_unless_told(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_model(tmp_path / "model")
-    monkeypatch.setattr(tune, "STEPS", 2)
-    assert quantize(tmp_path / "model", tmp_path / "auto", text, tune_steps=None)["tuning"]["steps"] == 2
-    monkeypatch.setattr(tune, "available_bytes", lambda device: 1_000_000)
-    assert quantize(tmp_path / "model", tmp_path / "small", text, tune_steps=None)["tuning"] is None
-    assert "not tuning: that takes about" in caplog.text
-    assert "--tune-steps 2 tunes all the same" in caplog.text
-    assert quantize(tmp_path / "model", tmp_path / "told", text, tune_steps=1)["tuning"]["steps"] == 1
+    for module in (tune, tune_layer):
+        monkeypatch.setattr(module, "STEPS", 2)
+    unset = {"tune_steps": None, "tune_layer_steps": None}
+    report = quantize(tmp_path / "model", tmp_path / "auto", text, **unset)
+    assert report["tuning"]["steps"] == 2
+    assert len(report["layer_errors"]) == 2
+    monkeypatch.setattr(training, "available_bytes", lambda device: 1_000_000)
+    report = quantize(tmp_path / "model", tmp_path / "small", text, **unset)
+    assert report["tuning"] is None
+    assert not report["layer_errors"]
+    assert "not tuning the whole model: that takes about" in caplog.text
+    assert "--tune-steps 2 insists" in caplog.text
+    assert "not tuning layers: that takes about" in caplog.text
+    assert "--tune-layer-steps 2 insists" in caplog.text
+    report = quantize(tmp_path / "model", tmp_path / "told", text, tune_steps=1, tune_layer_steps=1)
+    assert report["tuning"]["steps"] == 1
+    assert len(report["layer_errors"]) == 2
 
 
 @pytest.mark.parametrize("options", [{"method": "rtn"}, {"method": "gptq", "bits": 8}])
 def test_what_is_not_tuned_by_default(tmp_path: Path, text: Path, options: dict[str, Any]) -> None:
     save_model(tmp_path / "model")
-    assert quantize(tmp_path / "model", tmp_path / "out", text, tune_steps=None, **options)["tuning"] is None
+    options |= {"tune_steps": None, "tune_layer_steps": None}
+    report = quantize(tmp_path / "model", tmp_path / "out", text, **options)
+    assert report["tuning"] is None
+    assert not report["layer_errors"]
 
 
 def test_breakdown_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +251,9 @@ def test_breakdown_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: pytes
     monkeypatch.setattr(tune, "RATE", float("inf"))
     with pytest.raises(StartupError, match=r"tuning broke down at step 2.*--tune-steps 0"):
         quantize(tmp_path / "model", tmp_path / "out", text, tune_steps=3)
+    monkeypatch.setattr(tune_layer, "RATE", float("inf"))
+    with pytest.raises(StartupError, match=r"tuning a layer broke down at step 2.*--tune-layer-steps 0"):
+        quantize(tmp_path / "model", tmp_path / "out", text, tune_layer_steps=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
@@ -201,5 +269,8 @@ def test_interruption_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: py
 
 
 def test_default_is_what_the_help_says() -> None:
-    assert QuantizeConfig().tune_steps is None
-    assert f"default: {tune.STEPS}" in QuantizeConfig.__dataclass_fields__["tune_steps"].metadata["help"]
+    config = QuantizeConfig()
+    assert config.tune_steps is config.tune_layer_steps is None
+    fields = QuantizeConfig.__dataclass_fields__
+    assert f"default: {tune.STEPS} " in fields["tune_steps"].metadata["help"]
+    assert f"default: {tune_layer.STEPS} " in fields["tune_layer_steps"].metadata["help"]
