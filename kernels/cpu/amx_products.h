@@ -141,17 +141,8 @@ struct Results {
         }
     }
 
-    // Columns [n, n + columns) of `tokens` tokens from source [tokens, columns].
-    void stream(const T* source, int64_t columns, int64_t tokens, int64_t n) const {
-        const int64_t row_bytes = columns * sizeof(T);
-        const char* line = (const char*)source;
-        for (int64_t t = 0; t < tokens; t++) {
-            char* const target = (char*)(data + t * stride + n);
-            for (int64_t i = 0; i < row_bytes; i += 64, line += 64)
-                _mm512_stream_si512((__m512i*)(target + i), load_raw<__m512i>(line));
-        }
-        _mm_sfence();
-    }
+    // All results of a stage's tiles have been written.
+    void finish(const Stage&) const {}
 
    private:
     void write_part(T* target, int64_t n, f32x16 sums, int64_t count) const {
@@ -173,13 +164,56 @@ struct Results {
     }
 };
 
+// Results of tiles of outputs [begin, end) on their way past the caches: collected for some tiles, since whole lines
+// one after the other are written faster than one here and one there.
+template <class T>
+class StreamedResults {
+   public:
+    StreamedResults(const Results<T>& target, int64_t begin, int64_t end, int64_t tokens)
+        : target_(target), begin_(begin), end_(end), tokens_(tokens) {
+        static thread_local std::vector<T> memory;
+        memory.resize(tokens * COLLECTED);
+        memory_ = memory.data();
+    }
+
+    void write(const float* sums, int64_t first, int64_t tokens, const Stage& stage) const {
+        const int64_t skipped = collection_of(stage.tile) * SIDE;
+        Results<T>{memory_ - skipped, target_.bias, target_.out, COLLECTED}.write(sums, first, tokens, stage);
+    }
+
+    void finish(const Stage& stage) const {
+        const int64_t next = stage.tile + stage.tiles, first = collection_of(stage.tile);
+        if (next < end_ && next < first + COLLECTED / SIDE) return;
+        const int64_t n = first * SIDE, bytes = (std::min(next * SIDE, target_.out) - n) * sizeof(T);
+        for (int64_t t = 0; t < tokens_; t++) {
+            const char* const source = (const char*)(memory_ + t * COLLECTED);
+            char* const target = (char*)(target_.data + t * target_.stride + n);
+            for (int64_t i = 0; i < bytes; i += 64)
+                _mm512_stream_si512((__m512i*)(target + i), load_raw<__m512i>(source + i));
+        }
+        _mm_sfence();
+    }
+
+   private:
+    static constexpr int64_t COLLECTED = 256;  // outputs of a token
+
+    // The first tile of those that are collected with this one.
+    int64_t collection_of(int64_t tile) const {
+        return begin_ + (tile - begin_) / (COLLECTED / SIDE) * (COLLECTED / SIDE);
+    }
+
+    const Results<T> target_;
+    const int64_t begin_, end_, tokens_;
+    T* memory_;
+};
+
 // All tokens with the tiles of outputs [begin, end), of `units` units. The thread has TileRegisters of rows_of(count).
 //
 // Weights has StageWeights take(stage), which is ready then; prepare(stage, steps), called before for each stage; and
 // step(), called `steps` times between the two.
-template <class Weights, class T>
+template <class Weights, class Results>
 void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units, Weights& weights,
-                     const Results<T>& results) {
+                     const Results& results) {
     static thread_local std::vector<float> memory;
     const TokenBlocks blocks = {x.count};
     const int64_t passes = (units + DEPTH - 1) / DEPTH, depth = (units + passes - 1) / passes;
@@ -210,6 +244,7 @@ void multiply_tokens(const Tokens& x, int64_t begin, int64_t end, int64_t units,
             }
             if (stage.last) results.write(sums, first, std::min(size, x.count - first), stage);
         }
+        if (stage.last) results.finish(stage);
     }
 }
 
@@ -222,11 +257,7 @@ void multiply_piece(const Tokens& x, int64_t begin, int64_t end, int64_t units, 
         multiply_tokens(x, begin, end, units, weights, results);
         return;
     }
-    static thread_local std::vector<T> memory;
-    const int64_t n = begin * SIDE, columns = std::min(end * SIDE, results.out) - n;
-    memory.resize(x.count * columns);
-    multiply_tokens(x, begin, end, units, weights, Results<T>{memory.data() - n, results.bias, results.out, columns});
-    results.stream(memory.data(), columns, x.count, n);
+    multiply_tokens(x, begin, end, units, weights, StreamedResults<T>(results, begin, end, x.count));
 }
 
 }  // namespace amx
