@@ -27,6 +27,7 @@ class AmxProducts {
             prefetcher.fetch(TILE * head_dim_ * (int)sizeof(T));
             int64_t stride;
             const char* const tile = key_tile(keys + k, stride);
+            amx::memory_is_written();
             _tile_zero(0);
             for (int step = 0; step < steps; step++) {
                 _tile_loadd(4, packed_query_ + step * amx::TILE_PAIRS, 64);
@@ -120,6 +121,7 @@ class AmxProducts {
             if (k + KEY_STEP < count)
                 pack_values<WIDE>(values + k + KEY_STEP, d, packed_values_[(k / KEY_STEP + 1) % 2]);
             const uint32_t* const packed = packed_values_[k / KEY_STEP % 2];
+            amx::memory_is_written();
             _tile_loadd(4, weights + k / 2, FEW_ROWS_RANGE * 2);
             _tile_loadd(5, packed, 64);
             _tile_dpbf16ps(0, 4, 5);

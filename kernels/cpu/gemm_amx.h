@@ -15,6 +15,7 @@ template <int ROWS, int COLUMNS>
 static inline void amx_block(const char* a, int64_t a_stride, const char* b, int64_t b_stride, int steps, char* c,
                              int64_t c_stride, bool accumulate) {
     const int64_t a_tile = 16 * a_stride, c_tile = 16 * c_stride;
+    amx::memory_is_written();
     if (accumulate) {
         _tile_loadd(0, c, c_stride);
         if (COLUMNS > 1) _tile_loadd(1, c + 64, c_stride);
