@@ -7,8 +7,6 @@ compute as a share of what does. Processor time depends little on what else the 
 second through HTTP, and "its own", those of the steps alone, do.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence
