@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.errors import StartupError
+from pagewire.process import usable_cores
 
 Point = dict[str, Any]
 
@@ -86,7 +87,7 @@ def machine() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} CPUs"
+    return f"{names[0] if names else platform.machine()}, {usable_cores()} CPUs"
 
 
 def read(path: Path) -> list[Curve]:

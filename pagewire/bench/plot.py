@@ -56,7 +56,7 @@ def distinct(paths: Sequence[Path]) -> list[Curve]:
 
 
 def draw(curves: Sequence[Curve], title: str = "") -> Any:
-    """A matplotlib Figure. Raises StartupError where matplotlib is missing."""
+    """A matplotlib Figure. Raises StartupError where matplotlib is missing, and where all values are 0."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -69,6 +69,8 @@ def draw(curves: Sequence[Curve], title: str = "") -> Any:
         for quantity in kind.quantities
         if (shown := [c for c in curves if c.kind == name and any(p.get(quantity.name) for p in c.points)])
     ]
+    if not panels:
+        raise StartupError(f"nothing to draw: all values of {', '.join(curve.label for curve in curves)} are 0")
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.6), layout="constrained")

@@ -112,6 +112,12 @@ def test_a_panel_per_quantity_and_a_line_per_label() -> None:
     assert len(colors) == len({label for label, _ in colors}) == len({color for _, color in colors}) == 4
 
 
+def test_curves_of_nothing_but_zeros_are_refused() -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'pagewire[bench]'")
+    with pytest.raises(StartupError, match="nothing to draw: all values of ours are 0"):
+        plot.draw([a_curve("model-size", "ours", 0)])
+
+
 async def test_the_picture_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'pagewire[bench]'")
     path, picture = tmp_path / "c.json", tmp_path / "c.png"
