@@ -13,6 +13,7 @@ from kernels.cpu import grouped_layout, native
 from kernels.cpu import quantized as fallback
 from kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from kernels.quantized.packed import pack_grouped, unpack_grouped
+from tests.kernels.grouped_weights import grouped_weight
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
 FP32_ROUNDING = 1e-6
@@ -142,6 +143,22 @@ def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dty
         assert actual.shape == (num_tokens, num_outputs)
         operands_rounded = cpu is fallback or num_tokens >= AMX_MIN_TOKENS
         assert_product_is_close(actual, x, weight, bias, operands_rounded=operands_rounded)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_outputs", "num_inputs", "bits", "permuted"),
+    [(580, 1632, 640, 4, False), (580, 1633, 640, 5, False), (2100, 96, 600, 4, True)],
+    ids=["past the caches", "rows that are not aligned", "inputs in two parts"],
+)
+def test_products_of_many_tokens(num_tokens: int, num_outputs: int, num_inputs: int, bits: int, permuted: bool) -> None:
+    """Large enough for several pieces of work, each with several stages of weights."""
+    torch.manual_seed(0)
+    weight = grouped_weight(num_outputs, num_inputs, bits, 64, "minimums", permuted=permuted)
+    x, bias = torch.randn(num_tokens, num_inputs).bfloat16(), torch.randn(num_outputs).bfloat16()
+    packed = pack_grouped(weight, "cpu")
+    operands = packed.codes, packed.scales, packed.offsets, packed.codebook, packed.permutation
+    actual = native.grouped_linear(x, *operands, bias, num_outputs, *form(packed))
+    assert_product_is_close(actual, x, weight, bias, operands_rounded=True)
 
 
 @settings(max_examples=30, deadline=None)
