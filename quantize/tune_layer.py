@@ -30,7 +30,7 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
-    """Estimate: weights of the largest layer, activations of a step, and the original's hidden states."""
+    """Estimate: a layer's weights, activations of a step, and the original's hidden states."""
     config, size = decoder.source.config, decoder.source.dtype.itemsize
     # The weight and its gradient; in float32 the position with its gradient and Adam's two means, and as much again
     # while they change.
