@@ -50,7 +50,7 @@ class GgufFile:
     def integer(self, key: str, default: int | None = None) -> int | None:
         """The metadata's value, of 32 bits. Raises ModelLoadError naming the key, as the next three do."""
         value = self.metadata.get(key, default)
-        if value is not None and (not isinstance(value, int) or not 0 <= value < 1 << 32):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32):
             raise self._wrong(key, "a whole number below 2**32", value)
         return value
 
@@ -63,7 +63,9 @@ class GgufFile:
     def number(self, key: str, default: float | None = None) -> float | None:
         """Positive and finite."""
         value = self.metadata.get(key, default)
-        if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+        if isinstance(value, bool) or (
+            value is not None and not (isinstance(value, int | float) and 0 < value < math.inf)
+        ):
             raise self._wrong(key, "a positive number", value)
         return value
 
