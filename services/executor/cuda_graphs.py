@@ -14,20 +14,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from services.executor.input_batch import BatchShape
+
 Function = Callable[[], Tensor]
 
 
 class Steps(Protocol):
-    """Parts of decode steps that are kept by batch size, or run eagerly."""
+    """Parts of steps that are kept by the step's shape, or run eagerly."""
 
-    def padded_size(self, num_reqs: int) -> int | None:
-        """The batch size as which a decode step of num_reqs requests runs; None = eagerly."""
+    def padded(self, shape: BatchShape) -> BatchShape:
+        """The shape that a step of this one is launched with, no smaller; the same if it runs eagerly."""
 
-    def mode(self, size: int | None) -> str:
-        """How a step of this padded size runs, or has just run: captured, replayed or eager."""
+    def mode(self, shape: BatchShape) -> str:
+        """How a step of this padded shape runs, or has just run: captured, replayed or eager."""
 
-    def run(self, name: str, size: int | None, function: Function) -> Tensor:
-        """The function's result; of a part that is kept for this size, in memory that the next run reuses."""
+    def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
+        """The function's result; of a part that is kept for this padded shape, in memory that the next run reuses."""
 
 
 class Graph(Protocol):
@@ -65,23 +67,28 @@ class CudaGraphs:
     """Graphs by the name of a part of the step and the batch size. Without any, every step runs eagerly."""
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []  # rising; those captured
+        self._sizes: list[int] = []  # of decode steps, rising; those captured
         self._graphs: dict[tuple[str, int], Graph] = {}
         self._record: Callable[[Function], Graph] | None = None
         self._capturing: int | None = None
 
-    def padded_size(self, num_reqs: int) -> int | None:
-        """The batch size as which a decode step of num_reqs requests runs; None = eagerly."""
+    def padded(self, shape: BatchShape) -> BatchShape:
+        """A decode step's next larger size that was captured; all else as it is."""
+        if not shape.is_decode:
+            return shape
         if self._capturing is not None:
-            return self._capturing
-        index = bisect.bisect_left(self._sizes, num_reqs)
-        return self._sizes[index] if index < len(self._sizes) else None
+            return BatchShape.decode(self._capturing)
+        index = bisect.bisect_left(self._sizes, shape.num_reqs)
+        return BatchShape.decode(self._sizes[index]) if index < len(self._sizes) else shape
 
-    def mode(self, size: int | None) -> str:
-        """How a step of this padded size runs: captured, replayed or eager."""
-        if size is None:
+    def mode(self, shape: BatchShape) -> str:
+        """How a step of this padded shape runs: captured, replayed or eager."""
+        if not self._keeps(shape):
             return "eager"
-        return "captured" if size == self._capturing else "replayed"
+        return "captured" if self._capturing is not None else "replayed"
+
+    def _keeps(self, shape: BatchShape) -> bool:
+        return shape.is_decode and (shape.num_reqs == self._capturing or shape.num_reqs in self._sizes)
 
     def capture(self, size: int, record: Callable[[Function], Graph], step: Callable[[], None]) -> None:
         """Captures what `step`, a decode step of `size` requests, runs through `run`."""
@@ -92,10 +99,12 @@ class CudaGraphs:
             self._capturing, self._record = None, None
         bisect.insort(self._sizes, size)
 
-    def run(self, name: str, size: int | None, function: Function) -> Tensor:
-        """The function's result; through its graph, if it has one for this size, in memory that the next run reuses."""
-        if size is None:
+    def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
+        """The function's result; through its graph, if it has one for this shape, in memory that the next run
+        reuses."""
+        if not self._keeps(shape):
             return function()
+        size = shape.num_reqs
         graph = self._graphs.get((name, size))
         if graph is None:
             assert self._record is not None, f"the captured step of {size} requests has no part {name}"

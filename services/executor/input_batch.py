@@ -22,6 +22,25 @@ PADDING_ROW = -1
 
 
 @dataclass(frozen=True)
+class BatchShape:
+    """The sizes that a step is launched with, padding included."""
+
+    num_reqs: int
+    num_tokens: int
+    num_sampled: int
+    max_query_len: int
+
+    @classmethod
+    def decode(cls, num_reqs: int) -> BatchShape:
+        return cls(num_reqs, num_reqs, num_reqs, 1)
+
+    @property
+    def is_decode(self) -> bool:
+        """One token for each request, and each gets its next."""
+        return self.num_tokens == self.num_reqs == self.num_sampled
+
+
+@dataclass(frozen=True)
 class InputBatch:
     """One step as the host sees it.
 
@@ -38,19 +57,8 @@ class InputBatch:
     sampled_rows: np.ndarray  # int64 [S]
 
     @property
-    def is_decode(self) -> bool:
-        """One token for each request, and each gets its next."""
-        return self.num_tokens == len(self.rows) == len(self.sampled)
-
-
-@dataclass(frozen=True)
-class BatchShape:
-    """The sizes that a step is launched with, padding included."""
-
-    num_reqs: int
-    num_tokens: int
-    num_sampled: int
-    max_query_len: int
+    def shape(self) -> BatchShape:
+        return BatchShape(len(self.rows), self.num_tokens, len(self.sampled), int(self.query_lens.max()))
 
 
 def make_batch(step: Step, rows: np.ndarray, state: RequestState, num_slots: np.ndarray, max_tokens: int) -> InputBatch:
@@ -87,11 +95,12 @@ class InputBuffers:
         device: torch.device,
     ) -> None:
         # All that the host tells is staged as one array and copied at once.
+        max_num_reqs = max_num_seqs + 1  # where tokens are padded there is a request that they belong to
         sections = {
-            "rows": max_num_seqs,
-            "query_start_loc": max_num_seqs + 1,
-            "num_blocks": max_num_seqs,
-            "new_block_start_loc": max_num_seqs + 1,
+            "rows": max_num_reqs,
+            "query_start_loc": max_num_reqs + 1,
+            "num_blocks": max_num_reqs,
+            "new_block_start_loc": max_num_reqs + 1,
             "logits_indices": max_num_seqs,
             "sampled_rows": max_num_seqs,
             "new_block_ids": num_pool_blocks,  # last: only as much as there is of it is copied
@@ -114,35 +123,38 @@ class InputBuffers:
         self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._slot_mapping = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
-        self._seq_lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._block_table = torch.zeros_like(block_table.tensor)
+        self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+        self._block_table = torch.zeros(
+            max_num_reqs, block_table.tensor.shape[1], dtype=torch.int32, device=device
+        )
 
-    def stage(self, batch: InputBatch, step: Step, block_table: BlockTable, padded_size: int | None) -> BatchShape:
+    def stage(self, batch: InputBatch, step: Step, block_table: BlockTable, shape: BatchShape) -> None:
         """Brings what the host knows to the device, in one copy (on a CPU in none).
 
-        The step's blocks must be counted in block_table already. padded_size: requests that the step is launched
-        with, of a decode step; those beyond the batch have no row and one token each.
+        The step's blocks must be counted in block_table already. shape: what the step is launched with; requests
+        beyond the batch have no row. The tokens beyond it are theirs, of which there must be one then.
         """
-        num_reqs, num_sampled = len(batch.rows), len(batch.sampled)
+        num_reqs, num_sampled, num_tokens = len(batch.rows), len(batch.sampled), batch.num_tokens
         host = self._host_sections
         host["rows"][:num_reqs] = batch.rows
-        np.cumsum(batch.query_lens, out=host["query_start_loc"][1 : num_reqs + 1])
+        query_start_loc = host["query_start_loc"][: shape.num_reqs + 1]
+        np.cumsum(batch.query_lens, out=query_start_loc[1 : num_reqs + 1])
         host["num_blocks"][:num_reqs] = block_table.num_blocks[batch.rows] - step.num_new_blocks
         np.cumsum(step.num_new_blocks, out=host["new_block_start_loc"][1 : num_reqs + 1])
         host["new_block_ids"][: len(step.new_block_ids)] = step.new_block_ids
-        host["logits_indices"][:num_sampled] = host["query_start_loc"][1 : num_reqs + 1][batch.sampled] - 1
+        host["logits_indices"][:num_sampled] = query_start_loc[1 : num_reqs + 1][batch.sampled] - 1
         host["sampled_rows"][:num_sampled] = batch.sampled_rows
-        shape = BatchShape(num_reqs, batch.num_tokens, num_sampled, int(batch.query_lens.max()))
-        if padded_size is not None:
-            host["rows"][num_reqs:padded_size] = PADDING_ROW
-            host["sampled_rows"][num_reqs:padded_size] = PADDING_ROW
-            host["query_start_loc"][num_reqs : padded_size + 1] = np.arange(num_reqs, padded_size + 1)
-            host["new_block_start_loc"][num_reqs + 1 : padded_size + 1] = len(step.new_block_ids)
-            shape = BatchShape(padded_size, padded_size, padded_size, 1)
+        if num_padding := shape.num_reqs - num_reqs:
+            host["rows"][num_reqs : shape.num_reqs] = PADDING_ROW
+            # One token each, the rest for the last.
+            starts = np.arange(num_tokens + 1, num_tokens + 1 + num_padding)
+            query_start_loc[num_reqs + 1 :] = np.minimum(starts, shape.num_tokens)
+            query_start_loc[-1] = shape.num_tokens
+            host["new_block_start_loc"][num_reqs + 1 : shape.num_reqs + 1] = len(step.new_block_ids)
+        host["sampled_rows"][num_sampled : shape.num_sampled] = PADDING_ROW
         if not self._is_shared:
             used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
             upload_into(self._staged[:used], self._host[:used])
-        return shape
 
     def gather(
         self, shape: BatchShape, state: RequestState, block_table: BlockTable, block_size: int, split_size: int

@@ -61,7 +61,7 @@ class ModelRunner:
     ) -> None:
         """kv_cache_dtype: by default the model's. attention_split_size: see `kernels.reference.paged_attention`.
 
-        graphs: how decode steps are launched; by default eagerly, until `capture_graphs`.
+        graphs: how steps are launched; by default eagerly, until `capture_graphs`.
         """
         self.limits = limits
         self.num_blocks = num_blocks
@@ -98,12 +98,12 @@ class ModelRunner:
         if not step.request_ids:
             return StepOutput(step.step_id, [], [], 0, None)
         batch = self._make_batch(step)
-        size = self._graphs.padded_size(len(batch.rows)) if batch.is_decode else None
-        shape = self._inputs.stage(batch, step, self._block_table, size)
-        hidden = self._graphs.run("forward", size, lambda: self._forward(shape))
-        sampled = self._sample(hidden, batch, shape, size) if len(batch.sampled) else None
+        shape = self._graphs.padded(batch.shape)
+        self._inputs.stage(batch, step, self._block_table, shape)
+        hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
+        sampled = self._sample(hidden, batch, shape) if len(batch.sampled) else None
         self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows)
-        stats.GRAPH_STEPS.labels(self._graphs.mode(size)).inc()
+        stats.GRAPH_STEPS.labels(self._graphs.mode(shape)).inc()
         return self._output(step, batch, sampled)
 
     def _remove_finished(self, step: Step) -> None:
@@ -128,14 +128,13 @@ class ModelRunner:
         )
         return self._model.forward(input_ids, positions, attn)
 
-    def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, size: int | None) -> SampledTokens:
+    def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape) -> SampledTokens:
         """Samples, and writes each token behind its sequence, where the next step finds it."""
         state, num_sampled = self._state, len(batch.sampled)
         extras = state.sampling.prepare(batch.sampled_rows, state.num_tokens[batch.sampled_rows], self._device)
         if extras is None:
-            tokens = self._graphs.run("sample", size, lambda: self._sample_plain(hidden, shape))
-            # A copy of its own where the next replay writes anew.
-            return SampledTokens(tokens if size is None else tokens[:num_sampled].clone(), None)
+            tokens = self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape))
+            return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
         return sample(logits, self._inputs.sampled_rows(num_sampled), state.columns, state.token_ids, extras)
 

@@ -92,7 +92,7 @@ class Setup:
 def _recorded_steps(limits: Limits) -> Steps:
     from services.executor.recorded_steps import RecordedSteps  # compiles the C++ kernels, which a GPU has no use for
 
-    return RecordedSteps(limits.max_num_seqs)
+    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[ModelRunner, ExecutorInfo]:

@@ -70,7 +70,12 @@ class GgufSource:
     def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
         tensor, order = self._tensors[name], self._row_order(name)
         num_rows = target.shape[0]
-        values = target.view(num_rows, -1)  # a vector is read as rows of one element
+        if len(tensor.shape) == 1:  # its elements may share blocks
+            vector = self._dequantize(tensor, tensor.data).reshape(-1)
+            ordered = torch.from_numpy(vector if order is None else vector[order])
+            target.copy_(ordered[first_row : first_row + num_rows])
+            return
+        values = target.view(num_rows, -1)
         data = tensor.data.reshape(tensor.shape[0], -1)
         rows_per_chunk = max(1, _CHUNK_ELEMENTS // values.shape[1])
         for start in range(0, num_rows, rows_per_chunk):

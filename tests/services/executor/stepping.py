@@ -187,7 +187,7 @@ def check_random_steps(model: DecoderModel, driver: Driver, seed: int) -> None:
     for _ in range(25):
         scheduled = {}
         if len(samplings) < LIMITS.max_num_seqs and rng.random() < 0.5:
-            request_id, length = len(samplings), int(rng.integers(1, 12))
+            request_id, length = len(samplings), int(rng.integers(1, 30))
             samplings[request_id] = kinds[request_id % len(kinds)]
             driver.add(request_id, prompt(length, seed=request_id), samplings[request_id])
             lengths[request_id] = length

@@ -1,7 +1,8 @@
-"""Decode steps that are recorded on the CPU when a batch size first occurs, and replayed from C++ afterwards."""
+"""Steps that are recorded on the CPU when one of their shape first occurs, and replayed from C++ afterwards."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     return tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
 
 
-def recorded_driver(model: DecoderModel, max_size: int = LIMITS.max_num_seqs) -> Driver:
-    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(max_size))
+def recorded_driver(model: DecoderModel, max_num_tokens: int = LIMITS.max_num_batched_tokens) -> Driver:
+    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, max_num_tokens))
     for layer in model.layers:
         layer.attention.attention.kv_cache.fill_(float("nan"))
     return Driver(runner, 64)
@@ -47,22 +48,59 @@ def recorded_driver(model: DecoderModel, max_size: int = LIMITS.max_num_seqs) ->
 @given(st.data())
 @settings(max_examples=12, deadline=None)
 def test_recording_changes_no_token(model: DecoderModel, data: st.DataObject) -> None:
-    """Requests that come, decode in every number and order, and leave: recorded, replayed and eager steps mix."""
-    driver = recorded_driver(model, data.draw(st.integers(0, LIMITS.max_num_seqs)))
+    """Requests that come, decode in every number and order, and leave: recorded, replayed and eager steps mix, and
+    steps with prompts are padded."""
+    driver = recorded_driver(model, data.draw(st.integers(0, LIMITS.max_num_batched_tokens)))
     check_random_steps(model, driver, data.draw(st.integers(0, 2**32)))
 
 
 def test_which_steps_are_replayed(model: DecoderModel) -> None:
-    driver = recorded_driver(model, max_size=3)
+    driver = recorded_driver(model, max_num_tokens=16)
     for request_id in range(4):
-        driver.add(request_id, prompt(3, seed=request_id))
+        driver.add(request_id, prompt(8 if request_id < 3 else 12, seed=request_id))
     before = {mode: graph_steps(mode) for mode in ("captured", "replayed", "eager")}
-    driver.step(dict.fromkeys(range(4), 3))  # no decode step
-    driver.step(dict.fromkeys(range(4), 1))  # too large
+    driver.step({0: 8, 1: 8, 2: 8, 3: 8})  # too large
+    driver.step({0: 1, 1: 1, 2: 1, 3: 2})  # no decode step: as if it had 8 tokens
+    driver.step({0: 1, 1: 1, 2: 1, 3: 2})
+    driver.step(dict.fromkeys(range(4), 1))
     driver.step(dict.fromkeys(range(3), 1))
     driver.step(dict.fromkeys((3, 1, 0), 1))
     driver.step(dict.fromkeys(range(2), 1))
-    assert {mode: graph_steps(mode) - before[mode] for mode in before} == {"captured": 2, "replayed": 1, "eager": 2}
+    assert {mode: graph_steps(mode) - before[mode] for mode in before} == {"captured": 4, "replayed": 2, "eager": 1}
+
+
+@given(st.lists(st.integers(2, 24), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_prompts_of_other_lengths_run_as_the_same_recording(model: DecoderModel, lengths: list[int]) -> None:
+    """Whoever they are split over, and with a request that decodes beside them."""
+    driver = recorded_driver(model)
+    driver.add(0, prompt(3))
+    driver.step({0: 3})
+    before = {mode: graph_steps(mode) for mode in ("captured", "replayed")}
+    padded = set()
+    for request_id, length in enumerate(lengths, 1):
+        driver.add(request_id, prompt(length, seed=request_id))
+        driver.step({request_id: length, 0: 1})
+        padded.add(-(-(length + 1) // 8))
+    assert {mode: graph_steps(mode) - before[mode] for mode in before} == {
+        "captured": len(padded - {1}),  # the first step had 8 tokens too
+        "replayed": len(lengths) - len(padded - {1}),
+    }
+    for request_id, length in enumerate(lengths, 1):
+        assert driver.tokens[request_id] == alone(model, prompt(length, seed=request_id), 1)
+    assert driver.tokens[0] == alone(model, prompt(3), 1 + len(lengths))
+
+
+def test_steps_of_many_tokens_run_eagerly(model: DecoderModel) -> None:
+    """Those that would be padded beyond what a step may have, too."""
+    limits = replace(LIMITS, max_num_batched_tokens=20)
+    driver = Driver(ModelRunner(model, limits, 64, CPU, graphs=RecordedSteps(8, 20)), 64)
+    driver.add(0, prompt(40))
+    before = {mode: graph_steps(mode) for mode in ("captured", "replayed", "eager")}
+    driver.step({0: 20})
+    driver.step({0: 20})
+    assert {mode: graph_steps(mode) - before[mode] for mode in before} == {"captured": 0, "replayed": 0, "eager": 2}
+    assert driver.tokens[0] == alone(model, prompt(40), 1)
 
 
 def test_what_cannot_be_recorded_runs_eagerly(model: DecoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +128,7 @@ def test_steps_of_the_default_model_are_replayed(smollm2_gguf: Path, quantizatio
     """Nothing in them depends on what Python sees, and replays give the tokens of eager steps."""
     model = load_model(smollm2_gguf, dtype="bfloat16", device=CPU, max_model_len=128, quantization=quantization)
     before, tokens = graph_steps("replayed"), []
-    for graphs in (None, RecordedSteps(4)):
+    for graphs in (None, RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)):
         driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs), 64)
         for request_id in range(3):
             driver.add(request_id, prompt(9 + request_id, seed=request_id))
