@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.reply import Generation
+from gateway.reply import Delta, Generation, Response
 from protos.pagewire.v1 import common_pb2
-from protos.pagewire.v1.inference_pb2 import GenerateResponse, TokenLogprob
+from protos.pagewire.v1.inference_pb2 import TokenLogprob
 
 # JSON has no -Infinity; vLLM's and OpenAI's floor.
 MIN_LOGPROB = -9999.0
@@ -45,24 +45,26 @@ class Answer(Protocol):
     def start(self, generations: Sequence[Generation], usage: "UsageTotal") -> str:
         """Events before any text; the first news has arrived."""
 
-    def delta(self, generation: Generation, news: GenerateResponse, usage: "UsageTotal") -> str:
+    def delta(self, generation: Generation, news: Response, usage: "UsageTotal") -> str:
         """Events that say the news; empty if it says nothing to a client yet."""
 
     def end(self, usage: "UsageTotal") -> str:
         """The last events."""
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: "UsageTotal"
+        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: "UsageTotal"
     ) -> dict[str, Any]:
         """The answer to a client that does not stream."""
 
 
-def finish_reason(response: GenerateResponse) -> str | None:
+def finish_reason(response: Response) -> str | None:
     return _FINISH_REASONS[response.finish_reason] if response.finish_reason else None
 
 
-def stop_reason(response: GenerateResponse) -> str | int | None:
+def stop_reason(response: Response) -> str | int | None:
     """The stop string or stop token that ended the generation (an extension of OpenAI's format)."""
+    if isinstance(response, Delta):
+        return None
     which = response.WhichOneof("stop_reason")
     return getattr(response, which) if which else None
 
@@ -74,26 +76,22 @@ def logprob_of(token: TokenLogprob) -> float:
 class UsageTotal:
     """Token counts of an answer, from the cumulative counts of its generations."""
 
-    def __init__(self, num_generations: int, choices_per_prompt: int) -> None:
+    def __init__(self, generations: Sequence[Generation], choices_per_prompt: int) -> None:
         """The generations of one prompt are neighbours; each prompt counts once."""
-        self._usages = [common_pb2.Usage() for _ in range(num_generations)]
+        self._generations = generations
         self._choices_per_prompt = choices_per_prompt
-
-    def update(self, index: int, usage: common_pb2.Usage) -> None:
-        if usage.prompt_tokens:
-            self._usages[index] = usage
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(usage.prompt_tokens for usage in self._usages[:: self._choices_per_prompt])
+        return sum(one.usage.prompt_tokens for one in self._generations[:: self._choices_per_prompt])
 
     @property
     def completion_tokens(self) -> int:
-        return sum(usage.completion_tokens for usage in self._usages)
+        return sum(one.usage.completion_tokens for one in self._generations)
 
     @property
     def cached_tokens(self) -> int:
-        return sum(usage.cached_tokens for usage in self._usages[:: self._choices_per_prompt])
+        return sum(one.usage.cached_tokens for one in self._generations[:: self._choices_per_prompt])
 
     def members(self) -> dict[str, Any]:
         prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens

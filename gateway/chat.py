@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
-from gateway.reply import Generation
+from gateway.reply import Generation, Response
 from gateway.schema import ChatCompletionRequest
 from gateway.sse import ChunkWriter, dumps
-from protos.pagewire.v1.inference_pb2 import GenerateResponse, TokenLogprob
+from protos.pagewire.v1.inference_pb2 import TokenLogprob
 
 
 class ChatAnswer:
@@ -36,7 +36,7 @@ class ChatAnswer:
             for generation in generations
         )
 
-    def delta(self, generation: Generation, news: GenerateResponse, usage: UsageTotal) -> str:
+    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> str:
         index = generation.index
         events = ""
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
@@ -59,7 +59,7 @@ class ChatAnswer:
         return self._writer.end(usage)
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: UsageTotal
+        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal
     ) -> dict[str, Any]:
         answer = self._head.members("chat.completion")
         answer["choices"] = [self._choice(index, output) for index, output in enumerate(outputs)]
@@ -68,7 +68,7 @@ class ChatAnswer:
             answer["prompt_token_ids"] = generations[0].prompt_token_ids
         return answer
 
-    def _choice(self, index: int, output: GenerateResponse) -> dict[str, Any]:
+    def _choice(self, index: int, output: Response) -> dict[str, Any]:
         choice = {
             "index": index,
             "message": {"role": "assistant", "content": output.text, "refusal": None},

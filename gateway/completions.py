@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
-from gateway.reply import Generation
+from gateway.reply import Generation, Response
 from gateway.schema import CompletionRequest
 from gateway.sse import ChunkWriter, dumps
-from protos.pagewire.v1.inference_pb2 import GenerateResponse, TokenLogprob
+from protos.pagewire.v1.inference_pb2 import TokenLogprob
 
 
 class CompletionAnswer:
@@ -31,7 +31,7 @@ class CompletionAnswer:
     def start(self, generations: Sequence[Generation], usage: UsageTotal) -> str:
         return ""
 
-    def delta(self, generation: Generation, news: GenerateResponse, usage: UsageTotal) -> str:
+    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> str:
         index = generation.index
         events = ""
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
@@ -49,7 +49,7 @@ class CompletionAnswer:
             )
         return events
 
-    def _token_ids(self, generation: Generation, news: GenerateResponse) -> str:
+    def _token_ids(self, generation: Generation, news: Response) -> str:
         token_ids = f',"token_ids":{list(news.token_ids)}'
         if generation.index in self._prompts_sent:
             return token_ids
@@ -60,7 +60,7 @@ class CompletionAnswer:
         return self._writer.end(usage)
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[GenerateResponse], usage: UsageTotal
+        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal
     ) -> dict[str, Any]:
         answer = self._head.members("text_completion")
         answer["choices"] = [
@@ -69,7 +69,7 @@ class CompletionAnswer:
         answer["usage"] = usage.members()
         return answer
 
-    def _choice(self, generation: Generation, output: GenerateResponse) -> dict[str, Any]:
+    def _choice(self, generation: Generation, output: Response) -> dict[str, Any]:
         choice = {
             "index": generation.index,
             "text": output.text,

@@ -33,10 +33,12 @@ CLIENT_GONE = 499
 class Exchange:
     """One HTTP request and its response, as the log and the metrics see them."""
 
-    __slots__ = ("note", "request_id", "started", "status")
+    __slots__ = ("note", "request_id", "send", "started", "status")
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, send: Send) -> None:
+        """send: the server's own, for a body whose head has passed through everything between."""
         self.request_id = request_id
+        self.send = send
         self.started = time.monotonic()
         self.status = 0
         self.note = ""
@@ -85,7 +87,7 @@ class Edge:
             return
         headers = dict(scope["headers"])
         given_id = headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange = Exchange(given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex)
+        exchange = Exchange(given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex, send)
         scope[_SCOPE_KEY] = exchange
         quiet = scope["path"] in _QUIET
         metrics.HTTP_IN_FLIGHT.inc()

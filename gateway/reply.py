@@ -5,14 +5,30 @@ aborted at MAX_PENDING_BYTES.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.errors import ApiError
-from protos.pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from protos.pagewire.v1 import common_pb2
+from protos.pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
 MAX_PENDING_BYTES = 1024 * 1024
 
-News = list[tuple[int, GenerateResponse]]
+
+class Delta:
+    """More output of a generation that goes on, and nothing else; looks like the GenerateResponse that would say it."""
+
+    __slots__ = ("text", "token_ids")
+
+    logprobs: Sequence[TokenLogprob] = ()
+    finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
+
+    def __init__(self, text: str, token_ids: list[int]) -> None:
+        self.text = text
+        self.token_ids = token_ids
+
+
+Response = GenerateResponse | Delta
+News = list[tuple[int, Response]]
 
 
 class Generation:
@@ -27,6 +43,7 @@ class Generation:
         "reply",
         "request",
         "token_ids",
+        "usage",
         "was_sent",
     )
 
@@ -42,6 +59,7 @@ class Generation:
         self.cached_tokens: int | None = None
         self.prompt_token_ids: list[int] = []
         self.token_ids: list[int] = []
+        self.usage = common_pb2.Usage()  # up to the latest news
 
     def to_submit(self) -> GenerateRequest:
         """The request, going on after the tokens that have arrived."""
@@ -71,20 +89,22 @@ class Reply:
         self._abort = abort
         self._streaming = streaming
         self._running = len(requests)
-        self._pending: dict[int, list[GenerateResponse]] = {}
+        self._pending: dict[int, list[Response]] = {}
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
 
-    def push(self, generation: Generation, response: GenerateResponse) -> None:
+    def push(self, generation: Generation, response: Response, size: int) -> None:
+        """size: bytes, roughly."""
         self._pending.setdefault(generation.index, []).append(response)
         if response.finish_reason:
             self._running -= 1
         if self._streaming:
-            self._pending_bytes += response.ByteSize()
+            self._pending_bytes += size
             if self._pending_bytes > MAX_PENDING_BYTES:
                 self.fail(ApiError(408, "the client does not read its response"))
-        if self._streaming or not self._running:
+            self._wake.set()
+        elif not self._running:
             self._wake.set()
 
     def fail(self, error: BaseException) -> None:
@@ -105,17 +125,14 @@ class Reply:
             await self._woken()
         return self._take()
 
-    async def __aiter__(self) -> AsyncIterator[News]:
-        """Yields what has arrived since the last time, merged by choice, until every choice has its finish reason.
+    async def next(self) -> News:
+        """What has arrived since the last time, merged by choice; empty once every choice has its finish reason.
 
         Raises RpcError, or whatever fail() was given.
         """
-        while True:
+        while not self._pending and (self._running or self._error is not None):
             await self._woken()
-            if news := self._take():
-                yield news
-            if not self._running:
-                return
+        return self._take()
 
     async def _woken(self) -> None:
         await self._wake.wait()
@@ -129,12 +146,18 @@ class Reply:
         return [(index, _merge(responses)) for index, responses in pending.items()]
 
 
-def _merge(responses: list[GenerateResponse]) -> GenerateResponse:
-    """What one response would have said for all."""
-    merged = responses[0]
-    if len(responses) > 1:
-        text = "".join([response.text for response in responses])
-        for response in responses[1:]:
+def _merge(responses: list[Response]) -> Response:
+    """What one response would have said for all, but for the usage, which a generation keeps."""
+    if len(responses) == 1:
+        return responses[0]
+    text = "".join([response.text for response in responses])
+    if all(isinstance(response, Delta) for response in responses):
+        return Delta(text, [token_id for response in responses for token_id in response.token_ids])
+    merged = GenerateResponse()
+    for response in responses:
+        if isinstance(response, Delta):
+            merged.token_ids.extend(response.token_ids)
+        else:
             merged.MergeFrom(response)
-        merged.text = text
+    merged.text = text
     return merged

@@ -12,7 +12,7 @@ from gateway import metrics, sse
 from gateway.answer import Answer, UsageTotal, finish_reason
 from gateway.edge import CLIENT_GONE, Exchange, exchange_of
 from gateway.errors import ApiError, from_rpc
-from gateway.reply import News, Reply
+from gateway.reply import Reply
 from gateway.schema import GenerationParameters
 from gateway.tokenizer_link import TokenizerLink
 from pagewire import telemetry
@@ -41,7 +41,7 @@ class GenerationResponse(Response):
         self._body = body
         self._requests = requests
         self._answer = answer
-        self._usage = UsageTotal(len(requests), body.n or 1)
+        self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
         self._failure: str | None = None
 
@@ -72,6 +72,7 @@ class GenerationResponse(Response):
             reply = self._link.submit(self._requests, streaming=bool(self._body.stream))
         except RpcError as error:
             raise from_rpc(error) from error
+        self._usage = UsageTotal(reply.generations, self._body.n or 1)
         watch = asyncio.create_task(_watch(receive, reply))
         try:
             if self._body.stream:
@@ -88,8 +89,8 @@ class GenerationResponse(Response):
 
     async def _whole(self, reply: Reply, send: Send) -> None:
         news = await reply.whole()
-        self._note(news)
         outputs = [response for _, response in sorted(news, key=lambda item: item[0])]
+        self._finish_reasons = [finish_reason(output) or "" for output in outputs]
         content = sse.dumps(self._answer.whole(reply.generations, outputs, self._usage)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -97,18 +98,19 @@ class GenerationResponse(Response):
 
     async def _stream(self, reply: Reply, exchange: Exchange, send: Send) -> None:
         """The head waits for the first news: until then an error has a status of its own."""
+        answer, usage = self._answer, self._usage
         try:
-            async for news in reply:
-                self._note(news)
+            while news := await reply.next():
+                events = ""
                 if not exchange.status:
-                    metrics.TIME_TO_FIRST_TOKEN.labels(self._answer.operation).observe(exchange.elapsed)
+                    metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(exchange.elapsed)
                     await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
-                    events = self._answer.start(reply.generations, self._usage)
-                else:
-                    events = ""
-                events += "".join(
-                    self._answer.delta(reply.generations[i], response, self._usage) for i, response in news
-                )
+                    events = answer.start(reply.generations, usage)
+                    send = exchange.send  # what lies between has seen all it has to
+                for index, response in news:
+                    events += answer.delta(reply.generations[index], response, usage)
+                    if response.finish_reason:
+                        self._finish_reasons[index] = finish_reason(response) or ""
                 if events:
                     await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
             last = self._answer.end(self._usage)
@@ -119,12 +121,6 @@ class GenerationResponse(Response):
             self._failure = api_error.message
             last = sse.error_event(api_error)
         await send({"type": "http.response.body", "body": last.encode()})
-
-    def _note(self, news: News) -> None:
-        for index, response in news:
-            self._usage.update(index, response.usage)
-            if response.finish_reason:
-                self._finish_reasons[index] = finish_reason(response) or ""
 
     def _attributes(self, scope: Scope, exchange: Exchange, status: int) -> dict[str, Any]:
         """OpenTelemetry's HTTP and GenAI conventions."""

@@ -9,7 +9,7 @@ import grpc
 
 from gateway import metrics
 from gateway.presence import Presence
-from gateway.reply import Generation, Reply
+from gateway.reply import Delta, Generation, Reply
 from pagewire import rpc
 from pagewire.rpc import RpcError
 from pagewire.streams import MAX_BACKOFF_S, Link
@@ -24,6 +24,7 @@ from protos.pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
 # Requests that share one message; far below what gRPC takes.
 MAX_SEND_BYTES = 16 * 1024 * 1024
+TOKEN_BYTES = 4
 
 
 class TokenizerLink:
@@ -95,7 +96,7 @@ class TokenizerLink:
             await self._wake.wait()
             self._wake.clear()
             while self._submits or self._aborts:
-                message = ConnectRequest(abort_numbers=self._aborts)
+                message = ConnectRequest(abort_numbers=self._aborts, takes_columns=True)
                 self._aborts = []
                 size = 0
                 while self._submits and size < MAX_SEND_BYTES:
@@ -125,16 +126,30 @@ class TokenizerLink:
 
     def on_message(self, message: ConnectResponse) -> None:
         for numbered in message.responses:
-            generation = self._live.get(numbered.number)
+            generation = self._expected(numbered.number)
             if generation is None:
-                # Aborted here and not yet there; or submitted just when the stream changed, and again on this one.
-                self._aborts.append(numbered.number)
-                self._wake.set()
-            elif numbered.HasField("error"):
+                continue
+            if numbered.HasField("error"):
                 del self._live[numbered.number]
                 generation.reply.fail(RpcError.from_message(numbered.error))
             else:
                 self._on_response(generation, numbered.response)
+        token_ids, start = list(message.token_ids), 0
+        for number, text, num_tokens in zip(message.numbers, message.texts, message.num_tokens, strict=True):
+            delta = Delta(text, token_ids[start : start + num_tokens])
+            start += num_tokens
+            if (generation := self._expected(number)) is not None:
+                self._on_delta(generation, delta)
+        if start != len(token_ids):
+            raise ValueError(f"the tokenizer announced {start} tokens and sent {len(token_ids)}")
+
+    def _expected(self, number: int) -> Generation | None:
+        generation = self._live.get(number)
+        if generation is None:
+            # Aborted here and not yet there; or submitted just when the stream changed, and again on this one.
+            self._aborts.append(number)
+            self._wake.set()
+        return generation
 
     def _on_response(self, generation: Generation, response: GenerateResponse) -> None:
         if response.prompt_token_ids:
@@ -146,12 +161,19 @@ class TokenizerLink:
         else:
             # A request that is computed anew after an interruption hits its own blocks.
             response.usage.cached_tokens = generation.cached_tokens
+        if response.usage.prompt_tokens:
+            generation.usage.CopyFrom(response.usage)
         generation.token_ids.extend(response.token_ids)
         generation.lost_at = None
         generation.was_sent = True
         if response.finish_reason:
             del self._live[generation.number]
-        generation.reply.push(generation, response)
+        generation.reply.push(generation, response, response.ByteSize())
+
+    def _on_delta(self, generation: Generation, delta: Delta) -> None:
+        generation.token_ids += delta.token_ids
+        generation.usage.completion_tokens += len(delta.token_ids)
+        generation.reply.push(generation, delta, len(delta.text) + TOKEN_BYTES * len(delta.token_ids))
 
     def on_disconnect(self, reason: str) -> None:
         self.presence.is_there()

@@ -35,14 +35,12 @@ class Outbox(Generic[K, V]):
         self._wake = asyncio.Event()
         self._closed = False
 
-    def put(self, key: K, value: V) -> None:
+    def put(self, key: K, value: V) -> V:
+        """Returns what is to be sent next for this key; lets the producer bound it."""
         older = self._pending.get(key)
-        self._pending[key] = value if older is None else self._merge(older, value)
+        pending = self._pending[key] = value if older is None else self._merge(older, value)
         self._wake.set()
-
-    def get_pending(self, key: K) -> V | None:
-        """What would be sent next for this key; lets the producer bound it."""
-        return self._pending.get(key)
+        return pending
 
     def discard(self, key: K) -> None:
         self._pending.pop(key, None)

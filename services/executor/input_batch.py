@@ -124,9 +124,7 @@ class InputBuffers:
         self._positions = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._slot_mapping = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
-        self._block_table = torch.zeros(
-            max_num_reqs, block_table.tensor.shape[1], dtype=torch.int32, device=device
-        )
+        self._block_table = torch.zeros(max_num_reqs, block_table.tensor.shape[1], dtype=torch.int32, device=device)
 
     def stage(self, batch: InputBatch, step: Step, block_table: BlockTable, shape: BatchShape) -> None:
         """Brings what the host knows to the device, in one copy (on a CPU in none).

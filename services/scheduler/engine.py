@@ -280,16 +280,15 @@ class Engine:
                 news.logprobs = [logprobs]
             if news.finish_reason is not None:
                 self._close(live)
-            live.outbox.put(live.number, news)
-            if live.max_unread is not None and news.finish_reason is None:
-                self._check_unread(live, live.max_unread)
+            pending = live.outbox.put(live.number, news)
+            if live.max_unread is not None and news.finish_reason is None and len(pending.token_ids) > live.max_unread:
+                self._end_unread(live)
 
-    def _check_unread(self, live: LiveRequest, max_unread: int) -> None:
-        pending = live.outbox.get_pending(live.number)
-        if pending is not None and len(pending.token_ids) > max_unread:
-            self.scheduler.abort(live.request, FinishReason.ERROR)
-            message = f"the client has not read this request's output: more than {max_unread} tokens wait; read faster"
-            self._end(live, RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+    def _end_unread(self, live: LiveRequest) -> None:
+        self.scheduler.abort(live.request, FinishReason.ERROR)
+        tokens = f"more than {live.max_unread} tokens wait"
+        message = f"the client has not read this request's output: {tokens}; read faster"
+        self._end(live, RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
 
     def _end(self, live: LiveRequest, error: RpcError | None = None) -> None:
         """Tells a client that its request, which the scheduler has let go, is over."""

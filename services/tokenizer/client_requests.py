@@ -8,7 +8,7 @@ import grpc
 from pagewire.rpc import RpcError
 from protos.pagewire.v1 import inference_pb2
 from services.tokenizer import stats
-from services.tokenizer.delivery import MAX_UNREAD, News, Unread, new_response_box, unread_error
+from services.tokenizer.delivery import MAX_UNREAD, Delta, News, Unread, new_response_box, unread_error
 from services.tokenizer.text_generator import LiveGeneration, TextGenerator
 
 logger = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ class ClientRequests:
         self._close_if_done()
 
     def _put(self, number: int, news: News) -> None:
-        self.box.put(number, Unread(news))
-        if isinstance(news, RpcError) or news.finish_reason:
+        unread = self.box.put(number, Unread(news))
+        if not isinstance(news, Delta) and (isinstance(news, RpcError) or news.finish_reason):
             self._live.pop(number, None)
             self._close_if_done()
-        elif (unread := self.box.get_pending(number)) is not None and unread.num_tokens > MAX_UNREAD:
+        elif unread.size > MAX_UNREAD:
             stats.UNREAD_CANCELLATIONS.inc()
             self.abort(number)
             self.box.put(number, Unread(unread_error()))

@@ -12,6 +12,7 @@ from pagewire.rpc import RpcError
 from pagewire.telemetry import Span
 from protos.pagewire.v1 import common_pb2, inference_pb2
 from services.tokenizer import stats
+from services.tokenizer.delivery import Delta, News
 from services.tokenizer.detokenizer import Detokenizers
 from services.tokenizer.stop import StopChecker, StopHit
 
@@ -55,7 +56,7 @@ class OutputText:
         return out if isinstance(out, StopHit) else out + self._check.flush()
 
 
-Deliver = Callable[[inference_pb2.GenerateResponse | RpcError], None]
+Deliver = Callable[[News], None]
 
 
 class Generation:
@@ -116,7 +117,7 @@ class Generation:
         if num_silent:
             output.push_silent()
         if not finish_reason:
-            self._deliver(self._response(text, token_ids, logprobs))
+            self._deliver(self._more(text, token_ids, logprobs))
             return
         tail = output.flush()
         if isinstance(tail, StopHit):
@@ -148,7 +149,6 @@ class Generation:
             self._usage.cached_tokens = cached_tokens
             self._has_news = True
         if token_ids:
-            stats.DETOKENIZED_TOKENS.inc(len(token_ids))
             if self._last_news:
                 stats.INTER_TOKEN_LATENCY.observe(now - self._last_news)
             else:
@@ -176,6 +176,12 @@ class Generation:
             }
         )
         self._deliver(response)
+
+    def _more(self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> News:
+        if logprobs is not None or self._prompt_token_ids is not None:
+            return self._response(text, token_ids, logprobs)
+        self._usage.completion_tokens = self._text.num_tokens
+        return Delta(text, token_ids, self._usage)
 
     def _response(
         self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None

@@ -149,7 +149,7 @@ class SchedulerLink:
         if message.HasField("hello"):
             self._on_hello(message.hello)
             return
-        token_ids, start = list(message.token_ids), 0
+        token_ids, start, num_taken = list(message.token_ids), 0, 0
         columns = zip(
             message.request_ids, message.num_tokens, message.finish_reasons, message.cached_tokens, strict=True
         )
@@ -159,6 +159,7 @@ class SchedulerLink:
             live = self._live.get(request_id)
             if live is None:  # aborted; this was on its way
                 continue
+            num_taken += num_tokens
             if finish_reason:
                 del self._live[request_id]
                 self._count_live()
@@ -176,6 +177,7 @@ class SchedulerLink:
                 logger.exception("a request's tokens could not be handled")
                 self.abort(request_id)
                 live.listener.on_error(RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"))
+        stats.DETOKENIZED_TOKENS.inc(num_taken)
         if start != len(token_ids):
             raise ValueError(f"the scheduler announced {start} tokens and sent {len(token_ids)}")
 

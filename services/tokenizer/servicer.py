@@ -9,6 +9,7 @@ import grpc
 from pagewire import rpc
 from protos.pagewire.v1 import inference_pb2, inference_pb2_grpc
 from services.tokenizer.client_requests import ClientRequests
+from services.tokenizer.delivery import Delta
 from services.tokenizer.gateway_session import GatewaySession
 from services.tokenizer.prompts import encode_prompt
 from services.tokenizer.text_generator import TextGenerator
@@ -31,9 +32,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context.add_done_callback(lambda _: requests.abort_all())
         requests.start(_ONLY, request, rpc.traceparent_of(context))
         async for unread in requests.box:
-            response = unread[_ONLY].read()
-            if isinstance(response, rpc.RpcError):
-                raise response
+            news = unread[_ONLY].read()
+            if isinstance(news, rpc.RpcError):
+                raise news
+            response = news.response if isinstance(news, Delta) else news
             yield response
             if response.finish_reason:
                 return

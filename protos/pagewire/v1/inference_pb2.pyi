@@ -174,12 +174,14 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("requests", "abort_numbers")
+    __slots__ = ("requests", "abort_numbers", "takes_columns")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ABORT_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[NumberedRequest]
     abort_numbers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, requests: _Optional[_Iterable[_Union[NumberedRequest, _Mapping]]] = ..., abort_numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+    takes_columns: bool
+    def __init__(self, requests: _Optional[_Iterable[_Union[NumberedRequest, _Mapping]]] = ..., abort_numbers: _Optional[_Iterable[int]] = ..., takes_columns: _Optional[bool] = ...) -> None: ...
 
 class NumberedRequest(_message.Message):
     __slots__ = ("number", "request")
@@ -190,10 +192,18 @@ class NumberedRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("responses",)
+    __slots__ = ("responses", "numbers", "texts", "num_tokens", "token_ids")
     RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     responses: _containers.RepeatedCompositeFieldContainer[NumberedResponse]
-    def __init__(self, responses: _Optional[_Iterable[_Union[NumberedResponse, _Mapping]]] = ...) -> None: ...
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, responses: _Optional[_Iterable[_Union[NumberedResponse, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NumberedResponse(_message.Message):
     __slots__ = ("number", "response", "error")
