@@ -16,6 +16,7 @@ from gateway.chat import ChatAnswer
 from gateway.completions import CompletionAnswer
 from gateway.edge import Drain, Edge, exchange_of
 from gateway.errors import ApiError, install_handlers
+from gateway.json_route import JsonRoute
 from gateway.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -38,6 +39,7 @@ PROBE_TIMEOUT_S = 2.0
 Reply = TypeVar("Reply")
 
 router = APIRouter()
+generation = APIRouter(route_class=JsonRoute)
 
 
 class Gateway:
@@ -107,6 +109,7 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.add_middleware(Edge, api_key=config.api_key, drain=gateway.drain)
     install_handlers(app)
+    app.include_router(generation)
     app.include_router(router)
     return app
 
@@ -124,7 +127,7 @@ async def _head(request: Request, body: GenerationParameters, prefix: str) -> He
     return Head(id=f"{prefix}-{exchange.request_id}", created=int(time.time()), model=model)
 
 
-@router.post(
+@generation.post(
     "/v1/chat/completions",
     tags=["generation"],
     response_model=None,
@@ -136,7 +139,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     return GenerationResponse(_gateway(request).link, body, chat_requests(body), answer)
 
 
-@router.post(
+@generation.post(
     "/v1/completions",
     tags=["generation"],
     response_model=None,

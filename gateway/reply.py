@@ -89,14 +89,14 @@ class Reply:
         self._abort = abort
         self._streaming = streaming
         self._running = len(requests)
-        self._pending: dict[int, list[Response]] = {}
+        self._pending: News = []
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
 
     def push(self, generation: Generation, response: Response, size: int) -> None:
         """size: bytes, roughly."""
-        self._pending.setdefault(generation.index, []).append(response)
+        self._pending.append((generation.index, response))
         if response.finish_reason:
             self._running -= 1
         if self._streaming:
@@ -141,9 +141,14 @@ class Reply:
             raise self._error
 
     def _take(self) -> News:
-        pending, self._pending = self._pending, {}
+        pending, self._pending = self._pending, []
         self._pending_bytes = 0
-        return [(index, _merge(responses)) for index, responses in pending.items()]
+        if len(pending) < 2:
+            return pending
+        by_choice: dict[int, list[Response]] = {}
+        for index, response in pending:
+            by_choice.setdefault(index, []).append(response)
+        return [(index, _merge(responses)) for index, responses in by_choice.items()]
 
 
 def _merge(responses: list[Response]) -> Response:

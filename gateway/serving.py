@@ -76,7 +76,8 @@ class GenerationResponse(Response):
         watch = asyncio.create_task(_watch(receive, reply))
         try:
             if self._body.stream:
-                await self._stream(reply, exchange, send)
+                # In a task of its own, so that a token does not wake all the layers that wait for the response's end.
+                await asyncio.create_task(self._stream(reply, exchange, send))
             else:
                 await self._whole(reply, send)
         except RpcError as error:

@@ -122,11 +122,13 @@ async def test_unknown_parameters_are_refused_with_the_nearest_name(
     ("content", "headers", "words"),
     [
         (b'{"prompt": ', {"content-type": "application/json"}, "not valid JSON"),
+        (b"[1]", {"content-type": "application/problem+json"}, "JSON object"),
         (b"[1]", {"content-type": "application/json"}, "JSON object"),
         (b"", {"content-type": "application/json"}, "JSON object"),
         (b'{"prompt": "p"}', {"content-type": "text/plain"}, "Content-Type"),
         (b'{"prompt": "p", "temperature": NaN}', {"content-type": "application/json"}, "temperature"),
-        (b'{"prompt": "\xff"}', {"content-type": "application/json"}, "body"),
+        (b'{"prompt": "\xff"}', {"content-type": "application/json"}, "not UTF-8 at byte 12"),
+        (b'{"prompt": ' + 100_000 * b"[", {"content-type": "application/json"}, "nested too deeply"),
         (b'{"prompt": "\\ud800"}', {"content-type": "application/json"}, "surrogate"),
     ],
 )
