@@ -99,12 +99,28 @@ class Live:
         return response
 
 
+def in_columns(responses: Sequence[inference_pb2.NumberedResponse]) -> inference_pb2.ConnectResponse:
+    """What can be said in columns there."""
+    message = inference_pb2.ConnectResponse()
+    for numbered in responses:
+        response = numbered.response
+        if numbered.HasField("error") or response.finish_reason or response.logprobs or response.prompt_token_ids:
+            message.responses.append(numbered)
+            continue
+        message.numbers.append(numbered.number)
+        message.texts.append(response.text)
+        message.num_tokens.append(len(response.token_ids))
+        message.token_ids.extend(response.token_ids)
+    return message
+
+
 class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.AdminServiceServicer):
     def __init__(self) -> None:
         self.models = ["fake", "alias"]
         self.max_model_len = 1000
         self.step_s = 0.002
         self.tokens_per_step = 1
+        self.columns = True  # without, as a service that is older than they
         self.error: RpcError | None = None  # for every request that comes
         self.error_at: tuple[int, RpcError] | None = None  # after so many tokens
         self.break_at: int | None = None  # the stream, once, when a request has so many tokens
@@ -152,12 +168,13 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                     self.break_at = None
                     raise RpcError(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
                 if responses := self._step(live, errors):
-                    yield inference_pb2.ConnectResponse(responses=responses)
+                    yield in_columns(responses) if self.columns else inference_pb2.ConnectResponse(responses=responses)
         finally:
             reader.cancel()
 
     async def _read(self, request_iterator, live: dict[int, Live], errors: dict[int, RpcError]) -> None:
         async for message in request_iterator:
+            assert message.takes_columns
             for numbered in message.requests:
                 self.received.append(numbered.request)
                 try:

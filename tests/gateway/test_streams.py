@@ -30,6 +30,31 @@ def text_of(response: httpx.Response) -> str:
     return "".join(choice["text"] for event in events for choice in event["choices"])
 
 
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("tokens_per_step", [1, 5])
+async def test_news_in_columns_and_in_messages(
+    client: httpx.AsyncClient, fake: FakeTokenizer, columns: bool, tokens_per_step: int
+) -> None:
+    """From a tokenizer service that knows columns and from one that does not: the same text, tokens and counts."""
+    fake.columns, fake.tokens_per_step = columns, tokens_per_step
+    body = {"prompt": "p", "seed": 1, "n": 3, "max_tokens": 20, "return_token_ids": True}
+    streamed = await client.post(
+        TEXT, json=body | {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    )
+    whole = (await client.post(TEXT, json=body)).json()
+    events = events_of(streamed.text)
+    for index in range(3):
+        choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+        assert "".join(choice["text"] for choice in choices) == expected_text("p", 1 + index, 20)
+        assert whole["choices"][index]["text"] == expected_text("p", 1 + index, 20)
+        token_ids = [token_id for choice in choices for token_id in choice.get("token_ids", [])]
+        assert token_ids == whole["choices"][index]["token_ids"] == [ord(c) for c in expected_text("p", 1 + index, 20)]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 60 == whole["usage"]["completion_tokens"]
+    assert events[-1]["usage"] == whole["usage"]
+
+
 # Clients that leave.
 
 

@@ -240,27 +240,42 @@ class Collected:
 class Gateway:
     """A gateway's end of Connect."""
 
-    def __init__(self, line: TokenizerLine) -> None:
+    def __init__(self, line: TokenizerLine, *, takes_columns: bool = True) -> None:
         self.call = line.stub.Connect()
         self.requests: dict[int, Collected] = {}
+        self.takes_columns = takes_columns
+        self.num_in_columns = 0
 
     async def send(self, requests: dict[int, inference_pb2.GenerateRequest] | None = None, aborts=()) -> None:
         requests = requests or {}
         for number in requests:
             self.requests[number] = Collected()
         numbered = [inference_pb2.NumberedRequest(number=n, request=request) for n, request in requests.items()]
-        await self.call.write(inference_pb2.ConnectRequest(requests=numbered, abort_numbers=aborts))
+        message = inference_pb2.ConnectRequest(
+            requests=numbered, abort_numbers=aborts, takes_columns=self.takes_columns
+        )
+        await self.call.write(message)
 
     async def read(self) -> inference_pb2.ConnectResponse:
         response = await asyncio.wait_for(self.call.read(), 20)
         assert response is not grpc.aio.EOF
-        numbers = [one.number for one in response.responses]
+        numbers = [*response.numbers, *(one.number for one in response.responses)]
         assert len(set(numbers)) == len(numbers), "one entry per request"
         for one in response.responses:
             if one.WhichOneof("outcome") == "error":
                 self.requests[one.number].error = one.error
             else:
                 self.requests[one.number].add(one.response)
+        token_ids = iter(response.token_ids)
+        for number, text, num_tokens in zip(response.numbers, response.texts, response.num_tokens, strict=True):
+            request = self.requests[number]
+            usage = common_pb2.Usage()
+            usage.CopyFrom(request.usage)
+            usage.completion_tokens += num_tokens
+            new = [next(token_ids) for _ in range(num_tokens)]
+            request.add(inference_pb2.GenerateResponse(text=text, token_ids=new, usage=usage))
+        assert next(token_ids, None) is None
+        self.num_in_columns += len(response.numbers)
         return response
 
     async def read_until_finished(self, *numbers: int) -> None:

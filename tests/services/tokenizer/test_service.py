@@ -13,7 +13,7 @@ from protos.pagewire.v1 import common_pb2, inference_pb2
 from services.tokenizer import delivery, stats, text_generator
 from services.tokenizer.codec import CodecSource
 from services.tokenizer.pool import TokenizerPool
-from tests.services.tokenizer.service_line import EOS, FakeScheduler, Gateway, TokenizerLine
+from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 TEXT = "Hello 👍🏽 world, the end.\nAnd 北京 more END of it"
@@ -298,6 +298,31 @@ async def test_connect_carries_many_requests(make_line, pool, tokens) -> None:
     for n in range(10, 40):
         assert gateway.requests[n].text == f"answer {n}"
     assert gateway.requests[50].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+@pytest.mark.parametrize("takes_columns", [True, False])
+async def test_news_in_columns_says_the_same(make_line, pool, takes_columns) -> None:
+    """With and without logprobs; firsts and ends are messages of their own, and all for who did not ask for columns."""
+    async with make_line().running(pool=pool) as line:
+        gateway = Gateway(line, takes_columns=takes_columns)
+        requests = {
+            n: inference_pb2.GenerateRequest(
+                text="x", stop=["END"] if n % 2 else [], sampling_params=common_pb2.SamplingParams(logprobs=logprobs)
+            )
+            for n, logprobs in enumerate([None, None, 1])
+        }
+        await gateway.send(requests)
+        await gateway.read_until_finished(*requests)
+        alone = []
+        for request in requests.values():
+            alone.append(Collected())
+            async for response in line.stub.Generate(request):
+                alone[-1].add(response)
+    assert (gateway.num_in_columns > 0) is takes_columns
+    for request, expected in zip(gateway.requests.values(), alone, strict=True):
+        assert (request.text, request.token_ids, request.usage) == (expected.text, expected.token_ids, expected.usage)
+        assert (request.logprobs, request.stop_string) == (expected.logprobs, expected.stop_string)
+        assert request.prompt_token_ids == expected.prompt_token_ids
 
 
 async def test_half_closed_stream_still_gets_its_answers(make_line, pool) -> None:
@@ -622,6 +647,21 @@ def test_merged_news_say_the_same() -> None:
     assert (merged.usage.completion_tokens, merged.finish_reason, merged.stop_string) == (3, STOP, "x")
     failed = rpc.RpcError(grpc.StatusCode.INTERNAL, "x")
     assert unread.merge(delivery.Unread(failed)).read() is failed
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2), (0, 1), (0, 2)])
+def test_merged_deltas_say_the_same(order: tuple[int, ...]) -> None:
+    usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=len(order))
+    first = inference_pb2.GenerateResponse(text="a", token_ids=[1], usage=usage, prompt_token_ids=[9])
+    last = inference_pb2.GenerateResponse(text="c", token_ids=[3], usage=usage, finish_reason=STOP)
+    news = [first, delivery.Delta("b", [2], usage), last]
+    unread = delivery.Unread(news[order[0]])
+    for index in order[1:]:
+        unread = unread.merge(delivery.Unread(news[index]))
+    merged = unread.read()
+    assert unread.size == len(order)
+    assert (merged.text, list(merged.token_ids)) == ("".join("abc"[i] for i in order), [i + 1 for i in order])
+    assert (merged.usage, merged.finish_reason) == (usage, STOP if 2 in order else 0)
 
 
 async def test_a_gateway_that_does_not_read_delays_nobody(make_line, pool) -> None:
