@@ -6,7 +6,7 @@ import signal
 import sys
 
 from pagewire.client import Client
-from pagewire.config import ChatConfig
+from pagewire.client_config import ChatConfig
 from pagewire.generate import explain, options, valid_text
 from pagewire.rpc import RpcError
 

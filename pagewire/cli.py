@@ -150,8 +150,10 @@ def _serve(argv: list[str]) -> int:
 
 
 def _chat(argv: list[str]) -> int:
+    from pagewire.client_config import ChatConfig
+
     settings = flags.parse(
-        config.ChatConfig,
+        ChatConfig,
         argv,
         prog="pagewire chat",
         description="A conversation with a running stack. /reset forgets it, /exit or Ctrl-D leaves,"
@@ -164,8 +166,10 @@ def _chat(argv: list[str]) -> int:
 
 
 def _generate(argv: list[str]) -> int:
+    from pagewire.client_config import GenerateConfig
+
     settings = flags.parse(
-        config.GenerateConfig,
+        GenerateConfig,
         argv,
         prog="pagewire generate",
         description="One completion by a running stack, printed as it is generated.",
@@ -184,8 +188,10 @@ def _bench(argv: list[str]) -> int:
 
 
 def _quantize(argv: list[str]) -> int:
+    from quantize.config import QuantizeConfig
+
     settings = flags.parse(
-        config.QuantizeConfig,
+        QuantizeConfig,
         argv,
         prog="pagewire quantize",
         description="Makes a checkpoint with quantized weights, in AutoAWQ's or AutoGPTQ's layout, layer by layer, and"

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from pagewire.client import Client
-from pagewire.config import ClientConfig, GenerateConfig
+from pagewire.client_config import ClientConfig, GenerateConfig
 from pagewire.errors import StartupError
 from pagewire.rpc import RpcError
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from pagewire.config import QuantizeConfig
 from pagewire.errors import StartupError
 from pagewire.models import resolve_model
 from pagewire.process import usable_cores
 from quantize import tune, tune_layer
+from quantize.config import QuantizeConfig
 from quantize.decoder import Decoder
 from quantize.gptq import GptqOptions
 from quantize.grid import Grid

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pagewire import cli
-from pagewire.config import QuantizeConfig
 from pagewire.errors import StartupError
 from quantize import command, output
+from quantize.config import QuantizeConfig
 from quantize.decoder import Decoder
 from quantize.gptq import GptqOptions
 from quantize.grid import Grid

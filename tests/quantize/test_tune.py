@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pagewire.config import QuantizeConfig
 from pagewire.errors import StartupError
 from quantize import progress, training, tune, tune_layer
+from quantize.config import QuantizeConfig
 from quantize.distillation import Divergence
 from quantize.student import TunedVector, TunedWeight
 from quantize.texts import bundled_documents, held_out, sequences
