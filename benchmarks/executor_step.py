@@ -57,16 +57,17 @@ def main() -> None:
     if min(*args.requests, *args.contexts, args.threads) < 1 or args.context < 0:
         parser.error("--requests, --contexts and --threads are at least 1, --context at least 0")
     torch.set_num_threads(args.threads)
-    lengths = args.contexts if args.json_out else [args.context + 1, *PROMPTS]
     model = load_model(
-        resolve_model(args.model),
-        dtype="bfloat16",
-        device=torch.device("cpu"),
-        max_model_len=max(lengths),
-        quantization=args.quantization,
+        resolve_model(args.model), dtype="bfloat16", device=torch.device("cpu"), quantization=args.quantization
     )
+    longest = model.config.max_position_embeddings
     if args.json_out:
-        take_curves(model, args.requests, args.contexts, partial(output.put, "context-length", args.model))
+        contexts = [context for context in args.contexts if context <= longest]
+        if not contexts:
+            parser.error(f"--contexts: the model has {longest} positions")
+        take_curves(model, args.requests, contexts, partial(output.put, "context-length", args.model))
+    elif max(args.context + 1, *PROMPTS) > longest:
+        parser.error(f"the model has {longest} positions: the table takes {max(args.context + 1, *PROMPTS)}")
     else:
         print_table(model, args.context)
 

@@ -35,15 +35,21 @@ def connect(config: ServerFlags) -> Connection:
 
 
 async def served_model(connection: Connection, config: ServerFlags) -> ServedModel:
-    """The one that --model names, or the first that the server lists. Raises StartupError."""
+    """The one that --model names, or the first that the server lists. Raises StartupError.
+
+    A server that lists none, or has no such route, is asked for what --model names.
+    """
+    listed: dict[str, object] = {}
     try:
         models = (await connection.json("GET", "/v1/models"))["data"]
         listed = {str(model["id"]): model.get("max_model_len") for model in models}
         name = config.model or next(iter(listed))
-    except (OSError, HttpError, asyncio.IncompleteReadError) as error:
+    except (OSError, asyncio.IncompleteReadError) as error:
         raise StartupError(f"no answer from {config.base_url} ({error}): is the server running?") from error
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
-        raise StartupError(f"{config.base_url}/v1/models lists no model: name one with --model") from error
+    except (HttpError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        if not config.model:
+            raise StartupError(f"{config.base_url}/v1/models lists no model: name one with --model") from error
+        name = config.model
     max_model_len = listed.get(name)
     return ServedModel(name, max_model_len if isinstance(max_model_len, int) else None)
 

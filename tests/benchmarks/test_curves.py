@@ -68,9 +68,9 @@ def test_scheduler_against_running_requests(tmp_path: Path, monkeypatch: pytest.
 
 def test_step_against_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smollm2_gguf: Path) -> None:
     out = tmp_path / "c.json"
-    argv = [str(smollm2_gguf), "--json-out", str(out), "--requests", "1", "2", "--contexts", "1", "40"]
+    argv = [str(smollm2_gguf), "--json-out", str(out), "--requests", "1", "2", "--contexts", "1", "40", "9999999"]
     monkeypatch.setattr(sys, "argv", ["executor_step.py", *argv])
-    executor_step.main()
+    executor_step.main()  # longer contexts than the model has positions are left out
     found = {curve.label: [point["context_tokens"] for point in curve.points] for curve in curves.read(out)}
     assert found == {"Pagewire, 1 request": [1, 40], "Pagewire, 2 requests": [1, 40]}
 

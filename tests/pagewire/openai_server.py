@@ -25,6 +25,7 @@ class Server:
         self.answer: Answer = self.stream
         self.base_url = ""
         self.max_model_len: int | None = None
+        self.lists_models = True
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -33,6 +34,9 @@ class Server:
                 headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
                 self.authorization.add(headers.get("authorization", ""))
                 content = await reader.readexactly(int(headers["content-length"]))
+                if head.startswith("GET /v1/models") and not self.lists_models:
+                    write_whole(writer, "404 Not Found", {})
+                    continue
                 if head.startswith("GET /v1/models"):
                     write_whole(writer, "200 OK", {"data": [{"id": "m", "max_model_len": self.max_model_len}]})
                     continue

@@ -27,6 +27,16 @@ async def bench(server: Server, tmp_path: Path, *argv: str) -> tuple[int, dict[s
 
 
 async def test_closed_loop(server: Server, tmp_path: Path) -> None:
+    all_there = asyncio.Event()
+
+    async def four_meet(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(server.bodies) > 2 + 2:
+            if server.in_flight == 4:
+                all_there.set()
+            await all_there.wait()
+        await server.stream(body, writer)
+
+    server.answer = four_meet
     argv = ["--concurrency=4", "--num-prompts=12", "--input-len=20", "--output-len=6", "--warmup=2", "--api-key=k"]
     code, result, text = await bench(server, tmp_path, *argv)
     summary = result["summary"]

@@ -66,6 +66,17 @@ async def test_prompts_are_others_each_time(server: Server, tmp_path: Path) -> N
     assert [curve.label for curve in curves.read(tmp_path / "c.json")] == ["first", "second"], "taken again, replaced"
 
 
+async def test_a_server_that_lists_no_models(server: Server, tmp_path: Path) -> None:
+    server.lists_models = False
+    argv = ("--only=concurrency", "--concurrency=1")
+    code, text = await sweep(server, tmp_path / "c.json", *argv, "--model=mine")
+    assert code == 0, text
+    assert {body["model"] for body in server.bodies} == {"mine"}
+    code, text = await sweep(server, tmp_path / "c.json", *argv)
+    assert code == 1
+    assert "lists no model: name one with --model" in text
+
+
 async def test_a_point_with_failed_requests_is_left_out(server: Server, tmp_path: Path) -> None:
     async def refuse_one(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if len(server.bodies) == BEFORE + 2 + 2 + 3:
