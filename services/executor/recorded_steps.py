@@ -33,12 +33,14 @@ class RecordedSteps:
         self._token_counts = [count for count in TOKENS if count <= max_num_tokens]
         self._memory = Memory()
         self._recorded: dict[tuple[str, int, int, int], Recorded] = {}
-        self._recordable = True  # the whole step: a part finds its inputs where the part before has always put them
+        # is_decode of steps that cannot be recorded. Of a decode step then no part is: one finds its inputs where the
+        # part before has always put them.
+        self._unrecordable: set[bool] = set()
         self._mode = "eager"  # of the last step
 
     def padded(self, shape: BatchShape) -> BatchShape:
         index = bisect.bisect_left(self._token_counts, shape.num_tokens)
-        if not self._recordable or shape.is_decode or index == len(self._token_counts):
+        if shape.is_decode or False in self._unrecordable or index == len(self._token_counts):
             return shape
         num_tokens = self._token_counts[index]
         # As many requests as there may be, and one that has the padding: they cost nothing, another recording would.
@@ -52,7 +54,7 @@ class RecordedSteps:
         """The function's result; if it was recorded for this shape, in memory that the next run reuses."""
         if name == "forward":
             self._mode = "eager"
-        if not self._recordable or not self._keeps(name, shape):
+        if shape.is_decode in self._unrecordable or not self._keeps(name, shape):
             return function()
         recorded = self._recorded.get(_key(name, shape))
         if recorded is None:
@@ -69,8 +71,10 @@ class RecordedSteps:
         try:
             recorded = self._recorded[_key(name, shape)] = record(function, self._memory)
         except NotRecorded as error:
-            self._mode, self._recordable = "eager", False
-            logger.warning("steps run from Python, more slowly: %s", error.reason)
+            self._mode = "eager"
+            self._unrecordable.add(shape.is_decode)
+            kind = "decode steps" if shape.is_decode else "steps with prompts"
+            logger.warning("%s run from Python, more slowly: %s", kind, error.reason)
             return error.output
         return recorded.output
 
