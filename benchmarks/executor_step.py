@@ -1,7 +1,7 @@
 """Where the time of a step on a CPU goes: `python -m benchmarks.executor_step [MODEL] [--quantization none]`.
 
 Steps of the model alone, without sampling: decode steps of several numbers of requests, and prompts. Each kernel's
-calls are made and timed one by one; "eager" is the step from Python, "replayed" as the executor runs decode steps. The
+calls are made and timed one by one; "eager" is the step from Python, "replayed" as the executor runs small ones. The
 floor is the time of reading weights and KV cache once, at the rate at which this machine reads memory now.
 `--json-out FILE` takes curves instead: the replayed decode step of --requests against their --contexts.
 """
@@ -26,6 +26,7 @@ from pagewire.models import resolve_model
 from services.executor import kv_cache
 from services.executor.attention import AttentionMetadata
 from services.executor.loader import Model, load_model
+from services.executor.recorded_steps import MOST_TOKENS
 
 BLOCK_SIZE = 16
 READ_BYTES = 1 << 29
@@ -83,7 +84,7 @@ def print_table(model: Model, context: int) -> None:
         print(f"{f'{num_requests} requests':16}", *step.columns(rate, replays=True), flush=True)
     for length in PROMPTS:
         step = Step.prompt(model, length)
-        print(f"{f'prompt of {length}':16}", *step.columns(rate, replays=False), flush=True)
+        print(f"{f'prompt of {length}':16}", *step.columns(rate, replays=length <= MOST_TOKENS), flush=True)
 
 
 def take_curves(

@@ -18,9 +18,10 @@ from services.executor.input_batch import BatchShape
 
 logger = logging.getLogger(__name__)
 
+MOST_TOKENS = 512
 # Tokens of a step with prompts. Beyond the last, Python's part of the step is small; the steps between are such that
 # padding costs less than Python. Products compute 8 or 16 tokens at once.
-TOKENS = (*range(8, 64, 8), *range(64, 256, 16), *range(256, 512 + 1, 32))
+TOKENS = (*range(8, 64, 8), *range(64, 256, 16), *range(256, MOST_TOKENS + 1, 32))
 
 
 class RecordedSteps:

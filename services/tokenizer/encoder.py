@@ -24,7 +24,8 @@ class PromptEncoder:
 
     async def encode(self, request: inference_pb2.GenerateRequest) -> Sequence[int]:
         """The prompt's token ids, not to be changed; may be empty. Raises RpcError (INVALID_ARGUMENT)."""
-        if request.WhichOneof("prompt") in (None, "token_ids"):
+        kind = request.WhichOneof("prompt")
+        if kind in (None, "token_ids") or (kind == "text" and self._pool.is_short(request.text)):
             return await encode_prompt(self._pool, request)
         key = _key(request)
         encoding = self._running.get(key)

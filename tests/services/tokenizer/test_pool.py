@@ -86,7 +86,7 @@ async def test_waiting_jobs_are_counted_and_can_be_cancelled(source, monkeypatch
     encode = pool.codec.encode_text
     monkeypatch.setattr(pool.codec, "encode_text", lambda *args: (release.wait(20), encode(*args))[1])
     try:
-        jobs = [asyncio.create_task(pool.encode_text("x", add_special_tokens=False)) for _ in range(4)]
+        jobs = [asyncio.create_task(pool.encode_text("x" * 1000, add_special_tokens=False)) for _ in range(4)]
         await until("tokenizer_pool_busy_workers", 1)
         assert metric("tokenizer_pool_queue_length") == 3
         jobs[3].cancel()
@@ -101,7 +101,30 @@ async def test_waiting_jobs_are_counted_and_can_be_cancelled(source, monkeypatch
         pool.close()
 
 
-async def test_a_panic_of_the_library_is_an_ordinary_error(source, monkeypatch) -> None:
+async def test_a_short_text_does_not_wait_for_long_ones(source, monkeypatch) -> None:
+    pool = TokenizerPool(source, size=1)
+    release = threading.Event()
+    encode = pool.codec.encode_text
+
+    def slow(text: str, *args) -> list[int]:
+        assert len(text) < 100 or release.wait(20)
+        return encode(text, *args)
+
+    monkeypatch.setattr(pool.codec, "encode_text", slow)
+    try:
+        long = asyncio.create_task(pool.encode_text("x" * 1000, add_special_tokens=False))
+        await until("tokenizer_pool_busy_workers", 1)
+        assert await pool.encode_text("Say", add_special_tokens=False) == encode("Say", False)
+        assert not long.done()
+        release.set()
+        assert await long == encode("x" * 1000, False)
+    finally:
+        release.set()
+        pool.close()
+
+
+@pytest.mark.parametrize("length", [1, 1000])
+async def test_a_panic_of_the_library_is_an_ordinary_error(source, monkeypatch, length) -> None:
     class Panic(BaseException):
         pass
 
@@ -112,7 +135,7 @@ async def test_a_panic_of_the_library_is_an_ordinary_error(source, monkeypatch) 
     monkeypatch.setattr(pool.codec, "encode_text", panic)
     try:
         with pytest.raises(RuntimeError, match="index out of bounds"):
-            await pool.encode_text("x", add_special_tokens=False)
+            await pool.encode_text("x" * length, add_special_tokens=False)
     finally:
         pool.close()
 

@@ -499,6 +499,7 @@ async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens
 
 async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, monkeypatch) -> None:
     encode_text, prompts = pool.encode_text, []
+    say = 100 * "Say "
     may_encode = asyncio.Event()
 
     async def counted(text: str, *, add_special_tokens: bool) -> list[int]:
@@ -509,7 +510,7 @@ async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, mon
     monkeypatch.setattr(pool, "encode_text", counted)
     async with make_line().running(pool=pool) as line:
         gateway = Gateway(line)
-        texts = {1: "Say", 2: "Say", 3: "Say", 4: "other"}
+        texts = {1: say, 2: say, 3: say, 4: 100 * "other "}
         await gateway.send({n: inference_pb2.GenerateRequest(text=text) for n, text in texts.items()})
         await line.scheduler.until(lambda: len(prompts) == 2)
         # Who leaves takes nothing from the others.
@@ -518,10 +519,10 @@ async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, mon
         await line.scheduler.until(lambda: len(prompts) == 3)
         may_encode.set()
         await gateway.read_until_finished(2, 3, 4, 5)
-        assert prompts == ["Say", "other", ""]
-        assert (await line.generate(text="Say")).text == TEXT
-    assert prompts == ["Say", "other", "", "Say"]
-    assert [gateway.requests[n].prompt_token_ids for n in (2, 3)] == [tokens("Say")] * 2
+        assert prompts == [say, 100 * "other ", ""]
+        assert (await line.generate(text=say)).text == TEXT
+    assert prompts == [say, 100 * "other ", "", say]
+    assert [gateway.requests[n].prompt_token_ids for n in (2, 3)] == [tokens(say)] * 2
     assert gateway.requests[1].responses == []
 
 
@@ -538,7 +539,7 @@ async def test_a_prompt_that_nobody_waits_for_is_not_encoded(make_line, pool, mo
     monkeypatch.setattr(pool, "encode_text", endless)
     async with make_line().running(pool=pool) as line:
         gateway = Gateway(line)
-        await gateway.send({n: inference_pb2.GenerateRequest(text="x") for n in (1, 2)})
+        await gateway.send({n: inference_pb2.GenerateRequest(text=1000 * "x") for n in (1, 2)})
         await line.scheduler.until(lambda: line.generator.num_starting == 2)
         await gateway.send(aborts=[1, 2])
         await asyncio.wait_for(cancelled.wait(), 10)
