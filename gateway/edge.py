@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
@@ -108,6 +109,8 @@ class Edge:
             return
         try:
             await self._app(scope, _limited(receive), send)
+        except ClientDisconnect:  # with a part of its body unsent
+            metrics.CLIENTS_GONE.inc()
         except Exception:
             exchange = exchange_of(scope)
             logger.exception("unexpected error", extra={"request_id": exchange.request_id})

@@ -39,12 +39,14 @@ class JsonRoute(APIRoute):
 
 
 async def _read(request: Request) -> Any:
-    """The body's JSON; its bytes if it does not claim to be JSON, or is empty.
+    """The body's JSON; its bytes if it does not claim to be JSON, None if it is empty.
 
     Raises RequestValidationError or ApiError.
     """
     content = await request.body()
-    if not content or not _is_json(request.headers.get("content-type", "")):
+    if not content:
+        return None
+    if not _is_json(request.headers.get("content-type", "")):
         return content
     try:
         return json.loads(content)
@@ -53,6 +55,8 @@ async def _read(request: Request) -> Any:
         raise RequestValidationError([invalid], body=error.doc) from None
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not valid JSON: not UTF-8 at byte {error.start}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
 

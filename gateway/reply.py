@@ -128,7 +128,7 @@ class Reply:
     async def next(self) -> News:
         """What has arrived since the last time, merged by choice; empty once every choice has its finish reason.
 
-        Raises RpcError, or whatever fail() was given.
+        Raises RpcError, or whatever fail() was given, after the last news too.
         """
         while not self._pending and (self._running or self._error is not None):
             await self._woken()

@@ -102,16 +102,15 @@ class GenerationResponse(Response):
         answer, usage = self._answer, self._usage
         try:
             while news := await reply.next():
-                events = ""
-                if not exchange.status:
-                    metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(exchange.elapsed)
-                    await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
-                    events = answer.start(reply.generations, usage)
-                    send = exchange.send  # what lies between has seen all it has to
+                events = "" if exchange.status else answer.start(reply.generations, usage)
                 for index, response in news:
                     events += answer.delta(reply.generations[index], response, usage)
                     if response.finish_reason:
                         self._finish_reasons[index] = finish_reason(response) or ""
+                if not exchange.status:
+                    metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(exchange.elapsed)
+                    await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+                    send = exchange.send  # what lies between has seen all it has to
                 if events:
                     await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
             last = self._answer.end(self._usage)

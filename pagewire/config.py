@@ -278,7 +278,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     enforce_eager: bool = flag(
         False,
-        "turn CUDA graphs, and recorded steps on a CPU, off: every decode step launches its kernels one by one "
+        "turn CUDA graphs, and recorded steps on a CPU, off: every step launches its kernels one by one "
         "(slower; saves the graphs' memory and the time of their capture)",
         group="executor",
     )

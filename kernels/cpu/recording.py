@@ -1,6 +1,6 @@
 """Steps of a model recorded while they run, and made again without Python: what a CUDA graph is on a GPU.
 
-A decode step of a small model is some two hundred kernels of a few microseconds each; finding each one through torch's
+A step of a small model is some two hundred kernels of a few microseconds each; finding each one through torch's
 dispatcher and checking its arguments takes as long as computing. `record` runs a function once and writes down the
 calls that the ops make into the C++ library, with their arguments. `Recorded.replay` makes the same calls again, from
 C++: with the same addresses, so everything they read and write must be in memory that stays, and lengths must be read
@@ -29,7 +29,8 @@ __all__ = ["Memory", "NotRecorded", "Recorded", "Replay", "record"]
 _OPAQUE = frozenset({"apply_penalties", "token_logprobs"})
 
 _aten = torch.ops.aten
-# What an op looks at to refuse wrong arguments. It is not looked at again: token ids of a decode step were sampled.
+# What an op looks at to refuse wrong arguments. It is not looked at again: that token ids are within the vocabulary is
+# checked where a request enters (`RequestState`), or they were sampled.
 _CHECKS = frozenset({_aten.aminmax.default, _aten.item.default, _aten._local_scalar_dense.default})
 _ALLOCATIONS = frozenset({_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default})
 

@@ -12,7 +12,11 @@ LINE_LIMIT = 4 * 1024 * 1024
 
 
 class HttpError(Exception):
-    """An answer that is not what was asked for: another status, or not HTTP."""
+    """An answer that is not what was asked for: another status, or not HTTP (None)."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Connection:
@@ -84,7 +88,8 @@ class Connection:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in answer[1:])}
         if status[1] != "200":
             text = b"".join([piece async for piece in self._body(headers)]).decode("utf-8", "replace")
-            raise HttpError(f"HTTP {' '.join(status[1:])}: {text.strip()[:200]}")
+            code = int(status[1]) if status[1].isdecimal() else None
+            raise HttpError(f"HTTP {' '.join(status[1:])}: {text.strip()[:200]}", code)
         return headers
 
     async def _body(self, head: dict[str, str]) -> AsyncIterator[bytes]:

@@ -14,6 +14,8 @@ from pagewire.bench.http import Connection, HttpError
 from pagewire.bench.request import Record, body, send
 from pagewire.errors import StartupError
 
+_NO_ROUTE = (404, 405, 501)
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -44,9 +46,11 @@ async def served_model(connection: Connection, config: ServerFlags) -> ServedMod
         models = (await connection.json("GET", "/v1/models"))["data"]
         listed = {str(model["id"]): model.get("max_model_len") for model in models}
         name = config.model or next(iter(listed))
-    except (OSError, asyncio.IncompleteReadError) as error:
-        raise StartupError(f"no answer from {config.base_url} ({error}): is the server running?") from error
-    except (HttpError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+    except (OSError, HttpError, asyncio.IncompleteReadError) as error:
+        if not (isinstance(error, HttpError) and error.status in _NO_ROUTE and config.model):
+            raise StartupError(f"no answer from {config.base_url} ({error}): is the server running?") from error
+        name = config.model
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         if not config.model:
             raise StartupError(f"{config.base_url}/v1/models lists no model: name one with --model") from error
         name = config.model

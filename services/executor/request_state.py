@@ -104,6 +104,7 @@ class RequestState:
             raise ProtocolError(f"{name} has {request.num_computed_tokens} of {num_tokens} tokens computed")
         if not 1 <= request.num_prompt_tokens <= num_tokens:
             raise ProtocolError(f"{name} has {request.num_prompt_tokens} prompt tokens of {num_tokens}")
+        # Recorded steps on a CPU look up rows of the embedding without asking again.
         lowest, highest = int(request.token_ids.min()), int(request.token_ids.max())
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest

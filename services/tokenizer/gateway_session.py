@@ -26,7 +26,7 @@ class GatewaySession:
         """
         try:
             async for message in messages:
-                self._takes_columns = message.takes_columns
+                self._takes_columns |= message.takes_columns
                 for numbered in message.requests:
                     self._requests.start(numbered.number, numbered.request)
                 for number in message.abort_numbers:

@@ -2,7 +2,7 @@
 
 Threads by default: the Rust tokenizer releases the interpreter lock while it encodes. Processes where chat templates
 are heavy Python work, or a tokenizer might crash. Either way one thread stands for each worker; a process worker is
-what its thread talks to. A short text is the exception: to ask a thread takes longer than to encode it.
+what its thread talks to. Short texts are the exception: to ask a thread takes longer than to encode one.
 """
 
 import asyncio
@@ -45,15 +45,17 @@ class TokenizerPool:
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="tokenizer")
         stats.POOL_WORKERS.set(self.size)
 
-    def is_short(self, text: str) -> bool:
-        """Whether it is encoded at once: no worker process is there to be the one that a crash takes."""
+    async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return await self._call("encode_text", text, add_special_tokens)
+
+    def encodes_at_once(self, text: str) -> bool:
+        """Whether `encode_at_once` takes it: a process worker is there to be the one that a crash takes."""
         return len(text) <= SHORT_TEXT and not self.workers
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if self.is_short(text):
-            token_ids: list[int] = self._work("encode_text", (text, add_special_tokens))
-            return token_ids
-        return await self._call("encode_text", text, add_special_tokens)
+    def encode_at_once(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """A short text, on the caller's thread."""
+        token_ids: list[int] = self._work("encode_text", (text, add_special_tokens))
+        return token_ids
 
     async def encode_chat(self, chat: Chat, *, add_special_tokens: bool) -> list[int]:
         """Raises ChatError."""

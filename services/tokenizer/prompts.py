@@ -15,19 +15,25 @@ async def encode_prompt(
     pool: TokenizerPool, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 ) -> list[int]:
     """The prompt's token ids; may be empty. Raises RpcError (INVALID_ARGUMENT)."""
-    add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else None
     match request.WhichOneof("prompt"):
         case "text":
-            return await pool.encode_text(request.text, add_special_tokens=add_special_tokens is not False)
+            return await pool.encode_text(request.text, add_special_tokens=adds_special_tokens(request))
         case "chat":
             try:
-                return await pool.encode_chat(to_chat(request.chat), add_special_tokens=add_special_tokens is True)
+                return await pool.encode_chat(to_chat(request.chat), add_special_tokens=adds_special_tokens(request))
             except ChatError as error:
                 raise invalid(str(error)) from error
         case "token_ids":
             return list(request.token_ids.ids)  # type: ignore[union-attr]
         case _:
             raise invalid("the request has no prompt; set text, chat or token_ids")
+
+
+def adds_special_tokens(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> bool:
+    """By default to a text, not to what a chat template has made."""
+    if request.HasField("add_special_tokens"):
+        return request.add_special_tokens
+    return request.WhichOneof("prompt") == "text"
 
 
 def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:

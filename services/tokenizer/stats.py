@@ -47,7 +47,9 @@ POOL_WAIT = Histogram(
 )
 POOL_WORKER_DEATHS = Counter(_P + "tokenizer_pool_worker_deaths", "Tokenizer worker processes that died at work")
 ENCODE_TIME = Histogram(
-    _P + "tokenizer_encode_seconds", "Time to render and encode one prompt, without waiting", buckets=LATENCY_BUCKETS
+    _P + "tokenizer_encode_seconds",
+    "Time to render and encode one prompt, without waiting, in the pool or (short texts) at once",
+    buckets=LATENCY_BUCKETS,
 )
 
 REQUESTS_IN_FLIGHT = Gauge(_P + "tokenizer_requests_in_flight", "Requests that the scheduler works on for us")

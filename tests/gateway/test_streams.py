@@ -80,6 +80,19 @@ async def test_leaving_before_any_token_aborts_upstream(
     await eventually(lambda: fake.aborted == ["mine"])
 
 
+async def test_leaving_within_the_body(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Counted as a client that has gone, not as an error of the server."""
+    before = REGISTRY.get_sample_value("pagewire:gateway_clients_gone_total") or 0
+    _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+    writer.write(b"Content-Length: 100\r\n\r\n{")
+    await writer.drain()
+    await eventually(lambda: REGISTRY.get_sample_value("pagewire:http_requests_in_flight") == 1)
+    writer.close()
+    await eventually(lambda: REGISTRY.get_sample_value("pagewire:gateway_clients_gone_total") == before + 1)
+    assert "unexpected error" not in caplog.text
+
+
 async def test_many_clients_of_whom_a_third_leave(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     rng = random.Random(0)
     await client.post(TEXT, json={"prompt": "warm"})

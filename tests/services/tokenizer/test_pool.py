@@ -101,30 +101,14 @@ async def test_waiting_jobs_are_counted_and_can_be_cancelled(source, monkeypatch
         pool.close()
 
 
-async def test_a_short_text_does_not_wait_for_long_ones(source, monkeypatch) -> None:
+def test_a_short_text_needs_no_worker(source) -> None:
     pool = TokenizerPool(source, size=1)
-    release = threading.Event()
-    encode = pool.codec.encode_text
-
-    def slow(text: str, *args) -> list[int]:
-        assert len(text) < 100 or release.wait(20)
-        return encode(text, *args)
-
-    monkeypatch.setattr(pool.codec, "encode_text", slow)
-    try:
-        long = asyncio.create_task(pool.encode_text("x" * 1000, add_special_tokens=False))
-        await until("tokenizer_pool_busy_workers", 1)
-        assert await pool.encode_text("Say", add_special_tokens=False) == encode("Say", False)
-        assert not long.done()
-        release.set()
-        assert await long == encode("x" * 1000, False)
-    finally:
-        release.set()
-        pool.close()
+    pool.close()
+    assert pool.encodes_at_once("Say") and not pool.encodes_at_once("x" * 1000)
+    assert pool.encode_at_once("Say", add_special_tokens=False) == pool.codec.encode_text("Say", False)
 
 
-@pytest.mark.parametrize("length", [1, 1000])
-async def test_a_panic_of_the_library_is_an_ordinary_error(source, monkeypatch, length) -> None:
+async def test_a_panic_of_the_library_is_an_ordinary_error(source, monkeypatch) -> None:
     class Panic(BaseException):
         pass
 
@@ -135,7 +119,9 @@ async def test_a_panic_of_the_library_is_an_ordinary_error(source, monkeypatch, 
     monkeypatch.setattr(pool.codec, "encode_text", panic)
     try:
         with pytest.raises(RuntimeError, match="index out of bounds"):
-            await pool.encode_text("x" * length, add_special_tokens=False)
+            await pool.encode_text("x", add_special_tokens=False)
+        with pytest.raises(RuntimeError, match="index out of bounds"):
+            pool.encode_at_once("x", add_special_tokens=False)
     finally:
         pool.close()
 

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 
 from pagewire import rpc, telemetry
 from protos.pagewire.v1 import common_pb2, inference_pb2
-from services.tokenizer import delivery, stats, text_generator
+from services.tokenizer import delivery, encoder, stats, text_generator
 from services.tokenizer.codec import CodecSource
 from services.tokenizer.pool import TokenizerPool
 from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
@@ -515,15 +515,41 @@ async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, mon
         await line.scheduler.until(lambda: len(prompts) == 2)
         # Who leaves takes nothing from the others.
         await gateway.send(aborts=[1])
-        await gateway.send({5: inference_pb2.GenerateRequest(text="")})
+        await gateway.send({5: inference_pb2.GenerateRequest(text=1000 * "y")})
         await line.scheduler.until(lambda: len(prompts) == 3)
         may_encode.set()
         await gateway.read_until_finished(2, 3, 4, 5)
-        assert prompts == [say, 100 * "other ", ""]
+        assert prompts == [say, 100 * "other ", 1000 * "y"]
         assert (await line.generate(text=say)).text == TEXT
-    assert prompts == [say, 100 * "other ", "", say]
+    assert prompts == [say, 100 * "other ", 1000 * "y", say]
     assert [gateway.requests[n].prompt_token_ids for n in (2, 3)] == [tokens(say)] * 2
     assert gateway.requests[1].responses == []
+
+
+async def test_many_short_prompts_at_once_leave_the_event_loop_to_others(make_line, pool, monkeypatch) -> None:
+    """A few are encoded at once, the rest by the pool, one after the other if they are alike; all are answered."""
+    at_once, by_pool = [], []
+    encode_at_once, encode_text = pool.encode_at_once, pool.encode_text
+
+    def counted_at_once(text: str, *, add_special_tokens: bool) -> list[int]:
+        at_once.append(text)
+        return encode_at_once(text, add_special_tokens=add_special_tokens)
+
+    async def counted(text: str, *, add_special_tokens: bool) -> list[int]:
+        by_pool.append(text)
+        return await encode_text(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(pool, "encode_at_once", counted_at_once)
+    monkeypatch.setattr(pool, "encode_text", counted)
+    async with make_line().running(pool=pool) as line:
+        gateway = Gateway(line)
+        await gateway.send({n: inference_pb2.GenerateRequest(text="Say") for n in range(60)})
+        await gateway.read_until_finished(*range(60))
+        assert (len(at_once), by_pool) == (encoder.MOST_AT_ONCE, ["Say"])
+        assert (await line.generate(text="Say")).text == TEXT
+        assert len(at_once) == encoder.MOST_AT_ONCE + 1, "the next turn"
+    assert {request.text for request in gateway.requests.values()} == {TEXT}
+    assert len({tuple(request.prompt_token_ids) for request in gateway.requests.values()}) == 1
 
 
 async def test_a_prompt_that_nobody_waits_for_is_not_encoded(make_line, pool, monkeypatch) -> None:
@@ -575,7 +601,7 @@ async def test_drained_once_no_prompt_is_encoded_and_no_request_live(make_line, 
     line = make_line(auto=False)
     async with line.running(pool=pool):
         await asyncio.wait_for(line.generator.drained(), 10)
-        task = asyncio.create_task(line.generate(text="x"))
+        task = asyncio.create_task(line.generate(text=1000 * "x"))
         await line.scheduler.until(lambda: line.generator.num_starting == 1)
         drained = asyncio.create_task(line.generator.drained())
         await asyncio.sleep(0.05)
@@ -703,7 +729,7 @@ async def test_a_defect_while_encoding_ends_the_spans(make_line, pool, spans, mo
 
     monkeypatch.setattr(pool, "encode_text", encode_text)
     async with make_line().running(pool=pool) as line:
-        assert (await code_of(line.generate(text="x")))[0] == grpc.StatusCode.INTERNAL
+        assert (await code_of(line.generate(text=1000 * "x")))[0] == grpc.StatusCode.INTERNAL
     ended = {span.name: span.status.description for span in spans.get_finished_spans()}
     assert ended == dict.fromkeys(["tokenizer.encode", "tokenizer.generate"], "the tokenizer failed")
 
