@@ -1,7 +1,8 @@
 """What serving takes of memory, process by process: `python -m benchmarks.memory [--pid PID] [FLAGS OF serve]`.
 
 Starts `pagewire serve`, or takes one that runs (`--pid`, which listens on `--port`), and measures its processes
-when they are ready, after many requests at once, after as many that end one by one, and after each long prompt. MiB:
+when they are ready, after many requests at once, after as many that end one by one, after prompts of all recorded
+lengths, and after each long one. MiB:
 
 - PSS: pages of this process alone, and its share of those that several processes have mapped. It is the sum of
   anonymous memory, of files (code of libraries) and of shared memory.
@@ -26,6 +27,7 @@ from benchmarks import serving
 from pagewire import flags
 from pagewire.config import ServeConfig
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, flag
+from services.executor.recorded_steps import TOKENS
 
 MIB = 1 << 20
 _WEIGHTS = "pagewire:executor_weight_bytes"
@@ -55,6 +57,9 @@ def main() -> None:
             report(f"after {config.streams} requests of 128 + 128 tokens at once", root, url)
             end_one_by_one(url, config.streams)
             report(f"after {config.streams} short ones that end one by one", root, url)
+        for length in TOKENS:  # each of them is recorded
+            serving.drive(url, num_requests=1, concurrency=1, input_len=length, output_len=1)
+        report(f"after prompts of {TOKENS[0]} to {TOKENS[-1]} tokens", root, url)
         for length in config.prompts:
             serving.drive(url, num_requests=1, concurrency=1, input_len=length, output_len=1)
             report(f"after a prompt of {length:,} tokens", root, url)
