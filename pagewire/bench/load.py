@@ -47,15 +47,20 @@ async def served_model(connection: Connection, config: ServerFlags) -> ServedMod
         listed = {str(model["id"]): model.get("max_model_len") for model in models}
         name = config.model or next(iter(listed))
     except (OSError, HttpError, asyncio.IncompleteReadError) as error:
-        if not (isinstance(error, HttpError) and error.status in _NO_ROUTE and config.model):
+        if not (isinstance(error, HttpError) and error.status in _NO_ROUTE):
             raise StartupError(f"no answer from {config.base_url} ({error}): is the server running?") from error
-        name = config.model
+        name = _unlisted(config, error)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
-        if not config.model:
-            raise StartupError(f"{config.base_url}/v1/models lists no model: name one with --model") from error
-        name = config.model
+        name = _unlisted(config, error)
     max_model_len = listed.get(name)
     return ServedModel(name, max_model_len if isinstance(max_model_len, int) else None)
+
+
+def _unlisted(config: ServerFlags, error: Exception) -> str:
+    """What --model names. Raises StartupError."""
+    if not config.model:
+        raise StartupError(f"{config.base_url}/v1/models lists no model: name one with --model") from error
+    return config.model
 
 
 async def must_answer(connection: Connection, config: ServerFlags, model: str, prompt: str, max_tokens: int) -> Record:

@@ -74,7 +74,7 @@ async def test_a_server_that_lists_no_models(server: Server, tmp_path: Path) -> 
     assert {body["model"] for body in server.bodies} == {"mine"}
     code, text = await sweep(server, tmp_path / "c.json", *argv)
     assert code == 1
-    assert "HTTP 404" in text
+    assert "lists no model: name one with --model" in text
 
 
 async def test_a_point_with_failed_requests_is_left_out(server: Server, tmp_path: Path) -> None:
