@@ -10,6 +10,7 @@
 #include "attention_prefill.h"
 #include "gemm_amx.h"
 #include "parallel.h"
+#include "processor.h"
 
 namespace {
 
@@ -40,14 +41,16 @@ void run_plan(const Problem& p, const Plan& plan, int threads) {
     std::atomic<int> remaining{num_tiles};
     // One chunk per thread, not per tile: a worker's scratch memory serves all the tiles it takes.
     parallel::for_each(threads, std::min(threads, num_tiles), [&](int64_t) {
-#if defined(PAGEWIRE_AMX)
         if constexpr (M::PER_ELEMENT == 2) {
+#if defined(PAGEWIRE_AMX)
             if (amx::permitted()) {
                 const amx::TileRegisters registers;
                 return run_tiles<AmxPair, AmxProducts<T>>(p, plan, remaining, partials);
             }
-        }
 #endif
+            if (floats_beat_bf16_pairs())
+                return run_tiles<Fp32, VectorProducts<M, T>>(p, plan, remaining, partials);
+        }
         run_tiles<M, VectorProducts<M, T>>(p, plan, remaining, partials);
     });
     parallel::for_each(threads, num_merges, [&](int64_t i) { merge_partials(p, plan.merges[i], partials); });

@@ -7,68 +7,82 @@
 
 #include "vector.h"
 
-#if defined(__AVX512F__)
-constexpr int MAX_GEMM_VECTORS = 4;  // 6 x 4 accumulators of the 32 registers
+#if defined(__AVX__) && !defined(__AVX512F__)
+constexpr int MAX_GEMM_REGISTERS = 2;  // 6 x 2 sums of the 16 registers
 #else
-constexpr int MAX_GEMM_VECTORS = 1;
+constexpr int MAX_GEMM_REGISTERS = 4;  // of the 32
 #endif
 constexpr int MAX_GEMM_ROWS = 6;
 
+// `vector` stands for 16 columns, `part` for those that one register holds.
 struct Fp32 {
     typedef float element;
     typedef f32x16 vector;
+    typedef f32_register part;
+    typedef f32_register part_sums;
     static constexpr int PER_ELEMENT = 1;
     static vector broadcast(element a) { return splat(a); }
-    static f32x16 multiply_add(f32x16 sum, vector a, vector b) { return sum + a * b; }
+    static part broadcast_part(element a) { return a - part{}; }
+    template <class V>
+    static V multiply_add(V sum, V a, V b) {
+        return sum + a * b;
+    }
 };
 
 #if defined(__AVX512BF16__)
 struct Bf16Pair {
     typedef uint32_t element;
     typedef u32x16 vector;
+    typedef u32x16 part;
+    typedef f32x16 part_sums;
     static constexpr int PER_ELEMENT = 2;
     static vector broadcast(element a) { return (vector)_mm512_set1_epi32((int)a); }
+    static part broadcast_part(element a) { return broadcast(a); }
     static f32x16 multiply_add(f32x16 sum, vector a, vector b) {
         return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
     }
 };
 #endif
 
-template <class M, int ROWS, int VECTORS>
+// ROWS x REGISTERS sums
+template <class M, int ROWS, int REGISTERS>
 static inline void gemm_block(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride,
                               int depth, float* c, int c_stride, const float* beta) {
-    f32x16 acc[ROWS][VECTORS];
+    typedef typename M::part_sums Sums;
+    constexpr int WIDTH = sizeof(Sums) / sizeof(float);
+    Sums acc[ROWS][REGISTERS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++)
-            acc[r][v] = beta ? load(c + r * c_stride + v * LANES) * beta[r] : f32x16{};
+        for (int v = 0; v < REGISTERS; v++)
+            acc[r][v] = beta ? load_raw<Sums>(c + r * c_stride + v * WIDTH) * beta[r] : Sums{};
     for (int k = 0; k < depth; k++) {
-        typename M::vector columns[VECTORS];
+        typename M::part columns[REGISTERS];
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++)
-            columns[v] = load_raw<typename M::vector>(b + (int64_t)k * b_stride + v * LANES);
+        for (int v = 0; v < REGISTERS; v++)
+            columns[v] = load_raw<typename M::part>(b + (int64_t)k * b_stride + v * WIDTH);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            const typename M::vector row = M::broadcast(a[r * a_stride + k]);
+            const typename M::part row = M::broadcast_part(a[r * a_stride + k]);
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) acc[r][v] = M::multiply_add(acc[r][v], row, columns[v]);
+            for (int v = 0; v < REGISTERS; v++) acc[r][v] = M::multiply_add(acc[r][v], row, columns[v]);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) store(c + r * c_stride + v * LANES, acc[r][v]);
+        for (int v = 0; v < REGISTERS; v++)
+            __builtin_memcpy(c + r * c_stride + v * WIDTH, &acc[r][v], sizeof(Sums));
 }
 
-template <class M, int VECTORS>
+template <class M, int REGISTERS>
 static void gemm_columns(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride,
                          int depth, float* c, int c_stride, const float* beta, int rows) {
     typedef void (*Block)(const typename M::element*, int, const typename M::element*, int, int, float*, int,
                           const float*);
     static constexpr Block blocks[MAX_GEMM_ROWS] = {
-        gemm_block<M, 1, VECTORS>, gemm_block<M, 2, VECTORS>, gemm_block<M, 3, VECTORS>,
-        gemm_block<M, 4, VECTORS>, gemm_block<M, 5, VECTORS>, gemm_block<M, 6, VECTORS>,
+        gemm_block<M, 1, REGISTERS>, gemm_block<M, 2, REGISTERS>, gemm_block<M, 3, REGISTERS>,
+        gemm_block<M, 4, REGISTERS>, gemm_block<M, 5, REGISTERS>, gemm_block<M, 6, REGISTERS>,
     };
     for (int r = 0; r < rows; r += MAX_GEMM_ROWS) {
         const int count = rows - r < MAX_GEMM_ROWS ? rows - r : MAX_GEMM_ROWS;
@@ -81,14 +95,16 @@ static void gemm_columns(const typename M::element* a, int a_stride, const typen
 template <class M>
 inline void multiply(const typename M::element* a, int a_stride, const typename M::element* b, int b_stride, int depth,
                      float* c, int c_stride, const float* beta, int rows, int vectors) {
-    for (int v = 0; v < vectors; v += MAX_GEMM_VECTORS) {
-        const int count = vectors - v < MAX_GEMM_VECTORS ? vectors - v : MAX_GEMM_VECTORS;
-        const typename M::element* columns = b + v * LANES;
-        float* out = c + v * LANES;
+    constexpr int WIDTH = sizeof(typename M::part_sums) / sizeof(float);
+    const int registers = vectors * (LANES / WIDTH);
+    for (int v = 0; v < registers; v += MAX_GEMM_REGISTERS) {
+        const int count = registers - v < MAX_GEMM_REGISTERS ? registers - v : MAX_GEMM_REGISTERS;
+        const typename M::element* columns = b + v * WIDTH;
+        float* out = c + v * WIDTH;
         switch (count) {
             case 1: gemm_columns<M, 1>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
-#if defined(__AVX512F__)
             case 2: gemm_columns<M, 2>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
+#if !defined(__AVX__) || defined(__AVX512F__)
             case 3: gemm_columns<M, 3>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
             case 4: gemm_columns<M, 4>(a, a_stride, columns, b_stride, depth, out, c_stride, beta, rows); break;
 #endif

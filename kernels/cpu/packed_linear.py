@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from ctypes import addressof, c_int
 
 import torch
 from torch import Tensor
@@ -11,21 +10,13 @@ from torch import Tensor
 from kernels.cpu.library import I, L, P, bind, check_rows
 from kernels.cpu.packed_layout import packed_shape
 
-__all__ = ["has_bf16_products", "pack", "packed_embedding", "packed_linear"]
+__all__ = ["pack", "packed_embedding", "packed_linear"]
 
-_USE_MATRIX_UNIT = 1  # tests do without
+_FORM = 0  # the fastest here; tests take the others, too (packed_linear.cpp)
 
 _packed_linear = bind("packed_linear", *[P] * 4, *[L] * 3, I, I)
 _packed_embedding = bind("packed_embedding", P, L, P, P, L, I)
-_has_bf16_products = bind("has_bf16_products", P)
 _pack_dense = bind("pack_dense", P, P, L, L, I)
-
-
-def has_bf16_products() -> bool:
-    """Whether this processor multiplies bf16: only then are packed weights the faster ones."""
-    answer = c_int()
-    _has_bf16_products(addressof(answer))
-    return bool(answer.value)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -55,7 +46,7 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: 
         num_tokens,
         in_features,
         out_features,
-        _USE_MATRIX_UNIT,
+        _FORM,
         torch.get_num_threads(),
     )
     return out

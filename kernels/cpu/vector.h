@@ -21,6 +21,19 @@ typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
 
 constexpr int LANES = 16;
+
+// What one register holds: of wider vectors GCC keeps no sums in registers.
+#if defined(__AVX512F__)
+constexpr int REGISTER_LANES = 16;
+#elif defined(__AVX__)
+constexpr int REGISTER_LANES = 8;
+#else
+constexpr int REGISTER_LANES = 4;
+#endif
+constexpr int REGISTERS = LANES / REGISTER_LANES;  // for LANES numbers
+typedef float f32_register __attribute__((vector_size(4 * REGISTER_LANES)));
+typedef uint32_t u32_register __attribute__((vector_size(4 * REGISTER_LANES)));
+
 constexpr float LOG2E = 1.4426950408889634f;
 
 // `lanes` is what 16 of them are in memory.

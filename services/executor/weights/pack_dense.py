@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 import kernels
 from services.executor.layers.weights import Dense, PackedDense
 from services.executor.models.decoder import DecoderModel
 
-logger = logging.getLogger(__name__)
-
 
 def packs_dense(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether that makes products of `dtype` faster; where the processor is the reason why not, the log says so."""
-    if dtype is not torch.bfloat16 or device.type != "cpu" or kernels.cpu_backend() != "cpp":
-        return False
-    # Imported here: importing it compiles the kernels.
-    from kernels.cpu.packed_linear import has_bf16_products
-
-    if has_bf16_products():
-        return True
-    logger.info("CPU kernels: this processor has no AVX512-BF16, products with bfloat16 weights are slower without")
-    return False
+    """Whether products of `dtype` are faster so: then on every processor that our C++ kernels are compiled for."""
+    return dtype is torch.bfloat16 and device.type == "cpu" and kernels.cpu_backend() == "cpp"
 
 
 def pack_dense(model: DecoderModel) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from pathlib import Path
 
@@ -23,12 +22,6 @@ from tests.services.executor.test_gguf_quantized import LINEAR, MIXTURES, SIZES,
 from tests.services.executor.test_models import CPU, save_tiny
 
 TOKENS = [1, 5, 9, 3, 60, 2]
-
-
-@pytest.fixture(autouse=True)
-def bf16_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels compute the same where the processor has no instruction for it."""
-    monkeypatch.setattr(packed_linear, "has_bf16_products", lambda: True)
 
 
 def load(path: Path, dtype: str = "bfloat16", **options: object) -> DecoderModel:
@@ -92,16 +85,6 @@ def test_random_and_dequantized_weights_are_packed(tmp_path: Path) -> None:
 def test_other_dtypes_stay_as_they_are(tmp_path: Path, dtype: str) -> None:
     save_tiny(tmp_path, "Llama")
     assert set(kinds(load(tmp_path, dtype))) == {Dense}
-
-
-def test_a_processor_without_bf16_products_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    save_tiny(tmp_path, "Llama")
-    monkeypatch.setattr(packed_linear, "has_bf16_products", lambda: False)
-    with caplog.at_level(logging.INFO):
-        assert set(kinds(load(tmp_path))) == {Dense}
-    assert caplog.text.count("this processor has no AVX512-BF16") == 1
 
 
 def test_only_cpus_pack() -> None:
