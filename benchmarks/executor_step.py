@@ -36,7 +36,7 @@ CURVE_ROUNDS = 9
 CURVE_REQUESTS = (1, 8, 32)
 CURVE_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 KERNELS = {
-    "products": ("grouped_linear", "packed_linear", "linear", "fp8_linear"),
+    "products": ("grouped_linear", "packed_linear", "linear"),
     "attention": ("paged_attention",),
     "norms": ("add_rms_norm",),
     "rotary, KV": ("rotary_store_kv", "store_kv"),

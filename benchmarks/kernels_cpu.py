@@ -11,7 +11,6 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch.nn import functional as F
 
 from kernels import reference
 from kernels.cpu import native, packed_linear
-from kernels.quantized import Fp8Weight, GroupedWeight, PackedWeight, pack
 
 COLD_BYTES = 100_000_000  # more than the caches hold
 MOST_WORK = 1_000_000_000  # multiply-adds of a round, unless that were fewer than two calls
@@ -96,64 +94,6 @@ def linear_contenders(packed: list[Tensor], weights: list[Tensor], num_tokens: i
     }
     if num_tokens <= 32:
         contenders["ours, direct"] = for_each(weights, lambda weight: native.linear(x, weight, None))
-    return contenders
-
-
-def bench_quantized() -> None:
-    print("\nquantized weights, µs (times faster than the best product with bf16 weights; more than 1: we win)")
-    shapes = ((576, 960), (576, 576), (576, 3072), (1536, 576), (4096, 4096))
-    cases = [(*shape, form) for shape in shapes for form in ("Q4_1", "int4 g128", "Q6_K", "nf4", "fp8")]
-    for in_features, out_features, form in [*cases, (576, 49152, "Q8_0")]:
-        if (form == "int4 g128" and in_features % 128) or (form == "Q6_K" and in_features % 256):
-            continue
-        weight = random_quantized(form, out_features, in_features)
-        copies = max(2, COLD_BYTES // (2 * in_features * out_features))
-        packed = [pack(replace_codes(weight)) for _ in range(copies)]
-        dense = [torch.randn(out_features, in_features).bfloat16() for _ in range(copies)]
-        for num_tokens in (1, 2, 4, 8, 16, 32, 64, 256, 1024):
-            calls = max(2, min(copies, MOST_WORK // (num_tokens * in_features * out_features)))
-            times = best_times(quantized_contenders(packed[:calls], dense[:calls], num_tokens), calls)
-            work = f"{packed[0].nbytes / times['ours'] / 1e9:.0f} GB/s"
-            print_row(f"{in_features}->{out_features} {form} T={num_tokens}", times, work)
-
-
-def random_quantized(form: str, num_outputs: int, num_inputs: int) -> GroupedWeight | Fp8Weight:
-    if form == "fp8":
-        return Fp8Weight(torch.randn(num_outputs, num_inputs).to(torch.float8_e4m3fn), torch.rand(num_outputs))
-    bits, group_size = {"int4 g128": (4, 128), "Q6_K": (6, 16), "nf4": (4, 64), "Q8_0": (8, 32)}.get(form, (4, 32))
-    codes = torch.randint(0, 2**bits, (num_outputs, num_inputs), dtype=torch.uint8)
-    scales = torch.rand(num_outputs, num_inputs // group_size)
-    if form == "Q4_1":
-        return GroupedWeight(codes, bits, group_size, scales.half(), offsets=-scales.half())
-    if form == "int4 g128":
-        zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8)
-        return GroupedWeight(codes, bits, group_size, scales.half(), offsets=zeros)
-    if form == "Q6_K":
-        supers = torch.rand(num_outputs, num_inputs // 256).half()
-        return GroupedWeight(codes, bits, group_size, (100 * scales).to(torch.int8), supers, zero_point=32)
-    if form == "nf4":
-        return GroupedWeight(codes, bits, group_size, scales, codebook=torch.linspace(-1, 1, 16) ** 3)
-    return GroupedWeight(codes, bits, group_size, scales.half(), zero_point=128)
-
-
-def replace_codes(weight: GroupedWeight | Fp8Weight) -> GroupedWeight | Fp8Weight:
-    """The same with codes in memory of their own."""
-    if isinstance(weight, Fp8Weight):
-        return replace(weight, weight=weight.weight.clone())
-    return replace(weight, codes=weight.codes.clone())
-
-
-def quantized_contenders(
-    packed: list[PackedWeight], dense: list[Tensor], num_tokens: int
-) -> dict[str, Callable[[], None]]:
-    x = torch.randn(num_tokens, dense[0].shape[1]).bfloat16()
-
-    contenders = {
-        "ours": for_each(packed, lambda weight: weight(x, None)),
-        "F.linear": for_each(dense, lambda weight: F.linear(x, weight)),
-    }
-    if num_tokens <= 32:
-        contenders["linear"] = for_each(dense, lambda weight: torch.ops.pagewire.linear(x, weight, None))
     return contenders
 
 

@@ -24,12 +24,6 @@ constexpr int SUMS = SIDE * SIDE;       // of a register
 constexpr int64_t DEPTH = 18;           // units of a stage, at most: 36 KiB of weights
 constexpr int UNIT_BYTES = 64;          // of a token
 
-template <class T>
-T* aligned_memory(std::vector<T>& memory, int64_t size) {
-    memory.resize(size + 64 / sizeof(T));
-    return (T*)(((uintptr_t)memory.data() + 63) / 64 * 64);
-}
-
 // Rows of bf16 of which all units can be read, `stride` bytes apart.
 struct Tokens {
     const char* data;

@@ -1,11 +1,9 @@
 // e4m3 to bf16, 64 numbers at a time, by looking up bytes.
 #pragma once
 
-#include <initializer_list>
-
 #include "vector.h"
 
-#if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
+#if defined(__AVX512VBMI__)
 
 // Either byte of the bf16 of an e4m3 is looked up by its 7 bits of magnitude.
 struct E4m3Bytes {
@@ -35,18 +33,10 @@ static inline Fp8Operand convert_e4m3(__m512i codes) {
     return {_mm512_unpacklo_epi8(lows, with_sign), _mm512_unpackhi_epi8(lows, with_sign)};
 }
 
-// 64 fp8 weights, scaled, as bf16
-static inline void dequantize_64(const e4m3* codes, float scale, bf16* out) {
-    alignas(64) static constexpr uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i apart = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that the conversion's result is in order
-    const Fp8Operand both = convert_e4m3(_mm512_permutexvar_epi64(apart, load_raw<__m512i>(codes)));
-    for (const __m512i part : {both.first, both.second}) {
-        const f32x16 even = (f32x16)((u32x16)part << 16) * scale, odd = (f32x16)((u32x16)part & 0xffff0000u) * scale;
-        const __m512i narrow = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(load_raw<__m512i>(INTERLEAVE), narrow));
-        out += 2 * LANES;
-    }
+// Of 16 outputs by 4 inputs (an output's in a lane) the first two inputs of each output, and the last two.
+static inline Fp8Operand convert_e4m3_pairs(__m512i codes) {
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    return convert_e4m3(_mm512_shuffle_epi8(codes, _mm512_broadcast_i32x4(order)));
 }
 
 #endif

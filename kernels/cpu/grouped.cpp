@@ -9,8 +9,10 @@ namespace {
 
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 
-// Measured: the number of tokens from which decoding the weights for the matrix unit pays.
+// The number of tokens from which decoding the weights for the matrix unit pays: measured, with integers; and where they
+// would have to be decoded without it, too, a guess.
 constexpr int64_t AMX_MIN_TOKENS = 24;
+constexpr int64_t AMX_MIN_TABLE_TOKENS = 8;
 
 bool fits_bytes(const GroupedWeight& w) {
     if (w.bits != 4) return false;
@@ -33,12 +35,12 @@ void pagewire_grouped_linear(int dtype, const void* x, const uint8_t* codes, int
                        zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
     const Output output = {dtype, result, bias, tokens, out};
     if (tokens * in * out < SERIAL_WORK) threads = 1;
-    if (dtype == FLOAT32) return grouped_linear_float(w, x, permutation, output, threads);
-    if (tokens >= AMX_MIN_TOKENS && grouped_linear_amx(w, x, permutation, output, threads)) return;
-    if (codebook) {
-        if (!fits_bytes(w)) return grouped_linear_float(w, x, permutation, output, threads);
-        w.zero_point = TABLE_ZERO_POINT;
-    }
+    const bool has_table = codebook && !fits_bytes(w);
+    const int64_t amx_tokens = has_table ? AMX_MIN_TABLE_TOKENS : AMX_MIN_TOKENS;
+    if (dtype != FLOAT32 && tokens >= amx_tokens && grouped_linear_amx(w, x, permutation, output, threads)) return;
+    if (has_table && grouped_linear_table(w, x, permutation, output, threads)) return;
+    if (dtype == FLOAT32 || has_table) return grouped_linear_float(w, x, permutation, output, threads);
+    if (codebook) w.zero_point = TABLE_ZERO_POINT;
     grouped_linear_int8(w, x, permutation, output, threads);
 }
 

@@ -36,6 +36,10 @@ struct CodebookValue {
     }
 };
 
+struct E4m3Value {
+    static f32x16 at(u32x16 quad, int byte, const float*) { return e4m3_to_float(quad >> 8 * byte & 0xff); }
+};
+
 // A group's 16 scales and offsets, which are added.
 struct Group {
     const float *scales, *offsets;
@@ -87,7 +91,7 @@ void decode_nibbles(const uint8_t* codes, const Group* halves, const float*, uin
 typedef void (*Decode)(const uint8_t* codes, const Group* halves, const float* codebook, uint32_t* out);
 
 Decode decoder(const GroupedWeight& w) {
-    if (w.codebook) return decode<4, CodebookValue>;
+    if (w.codebook) return w.bits == 4 ? decode<4, CodebookValue> : decode<8, E4m3Value>;
     if (w.bits == 4) return decode_nibbles;
     Decode result = nullptr;
     with_bits(w.bits, [&](auto bits) { result = decode<decltype(bits)::BITS, PlainValue>; });
@@ -101,7 +105,7 @@ class DecodedStages {
         : w_(w), decode_(decoder(w)), half_units_per_group_((int)w.padded_group() / HALF_UNIT) {
         static thread_local std::vector<uint32_t> memory;
         static thread_local std::vector<float> group_memory;
-        buffers_ = amx::aligned_memory(memory, 2 * BUFFER);
+        buffers_ = aligned_memory(memory, 2 * BUFFER);
         group_memory.resize(4 * w.padded_groups() * TILE);
         groups_ = group_memory.data();
     }
@@ -195,7 +199,7 @@ void multiply(const GroupedWeight& w, const amx::Tokens& x, const amx::Results<T
 
 bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
                         int threads) {
-    if (!amx::permitted() || (w.codebook && w.bits != 4)) return false;
+    if (!amx::permitted() || (w.codebook && w.bits != 4 && w.bits != 8)) return false;
     const bool as_they_are = output.dtype == BFLOAT16 && !permutation && w.padded_in() == w.in;
     const int64_t step = as_they_are ? output.tokens : PACKED_TOKENS;
     with_dtype(output.dtype, [&](auto t) {

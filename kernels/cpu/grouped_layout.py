@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.quantized.packed import PackedGrouped
-from kernels.quantized.weights import SUPER_SIZE, GroupedWeight
+from kernels.quantized.weights import E4M3, SUPER_SIZE, GroupedWeight
 
 TILE = 16  # outputs
 UNIT = 32  # inputs
@@ -32,6 +32,8 @@ _CHUNK_CODES = 4_000_000
 
 # bits -> (width of a field, lowest bit of the code in it) of each kind of plane
 _PLANES = {2: ((2, 0),), 3: ((2, 0), (1, 2)), 4: ((4, 0),), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 8: ((8, 0),)}
+
+_E4M3_BITS = E4M3.view(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ def shape_of(num_outputs: int, num_inputs: int, group_size: int) -> Shape:
 
 
 def pack(weight: GroupedWeight) -> PackedGrouped:
+    # Bits are compared: two of the numbers are NaN.
+    if weight.bits == 8 and weight.codebook is not None and not weight.codebook.view(torch.int32).equal(_E4M3_BITS):
+        raise ValueError("the CPU's kernels multiply no codebook of 8 bits that is not E4M3")
     num_outputs, num_inputs = weight.shape
     shape = shape_of(num_outputs, num_inputs, weight.group_size)
     codes = torch.empty(shape.codes_shape(weight.bits), dtype=torch.uint8)

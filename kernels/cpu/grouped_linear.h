@@ -1,4 +1,4 @@
-// The three products with grouped weights.
+// The products with grouped weights.
 #pragma once
 
 #include "grouped_input.h"
@@ -27,6 +27,10 @@ struct Output {
 // 4 bits with integers, and then no offsets and the zero point TABLE_ZERO_POINT.
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                          int threads);
+
+// Weights with a codebook, decoded to bf16. False: it is not one of those that TableDecoder reads, nothing was done.
+bool grouped_linear_table(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
+                          int threads);
 
 // In fp32 with exact weights.
 void grouped_linear_float(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,

@@ -4,13 +4,11 @@
 // is 4 weight rows by up to 6 tokens; 4 sums are reduced across lanes together.
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
-#include "fp8_bytes.h"
-#include "pack.h"
 #include "parallel.h"
 #include "replay.h"
+#include "vector.h"
 
 namespace {
 
@@ -19,19 +17,15 @@ typedef float f32x4 __attribute__((vector_size(16)));
 constexpr int WEIGHT_ROWS = 4;
 constexpr int MAX_TOKENS = 6;
 constexpr int PREFETCH_BLOCKS = 2;           // how far ahead of the products the weights are fetched
-constexpr int SCALE_BLOCK = 128;             // outputs and inputs that share a scale, where fp8 weights have blocks
 constexpr int CHUNK_ROWS = 64;               // weight rows a thread takes at a time: they stay in its L2 cache
 constexpr int64_t SERIAL_WORK = 64 * 1024;   // multiply-adds below which other threads are not woken
 
 // How one step along the inner dimension multiplies: STEP elements of a token (type X) by STEP weights (type W).
-// The result and the bias are of type Out.
-template <class Weight, class Result = Weight>
+template <class Weight>
 struct WidenedDot {
     typedef float X;
     typedef Weight W;
-    typedef Result Out;
     static constexpr int STEP = LANES;
-    static constexpr int TOKENS = MAX_TOKENS;
     typedef f32x16 operand;
     static operand load_x(const X* p) { return load(p); }
     static operand load_w(const W* p) { return load(p); }
@@ -42,9 +36,7 @@ struct WidenedDot {
 struct Bf16Dot {
     typedef bf16 X;
     typedef bf16 W;
-    typedef bf16 Out;
     static constexpr int STEP = 2 * LANES;
-    static constexpr int TOKENS = MAX_TOKENS;
     typedef u32x16 operand;
     static operand load_x(const X* p) { return load_raw<operand>(p); }
     static operand load_w(const W* p) { return load_raw<operand>(p); }
@@ -52,31 +44,6 @@ struct Bf16Dot {
         return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
     }
 };
-
-#if defined(__AVX512VBMI__)
-// x is in the order of Fp8Operand.
-struct Fp8Dot {
-    typedef bf16 X;
-    typedef e4m3 W;
-    typedef bf16 Out;
-    typedef Fp8Operand operand;
-    static constexpr int STEP = 4 * LANES;
-    static constexpr int TOKENS = 4;  // with 8 vectors of weights the registers hold no more
-    static operand load_x(const X* p) { return {load_raw<__m512i>(p), load_raw<__m512i>(p + 2 * LANES)}; }
-    static operand load_w(const W* p) { return convert_e4m3(load_raw<__m512i>(p)); }
-    static f32x16 multiply_add(f32x16 sum, operand x, operand w) {
-        sum = Bf16Dot::multiply_add(sum, (u32x16)x.first, (u32x16)w.first);
-        return Bf16Dot::multiply_add(sum, (u32x16)x.second, (u32x16)w.second);
-    }
-};
-#else
-struct Fp8Dot : Bf16Dot {
-    typedef e4m3 W;
-    static operand load_w(const W* p) {
-        return (operand)e4m3_as_bf16(Bf16Pair{}, (u16x32)_mm512_cvtepu8_epi16(load_raw<__m256i>(p)));
-    }
-};
-#endif
 #endif
 
 // {sum(a), sum(b), sum(c), sum(d)}
@@ -96,15 +63,12 @@ inline f32x4 sum_each(f32x16 a, f32x16 b, f32x16 c, f32x16 d) {
 
 struct Shape {
     int64_t tokens, in, out;
-    const float* scales = nullptr;  // of fp8 weights: [out], or per block [.., scale_stride]
-    int64_t scale_stride = 0;       // not 0: a scale per block of SCALE_BLOCK outputs and inputs
 };
 
-// Sums over the inputs [begin, end)
 template <class D, int TOKENS>
-[[gnu::always_inline]] inline void multiply(const typename D::W* const* rows, const typename D::X* x, int64_t in,
-                                            int64_t begin, int64_t end, f32x16 (*acc)[WEIGHT_ROWS]) {
-    for (int64_t k = begin; k < end; k += D::STEP) {
+void dot_block(const typename D::W* const* rows, const typename D::X* x, int64_t in, f32x4* sums) {
+    f32x16 acc[TOKENS][WEIGHT_ROWS] = {};
+    for (int64_t k = 0; k < in; k += D::STEP) {
         typename D::operand w[WEIGHT_ROWS];
 #pragma GCC unroll 4
         for (int n = 0; n < WEIGHT_ROWS; n++) {
@@ -118,32 +82,14 @@ template <class D, int TOKENS>
             for (int n = 0; n < WEIGHT_ROWS; n++) acc[t][n] = D::multiply_add(acc[t][n], token, w[n]);
         }
     }
-}
-
-// block_scales: null, or the scale of each SCALE_BLOCK inputs, the same for all rows
-template <class D, int TOKENS>
-void dot_block(const typename D::W* const* rows, const typename D::X* x, int64_t in, const float* block_scales,
-               f32x4* sums) {
-    f32x16 total[TOKENS][WEIGHT_ROWS] = {};
-    if (!block_scales) {
-        multiply<D, TOKENS>(rows, x, in, 0, in, total);
-    } else {
-        for (int64_t k = 0; k < in; k += SCALE_BLOCK, block_scales++) {
-            f32x16 acc[TOKENS][WEIGHT_ROWS] = {};
-            multiply<D, TOKENS>(rows, x, in, k, std::min(in, k + SCALE_BLOCK), acc);
-            for (int t = 0; t < TOKENS; t++)
-                for (int n = 0; n < WEIGHT_ROWS; n++) total[t][n] += acc[t][n] * *block_scales;
-        }
-    }
 #pragma GCC unroll 8
-    for (int t = 0; t < TOKENS; t++) sums[t] = sum_each(total[t][0], total[t][1], total[t][2], total[t][3]);
+    for (int t = 0; t < TOKENS; t++) sums[t] = sum_each(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
 }
 
 template <class T>
-void write_sums(T* out, f32x4 sums, const float* scales, const T* bias, int count) {
+void write_sums(T* out, f32x4 sums, const T* bias, int count) {
     f32x16 wide = {};
     __builtin_memcpy(&wide, &sums, sizeof sums);
-    if (scales) wide *= load(scales, count);
     if (bias) wide += load(bias, count);
     T narrow_sums[LANES];
     store(narrow_sums, wide);
@@ -151,13 +97,12 @@ void write_sums(T* out, f32x4 sums, const float* scales, const T* bias, int coun
 }
 
 template <class D>
-void linear_chunk(const typename D::X* x, const typename D::W* weight, const typename D::Out* bias,
-                  typename D::Out* out, const Shape& shape, int64_t begin, int64_t end) {
-    typedef void (*Block)(const typename D::W* const*, const typename D::X*, int64_t, const float*, f32x4*);
-    const bool blocks_scaled = shape.scale_stride > 0;
+void linear_chunk(const typename D::X* x, const typename D::W* weight, const typename D::W* bias, typename D::W* out,
+                  const Shape& shape, int64_t begin, int64_t end) {
+    typedef void (*Block)(const typename D::W* const*, const typename D::X*, int64_t, f32x4*);
     static constexpr Block blocks[MAX_TOKENS] = {dot_block<D, 1>, dot_block<D, 2>, dot_block<D, 3>,
                                                  dot_block<D, 4>, dot_block<D, 5>, dot_block<D, 6>};
-    const int64_t passes = (shape.tokens + D::TOKENS - 1) / D::TOKENS;
+    const int64_t passes = (shape.tokens + MAX_TOKENS - 1) / MAX_TOKENS;
     const int64_t step = (shape.tokens + passes - 1) / passes;  // 8 tokens are 4 + 4, not 6 + 2
     for (int64_t t = 0; t < shape.tokens; t += step) {
         const int tokens = (int)std::min<int64_t>(step, shape.tokens - t);
@@ -165,62 +110,33 @@ void linear_chunk(const typename D::X* x, const typename D::W* weight, const typ
             const int count = (int)std::min<int64_t>(WEIGHT_ROWS, end - n);
             const typename D::W* rows[WEIGHT_ROWS];
             for (int i = 0; i < WEIGHT_ROWS; i++) rows[i] = weight + (n + std::min(i, count - 1)) * shape.in;
-            const float* block_scales = blocks_scaled ? shape.scales + n / SCALE_BLOCK * shape.scale_stride : nullptr;
-            const float* scales = shape.scales && !blocks_scaled ? shape.scales + n : nullptr;
             f32x4 sums[MAX_TOKENS];
-            blocks[tokens - 1](rows, x + t * shape.in, shape.in, block_scales, sums);
+            blocks[tokens - 1](rows, x + t * shape.in, shape.in, sums);
             for (int i = 0; i < tokens; i++)
-                write_sums(out + (t + i) * shape.out + n, sums[i], scales, bias ? bias + n : nullptr, count);
+                write_sums(out + (t + i) * shape.out + n, sums[i], bias ? bias + n : nullptr, count);
         }
     }
 }
 
 template <class D>
 void linear(const typename D::X* x, const void* weight, const void* bias, void* out, const Shape& shape, int threads) {
+    typedef typename D::W T;
     parallel::for_each(threads, (shape.out + CHUNK_ROWS - 1) / CHUNK_ROWS, [&](int64_t chunk) {
         const int64_t n = chunk * CHUNK_ROWS;
-        linear_chunk<D>(x, (const typename D::W*)weight, (const typename D::Out*)bias, (typename D::Out*)out, shape, n,
-                        std::min(n + CHUNK_ROWS, shape.out));
+        linear_chunk<D>(x, (const T*)weight, (const T*)bias, (T*)out, shape, n, std::min(n + CHUNK_ROWS, shape.out));
     });
 }
 
-// x and the result are of type T.
-template <class T, class W = T>
+template <class T>
 void linear_widened(const void* x, const void* weight, const void* bias, void* out, const Shape& shape, int threads) {
     if constexpr (sizeof(T) == 4) {
-        linear<WidenedDot<W, T>>((const T*)x, weight, bias, out, shape, threads);
+        linear<WidenedDot<T>>((const T*)x, weight, bias, out, shape, threads);
     } else {
         static thread_local std::vector<float> wide;
         wide.resize(shape.tokens * shape.in);
         for (int64_t i = 0; i < shape.tokens * shape.in; i += LANES) store(wide.data() + i, load((const T*)x + i));
-        linear<WidenedDot<W, T>>(wide.data(), weight, bias, out, shape, threads);
+        linear<WidenedDot<T>>(wide.data(), weight, bias, out, shape, threads);
     }
-}
-
-#if defined(__AVX512BF16__)
-// x bf16 and a multiple of 64 inputs
-void fp8_linear_bf16(const bf16* x, const void* weight, const void* bias, void* out, const Shape& shape, int threads) {
-#if defined(__AVX512VBMI__)
-    static thread_local std::vector<bf16> memory;
-    memory.resize(shape.tokens * shape.in);
-    for (int64_t i = 0; i < shape.tokens * shape.in; i += Fp8Dot::STEP)
-        for (int part = 0; part < 8; part++)  // 8 numbers each
-            __builtin_memcpy(memory.data() + i + part % 2 * 32 + part / 2 * 8, x + i + part * 8, 16);
-    x = memory.data();
-#endif
-    linear<Fp8Dot>(x, weight, bias, out, shape, threads);
-}
-#endif
-
-// A row of fp8 weights, scaled (blocks: each SCALE_BLOCK by the next scale), as T
-template <class T>
-void dequantize_row(const e4m3* row, const float* scales, bool blocks, int64_t in, T* out) {
-    int64_t k = 0;
-#if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
-    if constexpr (std::is_same_v<T, bf16>)
-        for (; k + 4 * LANES <= in; k += 4 * LANES) dequantize_64(row + k, scales[blocks ? k / SCALE_BLOCK : 0], out + k);
-#endif
-    for (; k < in; k += LANES) store(out + k, load(row + k, in - k) * scales[blocks ? k / SCALE_BLOCK : 0], in - k);
 }
 
 }  // namespace
@@ -242,40 +158,4 @@ extern "C" void pagewire_linear(int dtype, const void* x, const void* weight, co
     }
 }
 
-// As pagewire_linear with weight float8_e4m3fn and in % 64 == 0. scales float [out], or [.., scale_stride] per block of
-// SCALE_BLOCK x SCALE_BLOCK
-extern "C" void pagewire_fp8_linear(int dtype, const void* x, const void* weight, const float* scales,
-                                    int64_t scale_stride, const void* bias, void* out, int64_t tokens, int64_t in,
-                                    int64_t out_features, int threads) {
-    if (tokens == 0) return;
-    const Shape shape = {tokens, in, out_features, scales, scale_stride};
-    if (tokens * in * out_features < SERIAL_WORK) threads = 1;
-    switch (dtype) {
-        case FLOAT32: return linear_widened<float, e4m3>(x, weight, bias, out, shape, threads);
-#if defined(__AVX512BF16__)
-        case BFLOAT16: return fp8_linear_bf16((const bf16*)x, weight, bias, out, shape, threads);
-#else
-        case BFLOAT16: return linear_widened<bf16, e4m3>(x, weight, bias, out, shape, threads);
-#endif
-        case FLOAT16: return linear_widened<f16, e4m3>(x, weight, bias, out, shape, threads);
-    }
-}
-
-// fp8 weights [out, in] as dtype, scaled, rounded once.
-extern "C" void pagewire_fp8_dequantize(int dtype, const void* weight, const float* scales, int64_t scale_stride,
-                                        void* result, int64_t in, int64_t out_features, int threads) {
-    parallel::for_each(threads, (out_features + CHUNK_ROWS - 1) / CHUNK_ROWS, [&](int64_t chunk) {
-        const int64_t end = std::min(out_features, (chunk + 1) * CHUNK_ROWS);
-        for (int64_t n = chunk * CHUNK_ROWS; n < end; n++) {
-            const e4m3* row = (const e4m3*)weight + n * in;
-            const float* row_scales = scale_stride ? scales + n / SCALE_BLOCK * scale_stride : scales + n;
-            with_dtype(dtype, [&](auto t) {
-                dequantize_row(row, row_scales, scale_stride > 0, in, (decltype(t)*)result + n * in);
-            });
-        }
-    });
-}
-
 PAGEWIRE_REPLAYABLE(linear)
-PAGEWIRE_REPLAYABLE(fp8_linear)
-PAGEWIRE_REPLAYABLE(fp8_dequantize)

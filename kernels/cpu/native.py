@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu import sampling
-from kernels.cpu.fp8 import fp8_linear
 from kernels.cpu.grouped import grouped_embedding, grouped_linear
 from kernels.cpu.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
 from kernels.cpu.packed_linear import packed_embedding, packed_linear
 from kernels.cpu.paged import paged_attention, rotary_store_kv, store_kv
-from kernels.cpu.quantized import int8_linear
+from kernels.cpu.quantized import fp8_linear, int8_linear
 from kernels.cpu.sampling import apply_penalties
 from kernels.cpu.token_groups import TokenGroups, sample_tokens
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -144,6 +145,15 @@ static inline f32x16 widen(u8x16 bits, e4m3) {
     return zero_extend(magnitude) == 0x7f ? splat(NAN) : x;
 }
 
+// bits: e4m3, zero-extended
+static inline f32x16 e4m3_to_float(u32x16 bits) {
+#if defined(__AVX512F__)
+    return widen((u8x16)_mm512_cvtepi32_epi8((__m512i)bits), e4m3{});
+#else
+    return widen(__builtin_convertvector(bits, u8x16), e4m3{});
+#endif
+}
+
 // To nearest, ties to even; what lies beyond +-448 becomes that.
 static inline u8x16 narrow(f32x16 x, e4m3) {
     const u32x16 u = (u32x16)x, magnitude = u & 0x7fffffffu;
@@ -234,3 +244,10 @@ static inline f32x16 exp2(f32x16 x) {
 static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp2(x * -LOG2E)); }
 
 static inline f32x16 tanh(f32x16 x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+
+// `size` elements in `memory`, beginning with a line of the cache.
+template <class T>
+T* aligned_memory(std::vector<T>& memory, int64_t size) {
+    memory.resize(size + 64 / sizeof(T));
+    return (T*)(((uintptr_t)memory.data() + 63) / 64 * 64);
+}

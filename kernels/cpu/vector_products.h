@@ -58,19 +58,30 @@ int64_t group_for(int64_t tokens) {
     return tokens <= FEW_TOKENS ? MAX_GROUP : M::GROUP;
 }
 
-// sums [TOKENS, GROUP] (+)= products of TOKENS tokens, `stride` numbers apart, with GROUP tiles, over `units` units.
-// Every sum takes the inputs in order, one after the other, whatever it is multiplied together with.
+// Weights of GROUP tiles over `units` units.
+template <int GROUP>
+struct TileGroup {
+    const uint32_t* tiles[GROUP];
+    int64_t units;
+    int prefetch = 0;               // bytes fetched ahead of the products; past the end that does nothing
+    const float* scales = nullptr;  // of the sums: TILE of each tile, scale_stride apart
+    int64_t scale_stride = 0;
+};
+
+// Products of TOKENS tokens, `stride` numbers apart, with a group of tiles. `begins`: sums [TOKENS, GROUP] are products of
+// these units alone; else they go on from what they are. Scaled products are added to what sums are. Every sum takes the
+// inputs in order, one after the other, whatever it is multiplied together with.
 template <class M, int TOKENS, int GROUP>
-void multiply(const typename M::X* x, int64_t stride, const uint32_t* const* tiles, int64_t units, bool accumulate,
-              f32x16* sums) {
+void multiply(const typename M::X* x, int64_t stride, const TileGroup<GROUP>& weights, bool begins, f32x16* sums) {
     typedef typename M::Sums Sums;
     constexpr int PARTS = sizeof(f32x16) / sizeof(Sums), PART_LANES = LANES / PARTS;
     Sums acc[TOKENS][GROUP * PARTS] = {};
-    if (accumulate) __builtin_memcpy(acc, sums, sizeof acc);
-    for (int64_t at = 0; at < units * UNIT_PAIRS; at += TILE, x += M::STEPS) {
+    if (!begins) __builtin_memcpy(acc, sums, sizeof acc);
+    const uint32_t* tiles[GROUP];
+    for (int n = 0; n < GROUP; n++) tiles[n] = weights.tiles[n];
+    for (int64_t at = 0; at < weights.units * UNIT_PAIRS; at += TILE, x += M::STEPS) {
 #pragma GCC unroll 4
-        for (int n = 0; n < GROUP; n++)  // past the end it does nothing
-            __builtin_prefetch((const char*)(tiles[n] + at) + PREFETCH);
+        for (int n = 0; n < GROUP; n++) __builtin_prefetch((const char*)(tiles[n] + at) + weights.prefetch);
 #pragma GCC unroll 2
         for (int step = 0; step < M::STEPS; step++) {
             decltype(M::weights(nullptr, 0)) w[GROUP * PARTS];
@@ -85,28 +96,41 @@ void multiply(const typename M::X* x, int64_t stride, const uint32_t* const* til
             }
         }
     }
-    __builtin_memcpy(sums, acc, sizeof acc);
+    if (weights.scales) {
+#pragma GCC unroll 4
+        for (int n = 0; n < GROUP * PARTS; n++) {
+            const int part = n % PARTS * PART_LANES;
+            const Sums scale = load_raw<Sums>(weights.scales + n / PARTS * weights.scale_stride + part);
+#pragma GCC unroll 12
+            for (int t = 0; t < TOKENS; t++) {
+                Sums* const sum = (Sums*)(sums + t * GROUP) + n;
+                *sum += acc[t][n] * scale;
+            }
+        }
+    } else {
+        __builtin_memcpy(sums, acc, sizeof acc);
+    }
 }
 
-template <class M>
-using Multiply = void (*)(const typename M::X*, int64_t, const uint32_t* const*, int64_t, bool, f32x16*);
+template <class M, int GROUP>
+using Multiply = void (*)(const typename M::X*, int64_t, const TileGroup<GROUP>&, bool, f32x16*);
 
 template <class M, int GROUP, int... COUNTS>
-Multiply<M> multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
-    static constexpr Multiply<M> products[] = {multiply<M, COUNTS + 1, GROUP>...};
+Multiply<M, GROUP> multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
+    static constexpr Multiply<M, GROUP> products[] = {multiply<M, COUNTS + 1, GROUP>...};
     return products[tokens - 1];
 }
+// The product of that many tokens.
+template <class M, int GROUP>
+Multiply<M, GROUP> multiply_of(int64_t tokens) {
+    return multiply_of<M, GROUP>(tokens, std::make_integer_sequence<int, tokens_with(GROUP)>{});
+}
 
-// f(multiply, first token, end) for passes over the tokens [0, count), which the registers hold at a time: 14 are 7 + 7,
-// not 12 + 2.
-template <class M, int GROUP, class F>
+// f(first token, end) for passes over the tokens [0, count), of at most MOST and about as many: 14 are 7 + 7, not 12 + 2.
+template <int MOST, class F>
 void for_passes(int64_t count, F&& f) {
-    constexpr int MOST = tokens_with(GROUP);
     const int64_t passes = (count + MOST - 1) / MOST, step = (count + passes - 1) / passes;
-    for (int64_t t = 0; t < count; t += step) {
-        const int64_t end = std::min(count, t + step);
-        f(multiply_of<M, GROUP>(end - t, std::make_integer_sequence<int, MOST>{}), t, end);
-    }
+    for (int64_t t = 0; t < count; t += step) f(t, std::min(count, t + step));
 }
 
 // f(std::integral_constant<int, GROUP>) of a group of 1, 2 or 4 tiles

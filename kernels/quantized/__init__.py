@@ -3,6 +3,7 @@
 from kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack
 from kernels.quantized.weights import (
     BITS,
+    E4M3,
     FP8_BLOCK,
     Fp8Weight,
     GroupedWeight,
@@ -15,6 +16,7 @@ from kernels.quantized.weights import (
 
 __all__ = [
     "BITS",
+    "E4M3",
     "FP8_BLOCK",
     "Fp8Weight",
     "GroupedWeight",

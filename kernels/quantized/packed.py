@@ -116,9 +116,10 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     """Rearranges a weight for the kernels of the device that it is on."""
     device = weight.codes.device if isinstance(weight, GroupedWeight) else weight.weight.device
     layout = "cuda" if device.type == "cuda" or kernels.cpu_backend() == "triton" else "cpu"
+    if layout == "cpu" and not isinstance(weight, GroupedWeight):
+        # Its kernels take activations more exactly than these formats do.
+        return pack_grouped(weight.as_grouped(), layout)
     if isinstance(weight, Int8Weight):
-        if layout == "cpu":  # whose kernels quantize activations more finely than the format does
-            return pack_grouped(weight.as_grouped(), layout)
         return PackedInt8(weight.weight.contiguous(), weight.scales, weight.input_scale)
     if isinstance(weight, Fp8Weight):
         return PackedFp8(weight.weight.contiguous(), weight.scales, weight.input_scale)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "BITS",
+    "E4M3",
     "FP8_BLOCK",
     "SUPER_SIZE",
     "ByteWeight",
@@ -29,6 +30,7 @@ __all__ = [
 BITS = (2, 3, 4, 5, 6, 8)
 SUPER_SIZE = 256  # inputs that share one scale of scales (GGUF's K-quants)
 FP8_BLOCK = 128  # outputs, and inputs, that share a scale where fp8 has one per block
+E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # what a byte stands for
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class GroupedWeight:
                   float, dtype of scales [N, G]:       w = scale * code + offset
                   uint8 [N, G] with super_offsets float16 [N, ceil(K / 256)]:  w = scale * code + offset * super_offset
     zero_point    where offsets is None
-    codebook      None, or float32 [2**bits]: codebook[code] stands for the code; then no offsets, zero_point 0
+    codebook      None, or float32 [2**bits]: codebook[code] stands for the code; then no offsets, zero_point 0. With 8
+                  bits that is E4M3
     permutation   None, or int32 [K]: column j of codes multiplies input permutation[j] (GPTQ's act-order); groups
                   are of neighbouring columns
     """
@@ -175,6 +178,14 @@ class Fp8Weight(ByteWeight):
         num_outputs, num_inputs = self.shape
         scales = self.scales.repeat_interleave(FP8_BLOCK, dim=0)[:num_outputs]
         return self.weight.float() * scales.repeat_interleave(FP8_BLOCK, dim=1)[:, :num_inputs]
+
+    def as_grouped(self) -> GroupedWeight:
+        """The same numbers with a codebook, without input_scale."""
+        codes, (num_outputs, num_inputs) = self.weight.view(torch.uint8), self.shape
+        if self.scales.dim() == 1:
+            return GroupedWeight(codes, 8, num_inputs, self.scales[:, None], codebook=E4M3)
+        scales = self.scales.repeat_interleave(FP8_BLOCK, dim=0)[:num_outputs]
+        return GroupedWeight(codes, 8, FP8_BLOCK, scales, codebook=E4M3)
 
     def stacks_with(self, other: QuantizedWeight) -> bool:
         """Whether both can be rows of one weight: blocks must not straddle them."""

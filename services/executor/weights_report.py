@@ -41,7 +41,9 @@ def report(
 def form(part: PackedWeight) -> str:
     """How a weight is held, in a few words."""
     if isinstance(part, PackedGrouped):
-        bits = f"{part.bits}-bit codebook" if part.codebook is not None else f"{part.bits}-bit"
+        bits = f"{part.bits}-bit"
+        if part.codebook is not None:
+            bits = "fp8" if part.bits == 8 else f"{bits} codebook"
         groups = f"groups of {part.group_size}" if part.group_size < part.shape[1] else "a group per output"
         return f"{bits}, {groups}" + (", act-order" if part.permutation is not None else "")
     if isinstance(part, PackedFp8):

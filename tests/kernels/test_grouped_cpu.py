@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels import reference_quantized as reference
 from kernels.cpu import grouped_layout, native
 from kernels.cpu import quantized as fallback
-from kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
+from kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from kernels.quantized.packed import pack_grouped, unpack_grouped
 from tests.kernels.grouped_weights import grouped_weight
 
@@ -23,6 +23,7 @@ BF16_OPERANDS = 2**-8
 MAX_INPUT_BLOCK = 64  # inputs that share a scale when they are quantized
 LARGEST_CODE = 127 * 128  # of a quantized input
 AMX_MIN_TOKENS = 24  # from here on operands are rounded to bf16 where the machine has a matrix unit
+AMX_MIN_TABLE_TOKENS = 8  # likewise, of weights with a table of numbers
 INTEGER_CODEBOOK = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 FRACTIONAL_CODEBOOK = torch.linspace(-1, 1, 16) ** 3
 
@@ -54,6 +55,8 @@ def weights(draw: st.DrawFn) -> GroupedWeight:
     kind = draw(st.sampled_from(["zero point", "zeros", "minimums", "codebook"]))
     if kind == "codebook" and bits <= 4:
         codebook = draw(st.sampled_from([INTEGER_CODEBOOK, FRACTIONAL_CODEBOOK]))[: 2**bits].clone()
+    elif kind == "codebook" and bits == 8:
+        codebook = E4M3
     elif kind == "zeros":
         offsets = random(groups, 0, 2**bits, torch.uint8)
     elif kind == "minimums" and two_levels:
@@ -65,9 +68,16 @@ def weights(draw: st.DrawFn) -> GroupedWeight:
         zero_point = draw(st.integers(0, 2**bits - 1))
     permutation = torch.randperm(num_inputs, generator=generator).int() if draw(st.booleans()) else None
     codes = random(num_inputs, 0, 2**bits, torch.uint8)
+    if codebook is E4M3:
+        codes[codes % 128 == 127] = 0  # not NaN
     return GroupedWeight(
         codes, bits, group_size, scales, super_scales, offsets, super_offsets, zero_point, codebook, permutation
     )
+
+
+def has_table(weight: GroupedWeight) -> bool:
+    """Of numbers that are not integers: they are decoded to bf16."""
+    return weight.codebook is not None and weight.codebook is not INTEGER_CODEBOOK
 
 
 def op_arguments(packed: PackedGrouped) -> tuple[Tensor | None, ...]:
@@ -141,7 +151,7 @@ def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dty
         )
         assert actual.dtype is dtype
         assert actual.shape == (num_tokens, num_outputs)
-        operands_rounded = cpu is fallback or num_tokens >= AMX_MIN_TOKENS
+        operands_rounded = cpu is fallback or num_tokens >= AMX_MIN_TOKENS or has_table(weight)
         assert_product_is_close(actual, x, weight, bias, operands_rounded=operands_rounded)
 
 
@@ -238,22 +248,35 @@ def test_fp8_linear(
     generator = torch.Generator().manual_seed(num_tokens + num_outputs)
     numbers = torch.randn(num_outputs, num_inputs, generator=generator)
     numbers[:, ::3] *= 2**-8  # below the smallest normal number
-    weight = numbers.to(torch.float8_e4m3fn)
     scale_shape = (-(-num_outputs // 128), -(-num_inputs // 128)) if blocks else (num_outputs,)
     scales = torch.rand(scale_shape, generator=generator) + 0.1
+    weight = Fp8Weight(numbers.to(torch.float8_e4m3fn), scales)
+    packed = pack(weight)
+    assert isinstance(packed, PackedGrouped)
+    assert torch.equal(grouped_layout.unpack(packed).dequantize(), weight.dequantize())
     x = torch.randn(num_tokens, num_inputs, generator=generator).to(dtype)
     bias = torch.randn(num_outputs, generator=generator).to(dtype) if with_bias else None
-    matrix, x64 = Fp8Weight(weight, scales).dequantize().double(), x.double()
+    matrix, x64 = weight.dequantize().double(), x.double()
     expected = x64 @ matrix.T + (0 if bias is None else bias.double())
     magnitude = x64.abs() @ matrix.abs().T + (0 if bias is None else bias.double().abs())
-    tolerance = (FP32_ROUNDING + 2 * RESULT_ROUNDING[dtype]) * magnitude + 1e-7
-    for cpu in (native, fallback):
-        actual = cpu.fp8_linear(x, weight, scales, None, bias)
-        assert actual.dtype is dtype
-        assert ((actual.double() - expected).abs() <= tolerance).all()
+    rounded = BF16_OPERANDS if num_tokens >= AMX_MIN_TABLE_TOKENS and dtype is not torch.float32 else 0
+    tolerance = (FP32_ROUNDING + rounded + 2 * RESULT_ROUNDING[dtype]) * magnitude + 1e-7
+    actual = packed(x, bias)
+    assert actual.dtype is dtype
+    assert ((actual.double() - expected).abs() <= tolerance).all()
 
 
-def test_fp8_linear_refuses_scales_that_do_not_fit() -> None:
-    weight = torch.randn(130, 64).to(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="do not fit"):
-        native.fp8_linear(torch.randn(1, 64), weight, torch.ones(1, 1), None, None)
+def test_a_table_of_other_bytes_is_refused() -> None:
+    weight = GroupedWeight(torch.zeros(16, 64, dtype=torch.uint8), 8, 64, torch.ones(16, 1), codebook=torch.zeros(256))
+    with pytest.raises(ValueError, match="no codebook of 8 bits that is not E4M3"):
+        pack(weight)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+@pytest.mark.parametrize("num_tokens", [1, 20])
+def test_nan_in_fp8_weights_shows_in_the_result(code: int, num_tokens: int) -> None:
+    codes = torch.zeros(40, 64, dtype=torch.uint8)
+    codes[3, 5] = code
+    packed = pack(Fp8Weight(codes.view(torch.float8_e4m3fn), torch.ones(40)))
+    result = packed(torch.ones(num_tokens, 64).bfloat16(), None)
+    assert result.isnan().nonzero()[:, 1].unique().tolist() == [3]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.quantized import Fp8Weight, GroupedWeight, QuantizedWeight, pack
+from kernels.quantized import Fp8Weight, GroupedWeight, PackedFp8, QuantizedWeight, pack
 from services.executor.layers.embedding import Embedding
 from services.executor.layers.placement import Placement
 from services.executor.model_config import ModelLoadError
@@ -59,7 +59,18 @@ def test_act_order_is_refused(embedding: Embedding) -> None:
         embedding.install([pack(grouped(reversed_inputs))])
 
 
-def test_fp8_is_refused(embedding: Embedding) -> None:
-    weight = Fp8Weight(torch.zeros(48, 64).to(torch.float8_e4m3fn), torch.ones(48))
+def fp8() -> Fp8Weight:
+    return Fp8Weight(torch.randn(48, 64).to(torch.float8_e4m3fn), torch.rand(48))
+
+
+def test_rows_of_an_fp8_weight(embedding: Embedding) -> None:
+    """On a CPU; it has groups there."""
+    weight, token_ids = fp8(), torch.tensor([0, 47, 5, 5])
+    embedding.install([pack(weight)])
+    torch.testing.assert_close(embedding(token_ids), weight.dequantize()[token_ids])
+
+
+def test_fp8_as_a_gpu_holds_it_is_refused(embedding: Embedding) -> None:
+    weight = fp8()
     with pytest.raises(ModelLoadError, match=r"module model\.embed_tokens: .*fp8.*; leave it unquantized"):
-        embedding.install([pack(weight)])
+        embedding.install([PackedFp8(weight.weight, weight.scales)])
