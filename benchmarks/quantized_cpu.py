@@ -26,7 +26,7 @@ from services.executor.quantization.gguf import GgufFormat
 from services.executor.quantization.gguf_blocks import FORMS
 from services.executor.quantization.gptq import GptqFormat
 
-NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
+NUM_TOKENS = (1, 4, 8, 16, 32, 64, 256)
 SHAPES = ((768, 3072), (4096, 4096))  # (outputs, inputs); all formats' groups and blocks divide them
 
 RandomWeight = Callable[[int, int, torch.Generator], QuantizedWeight]
