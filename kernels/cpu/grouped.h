@@ -90,26 +90,32 @@ static inline void expand_groups(const GroupedWeight& w, int64_t tile, bool offs
 //
 // Planes: 4 low bits, two quads to a vector; then (or alone) 2 bits, four quads to a vector; then 1 bit, eight quads.
 
-[[gnu::always_inline]] static inline u32x16 plane(const uint8_t* p, int vector) { return load_raw<u32x16>(p + vector * 64); }
+// V is a vector of 32-bit lanes, of all 16 outputs of a tile or of those that one register holds.
+
+template <class V>
+[[gnu::always_inline]] static inline V plane(const uint8_t* p, int vector) {
+    return load_raw<V>(p + vector * 64);
+}
 
 // Bits [from, from + width) of each byte, moved to bit `to`.
-[[gnu::always_inline]] static inline u32x16 field(u32x16 bytes, int from, int width, int to) {
+template <class V>
+[[gnu::always_inline]] static inline V field(V bytes, int from, int width, int to) {
     const uint32_t mask = (((1u << width) - 1) << to) * 0x01010101u;
     return (from > to ? bytes >> (from - to) : bytes << (to - from)) & mask;
 }
 
-template <int BITS>
-[[gnu::always_inline]] static inline void unpack_unit(const uint8_t* p, u32x16 quads[QUADS]) {
+template <int BITS, class V>
+[[gnu::always_inline]] static inline void unpack_unit(const uint8_t* p, V* quads) {
     constexpr int NIBBLES = BITS >= 4 ? 4 : 0, REST = BITS - NIBBLES;
 #pragma GCC unroll 8
     for (int q = 0; q < QUADS; q++) {
         if constexpr (BITS == 8) {
-            quads[q] = plane(p, q);
+            quads[q] = plane<V>(p, q);
         } else {
-            u32x16 code = {};
-            if constexpr (NIBBLES) code = field(plane(p, q / 2), q % 2 * 4, 4, 0);
-            if constexpr (REST >= 2) code |= field(plane(p + NIBBLES * 64, q / 4), q % 4 * 2, 2, NIBBLES);
-            if constexpr (REST % 2) code |= field(plane(p + (BITS - 1) * 64, 0), q, 1, BITS - 1);
+            V code = {};
+            if constexpr (NIBBLES) code = field(plane<V>(p, q / 2), q % 2 * 4, 4, 0);
+            if constexpr (REST >= 2) code |= field(plane<V>(p + NIBBLES * 64, q / 4), q % 4 * 2, 2, NIBBLES);
+            if constexpr (REST % 2) code |= field(plane<V>(p + (BITS - 1) * 64, 0), q, 1, BITS - 1);
             quads[q] = code;
         }
     }

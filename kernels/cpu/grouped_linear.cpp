@@ -8,63 +8,119 @@ constexpr int MAX_TOKENS = 8;
 constexpr int CHUNK_TILES = 4;    // tiles that a thread takes at a time
 constexpr int PREFETCH = 2048;    // bytes of codes fetched ahead of the products
 
-// acc[lane] += sum of weights (4 unsigned bytes of a lane) * inputs (4 signed bytes, the same for all lanes)
-[[gnu::always_inline]] inline i32x16 dot(i32x16 acc, u32x16 weights, const int8_t* inputs) {
+// Where weights of up to LARGEST are multiplied after CENTER is subtracted.
+template <int LARGEST>
+constexpr int CENTER = 0;
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// `vpmaddubsw` sums two products of bytes, unsigned by signed, in 16 bits, and saturates.
+#if defined(__AVX512BW__)
+typedef __m512i Integers;
+#define PAGEWIRE_INTEGERS(name) _mm512_##name
+#else
+typedef __m256i Integers;
+#define PAGEWIRE_INTEGERS(name) _mm256_##name
+template <>
+constexpr int CENTER<255> = 128;
+#endif
+
+inline Integers broadcast(const int8_t* inputs) { return PAGEWIRE_INTEGERS(set1_epi32)(load_raw<int32_t>(inputs)); }
+
+inline i32_register sums_of_pairs(Integers sums) {
+    return (i32_register)PAGEWIRE_INTEGERS(madd_epi16)(sums, PAGEWIRE_INTEGERS(set1_epi16)(1));
+}
+
+// Of `count` quads, at most SUMS: of small weights, so that 16 bits hold the sums
+template <int SUMS>
+[[gnu::always_inline]] inline i32_register dot_small(const u32_register* weights, const int8_t* inputs, int count) {
+    Integers sums = {};
+#pragma GCC unroll 8
+    for (int q = 0; q < SUMS && q < count; q++) {
+        const Integers products = PAGEWIRE_INTEGERS(maddubs_epi16)((Integers)weights[q], broadcast(inputs + 4 * q));
+        sums = PAGEWIRE_INTEGERS(add_epi16)(sums, products);
+    }
+    return sums_of_pairs(sums);
+}
+
+// Any weights
+[[gnu::always_inline]] inline i32_register dot_any(u32_register weights, const int8_t* inputs) {
+    const Integers x = broadcast(inputs);
+#if defined(__AVX512BW__)
+    const auto high = [](Integers bytes) { return PAGEWIRE_INTEGERS(srai_epi16)(bytes, 8); };
+    const Integers even = (Integers)(weights & 0x00ff00ffu), odd = PAGEWIRE_INTEGERS(srli_epi16)((Integers)weights, 8);
+    return (i32_register)PAGEWIRE_INTEGERS(add_epi32)(
+        PAGEWIRE_INTEGERS(madd_epi16)(even, high(PAGEWIRE_INTEGERS(slli_epi16)(x, 8))),
+        PAGEWIRE_INTEGERS(madd_epi16)(odd, high(x)));
+#else
+    // Less CENTER they have a sign, which goes to the inputs: 128 * 127 + 128 * 127 fits.
+    const Integers centered = (Integers)(weights ^ 0x80808080u);
+    return sums_of_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(centered), _mm256_sign_epi8(x, centered)));
+#endif
+}
+#endif
+
+// sum[lane] += sum of weights (4 unsigned bytes of a lane) * inputs (4 signed bytes, the same for all lanes), for quads
+// [BEGIN, END) of weights up to LARGEST: high with the inputs' higher bytes, low with the lower ones, UNIT bytes further.
+template <int LARGEST, int BEGIN, int END>
+[[gnu::always_inline]] inline void dot(i32_register& high, i32_register& low, const u32_register* weights,
+                                       const int8_t* inputs) {
 #if defined(__AVX512VNNI__)
     // The compiler does not know that the instruction itself broadcasts.
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*(const int32_t*)inputs));
-    return acc;
+    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const int32_t*)x));
+    };
+#elif defined(__AVXVNNI__)
+    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
+        sum = (i32_register)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(load_raw<int32_t>(x)));
+    };
 #elif defined(__AVX2__)
-    __m256i sums[2], bytes[2];
-    __builtin_memcpy(sums, &acc, sizeof acc);
-    __builtin_memcpy(bytes, &weights, sizeof weights);
-    const __m256i x = _mm256_set1_epi32(load_raw<int32_t>(inputs));
-    for (int i = 0; i < 2; i++) {
-#if defined(__AVXVNNI__)
-        sums[i] = _mm256_dpbusd_avx_epi32(sums[i], bytes[i], x);
-#else  // as two sums of 16-bit products: one of 8-bit products (vpmaddubsw) saturates
-        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(bytes[i], _mm256_set1_epi16(0xff)),
-                                               _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(bytes[i], 8), _mm256_srai_epi16(x, 8));
-        sums[i] = _mm256_add_epi32(sums[i], _mm256_add_epi32(even, odd));
-#endif
+    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) { sum += dot_any(w, x); };
+    constexpr int SUMS = (1 << 15) / (2 * 127 * LARGEST + 1);  // of pairs of products, in 16 bits
+    if constexpr (SUMS > 0) {
+        for (int q = BEGIN; q < END; q += SUMS) {
+            high += dot_small<SUMS>(weights + q, inputs + 4 * q, END - q);
+            low += dot_small<SUMS>(weights + q, inputs + UNIT + 4 * q, END - q);
+        }
+        return;
     }
-    return load_raw<i32x16>(sums);
 #else
-    for (int i = 0; i < 4; i++) acc += (i32x16)(weights >> 8 * i & 0xff) * inputs[i];
-    return acc;
+    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
+        for (int i = 0; i < 4; i++) sum += (i32_register)(w >> 8 * i & 0xff) * x[i];
+    };
 #endif
+#pragma GCC unroll 8
+    for (int q = BEGIN; q < END; q++) {
+        add(high, weights[q], inputs + 4 * q);
+        add(low, weights[q], inputs + UNIT + 4 * q);
+    }
 }
 
 // Codes that are numbers.
 template <class B>
 struct Plain {
-    static constexpr int BITS = B::BITS;
+    static constexpr int BITS = B::BITS, LARGEST = (1 << BITS) - 1;
     explicit Plain(const uint8_t*) {}
-    [[gnu::always_inline]] void unpack(const uint8_t* p, u32x16 quads[QUADS]) const { unpack_unit<BITS>(p, quads); }
+    [[gnu::always_inline]] void unpack(const uint8_t* p, u32_register* quads) const { unpack_unit<BITS>(p, quads); }
 };
 
 // Codes that index a table of 16 bytes.
 struct Table {
-    static constexpr int BITS = 4;
-    u8x64 table;
+    static constexpr int BITS = 4, LARGEST = 255;
+    u8_register table;
     explicit Table(const uint8_t* bytes) {
-        for (int i = 0; i < 64; i++) table[i] = bytes[i % SMALL_CODEBOOK];
+        for (size_t i = 0; i < sizeof table; i++) table[i] = bytes[i % SMALL_CODEBOOK];
     }
-    [[gnu::always_inline]] void unpack(const uint8_t* p, u32x16 quads[QUADS]) const {
+    [[gnu::always_inline]] void unpack(const uint8_t* p, u32_register* quads) const {
         unpack_unit<BITS>(p, quads);
         for (int q = 0; q < QUADS; q++) quads[q] = look_up(quads[q]);
     }
-    [[gnu::always_inline]] u32x16 look_up(u32x16 codes) const {
+    [[gnu::always_inline]] u32_register look_up(u32_register codes) const {
 #if defined(__AVX512BW__)
-        return (u32x16)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes);
-#elif defined(__AVX2__)
-        __m256i halves[2];
-        __builtin_memcpy(halves, &codes, sizeof codes);
-        for (__m256i& half : halves) half = _mm256_shuffle_epi8(load_raw<__m256i>(&table), half);
-        return load_raw<u32x16>(halves);
+        return (u32_register)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+        return (u32_register)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes);
 #else
-        return (u32x16)__builtin_shuffle(table, (u8x64)codes);
+        return (u32_register)__builtin_shuffle(table, (u8_register)codes);
 #endif
     }
 };
@@ -76,7 +132,7 @@ struct Problem {
     uint8_t table[SMALL_CODEBOOK];
 };
 
-// Products of one tile of outputs with TOKENS tokens, those of a pass.
+// Products of a part of a tile's outputs, as many as a register holds, with TOKENS tokens, those of a pass.
 template <class Codes, int TOKENS>
 struct TileProduct {
     typedef QuantizedInputs::Block Block;
@@ -85,49 +141,52 @@ struct TileProduct {
     const Codes codes;
     const int8_t* x;
     const Block* block;
-    f32x16 sums[TOKENS] = {};
-    i32x16 acc[TOKENS];
+    const int first_lane;
+    f32_register sums[TOKENS] = {};
+    i32_register acc[TOKENS];
 
-    [[gnu::always_inline]] TileProduct(const Problem& p, int64_t first)
-        : w(p.weight), codes(p.table), x(p.inputs.codes(first)), block(p.inputs.blocks(first)) {}
+    [[gnu::always_inline]] TileProduct(const Problem& p, int64_t first, int part)
+        : w(p.weight), codes(p.table), x(p.inputs.codes(first)), block(p.inputs.blocks(first)),
+          first_lane(part * REGISTER_LANES) {}
 
     [[gnu::always_inline]] void start_block() {
 #pragma GCC unroll 8
-        for (int t = 0; t < TOKENS; t++) acc[t] = i32x16{} + block[t].start;
+        for (int t = 0; t < TOKENS; t++)
+            acc[t] = i32_register{} + (block[t].start + CENTER<Codes::LARGEST> * (int32_t)block[t].code_sum);
     }
 
     // The products of quads [begin, end) of a unit
     template <int BEGIN, int END>
-    [[gnu::always_inline]] void multiply(const u32x16* quads) {
+    [[gnu::always_inline]] void multiply(const u32_register* quads) {
 #pragma GCC unroll 8
         for (int t = 0; t < TOKENS; t++) {
-            const int8_t* const token = x + t * INPUT_BYTES * UNIT;
-            i32x16 high = {};
-#pragma GCC unroll 8
-            for (int q = BEGIN; q < END; q++) {
-                high = dot(high, quads[q], token + 4 * q);
-                acc[t] = dot(acc[t], quads[q], token + UNIT + 4 * q);
-            }
+            i32_register high = {};
+            dot<Codes::LARGEST, BEGIN, END>(high, acc[t], quads, x + t * INPUT_BYTES * UNIT);
             acc[t] += high << LOW_BITS;
         }
     }
 
+    // Of the 16 numbers of a tile
+    [[gnu::always_inline]] f32_register of_part(const float* numbers) const {
+        return load_raw<f32_register>(numbers + first_lane);
+    }
+
     // Adds the integer sums of a block to the result.
-    [[gnu::always_inline]] void finish_block(f32x16 scale, const float* offset) {
+    [[gnu::always_inline]] void finish_block(f32_register scale, const float* offset) {
         if (w.offset_kind == NONE) {
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++)
-                sums[t] += __builtin_convertvector(acc[t], f32x16) * (scale * block[t].scale);
+                sums[t] += __builtin_convertvector(acc[t], f32_register) * (scale * block[t].scale);
         } else if (w.has_minimums()) {
-            const f32x16 minimum = load(offset);
+            const f32_register minimum = of_part(offset);
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++)
-                sums[t] += __builtin_convertvector(acc[t], f32x16) * (scale * block[t].scale) + minimum * block[t].sum;
+                sums[t] += __builtin_convertvector(acc[t], f32_register) * (scale * block[t].scale) + minimum * block[t].sum;
         } else {
-            const f32x16 zero = load(offset);
+            const f32_register zero = of_part(offset);
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++)
-                sums[t] += (__builtin_convertvector(acc[t], f32x16) - zero * block[t].code_sum) *
+                sums[t] += (__builtin_convertvector(acc[t], f32_register) - zero * block[t].code_sum) *
                            (scale * block[t].scale);
         }
         block += TOKENS;
@@ -141,13 +200,13 @@ struct TileProduct {
         const int units_per_block = w.block() / UNIT, blocks_per_group = w.padded_group() / w.block();
         const int64_t groups = w.padded_groups();
         for (int64_t g = 0; g < groups; g++, scales += TILE, offsets += TILE) {
-            const f32x16 scale = load(scales);
+            const f32_register scale = of_part(scales);
             for (int b = 0; b < blocks_per_group; b++) {
                 start_block();
                 for (int u = 0; u < units_per_block; u++) {
-                    u32x16 quads[QUADS];
+                    u32_register quads[QUADS];
                     prefetch(stream);
-                    codes.unpack(stream, quads);
+                    codes.unpack(stream + 4 * first_lane, quads);
                     multiply<0, QUADS>(quads);
                     stream += Codes::BITS * 64;
                     x += TOKENS * INPUT_BYTES * UNIT;
@@ -160,15 +219,15 @@ struct TileProduct {
     // Where groups are half a unit.
     [[gnu::always_inline]] void run_half_units(const uint8_t* stream, const float* scales, const float* offsets) {
         for (int64_t u = w.units(); u > 0; u--, stream += Codes::BITS * 64, x += TOKENS * INPUT_BYTES * UNIT) {
-            u32x16 quads[QUADS];
+            u32_register quads[QUADS];
             prefetch(stream);
-            codes.unpack(stream, quads);
+            codes.unpack(stream + 4 * first_lane, quads);
             start_block();
             multiply<0, QUADS / 2>(quads);
-            finish_block(load(scales), offsets);
+            finish_block(of_part(scales), offsets);
             start_block();
             multiply<QUADS / 2, QUADS>(quads);
-            finish_block(load(scales + TILE), offsets + TILE);
+            finish_block(of_part(scales + TILE), offsets + TILE);
             scales += 2 * TILE;
             offsets += 2 * TILE;
         }
@@ -184,9 +243,12 @@ struct TileProduct {
 template <class Codes, int TOKENS>
 void tile_product(const Problem& p, int64_t first, int64_t tile, const float* scales, const float* offsets,
                   f32x16* sums) {
-    TileProduct<Codes, TOKENS> product(p, first);
-    product.run(p.weight.tile_codes(tile), scales, offsets);
-    for (int t = 0; t < TOKENS; t++) sums[t] = product.sums[t];
+    for (int part = 0; part < REGISTERS; part++) {
+        TileProduct<Codes, TOKENS> product(p, first, part);
+        product.run(p.weight.tile_codes(tile), scales, offsets);
+        for (int t = 0; t < TOKENS; t++)
+            __builtin_memcpy((float*)(sums + t) + product.first_lane, product.sums + t, sizeof(f32_register));
+    }
 }
 
 template <class Codes>

@@ -72,13 +72,24 @@ class TableDecoder {
     }
 #else
     static void bytes(const uint8_t* codes, uint32_t* out) {
-        for (int quad = 0; quad < QUADS; quad++, codes += 64)
-            for (int input = 0; input < 4; input += 2, out += TILE) {
-                const u32x16 code = load_raw<u32x16>(codes) >> 8 * input;
-                const u32x16 pairs = (u32x16)e4m3_to_float(code & 0xff) >> 16 |
-                                     ((u32x16)e4m3_to_float(code >> 8 & 0xff) & 0xffff0000u);
-                __builtin_memcpy(out, &pairs, sizeof pairs);
+        for (int quad = 0; quad < QUADS; quad++, codes += 64, out += 2 * TILE)
+            for (int n = 0; n < TILE; n += REGISTER_LANES) {
+                const u32_register code = load_raw<u32_register>(codes + 4 * n);
+                for (int half = 0; half < 2; half++) {  // two inputs of each output
+                    const u32_register pairs = e4m3_bits(code >> 16 * half) >> 16 | e4m3_bits(code >> (16 * half + 8));
+                    __builtin_memcpy(out + half * TILE + n, &pairs, sizeof pairs);
+                }
             }
+    }
+
+    // The floats, in bits, of the codes in the lowest bytes; only upper halves are not 0.
+    static u32_register e4m3_bits(u32_register code) {
+        const u32_register magnitude = code & 0x7f, normal = (magnitude << 20) + 0x3c000000u;
+        const u32_register subnormal =
+            (u32_register)(__builtin_convertvector((i32_register)magnitude, f32_register) * 0x1p-9f);
+        u32_register bits = magnitude < 8 ? subnormal : normal;
+        bits = magnitude == 0x7f ? u32_register{} + 0x7fc00000u : bits;
+        return bits | (code & 0x80) << 24;
     }
 #endif
 

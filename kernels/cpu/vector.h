@@ -33,7 +33,9 @@ constexpr int REGISTER_LANES = 4;
 #endif
 constexpr int REGISTERS = LANES / REGISTER_LANES;  // for LANES numbers
 typedef float f32_register __attribute__((vector_size(4 * REGISTER_LANES)));
+typedef int32_t i32_register __attribute__((vector_size(4 * REGISTER_LANES)));
 typedef uint32_t u32_register __attribute__((vector_size(4 * REGISTER_LANES)));
+typedef uint8_t u8_register __attribute__((vector_size(4 * REGISTER_LANES)));
 
 constexpr float LOG2E = 1.4426950408889634f;
 
