@@ -52,31 +52,32 @@ def tune_layer(
     """
     descent = Descent([(student.changes(), RATE), (student.positions(), POSITION_RATE)], num_steps)
     picked = batches(len(inputs), max(1, TOKENS_PER_STEP // inputs.shape[1]))
-    errors = []
+    shown: list[tuple[Tensor, float]] = []  # what the first steps took, and its error
     for step in range(num_steps):
         picks = next(picked)
         student.clear_gradients()
-        errors.append(_add_gradients(forward, inputs[picks], targets[picks]))
+        with torch.enable_grad():
+            loss = _error(forward, inputs[picks], targets[picks])
+        loss.backward()
         student.take_gradients()
-        if not (math.isfinite(errors[-1]) and student.is_finite()):
+        error = loss.item()
+        if not (math.isfinite(error) and student.is_finite()):
             raise StartupError(
-                f"tuning a layer broke down at step {step + 1}: its error is {errors[-1]}, with gradients that are not "
+                f"tuning a layer broke down at step {step + 1}: its error is {error}, with gradients that are not "
                 "finite; leave it out with --tune-layer-steps 0, or take other calibration text"
             )
+        if len(shown) < -(-num_steps // 10):
+            shown.append((picks, error))
         descent.step()
         student.put()
-    shown = -(-num_steps // 10)
     layer.zero_grad()
     layer.requires_grad_(False)
-    return sum(errors[:shown]) / shown, sum(errors[-shown:]) / shown
+    after = [_error(forward, inputs[picks], targets[picks]).item() for picks, _ in shown]
+    return sum(error for _, error in shown) / len(shown), sum(after) / len(after)
 
 
-def _add_gradients(forward: Forward, inputs: Tensor, targets: Tensor) -> float:
-    """Of the error, which is returned; its gradients are added to the parameters'."""
-    with torch.enable_grad():
-        # A sequence's first token sees nothing; its states are like no others.
-        outputs = forward(inputs)[:, 1:].float()
-        targets = targets[:, 1:].to(outputs.device).float()
-        error = ((outputs - targets).square().sum(dim=-1) / targets.square().sum(dim=-1).clamp(min=1e-30)).mean()
-    error.backward()
-    return error.item()
+def _error(forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
+    # A sequence's first token sees nothing; its states are like no others.
+    outputs = forward(inputs)[:, 1:].float()
+    targets = targets[:, 1:].to(outputs.device).float()
+    return ((outputs - targets).square().sum(dim=-1) / targets.square().sum(dim=-1).clamp(min=1e-30)).mean()

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "processor.h"
+
 namespace amx {
 
 constexpr int ARCH_REQ_XCOMP_PERM = 0x1023;  // arch_prctl: ask the kernel for a register state
@@ -21,7 +23,7 @@ constexpr int TILE_PAIRS = 256;  // pairs of bf16 in a tile register: 16 rows x 
 // Whether this process may use the tile registers. Asks the kernel the first time.
 inline bool permitted() {
     static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-    return granted;
+    return granted && bf16_form == FASTEST;
 }
 
 // The compiler does not know what tile instructions read: what was written before this is in memory after it.

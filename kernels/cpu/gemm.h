@@ -10,7 +10,7 @@
 #if defined(__AVX__) && !defined(__AVX512F__)
 constexpr int MAX_GEMM_REGISTERS = 2;  // 6 x 2 sums of the 16 registers
 #else
-constexpr int MAX_GEMM_REGISTERS = 4;  // of the 32
+constexpr int MAX_GEMM_REGISTERS = 4;  // of the 32 of AVX-512 and of NEON
 #endif
 constexpr int MAX_GEMM_ROWS = 6;
 

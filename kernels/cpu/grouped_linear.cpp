@@ -12,7 +12,16 @@ constexpr int PREFETCH = 2048;    // bytes of codes fetched ahead of the product
 template <int LARGEST>
 constexpr int CENTER = 0;
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// Which instructions multiply bytes.
+#if defined(__AVX512VNNI__)
+#define PAGEWIRE_VNNI 16  // lanes
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define PAGEWIRE_VNNI 8
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#define PAGEWIRE_MADDUBS
+#endif
+
+#if defined(PAGEWIRE_MADDUBS)
 // `vpmaddubsw` sums two products of bytes, unsigned by signed, in 16 bits, and saturates.
 #if defined(__AVX512BW__)
 typedef __m512i Integers;
@@ -64,16 +73,16 @@ template <int SUMS>
 template <int LARGEST, int BEGIN, int END>
 [[gnu::always_inline]] inline void dot(i32_register& high, i32_register& low, const u32_register* weights,
                                        const int8_t* inputs) {
-#if defined(__AVX512VNNI__)
+#if PAGEWIRE_VNNI == 16
     // The compiler does not know that the instruction itself broadcasts.
     const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
         asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const int32_t*)x));
     };
-#elif defined(__AVXVNNI__)
+#elif PAGEWIRE_VNNI == 8
     const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
         sum = (i32_register)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(load_raw<int32_t>(x)));
     };
-#elif defined(__AVX2__)
+#elif defined(PAGEWIRE_MADDUBS)
     const auto add = [](i32_register& sum, u32_register w, const int8_t* x) { sum += dot_any(w, x); };
     constexpr int SUMS = (1 << 15) / (2 * 127 * LARGEST + 1);  // of pairs of products, in 16 bits
     if constexpr (SUMS > 0) {

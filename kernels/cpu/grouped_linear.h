@@ -28,7 +28,8 @@ struct Output {
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                          int threads);
 
-// Weights with a codebook, decoded to bf16. False: it is not one of those that TableDecoder reads, nothing was done.
+// Weights with a codebook of 4 bits or E4M3, as floats or bf16. False: not such a one, or with groups of half a unit, or it
+// would be rounded where it must not be; nothing was done.
 bool grouped_linear_table(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                           int threads);
 

@@ -1,6 +1,7 @@
-// y = x w^T + bias with weights whose codes stand for numbers of a table: as many as stay in the L1 cache are decoded to
-// bf16 at a time and multiplied like dense weights. Sums of a group are scaled, so that only the table's numbers are
-// rounded; those of fp8 are bf16 as they are.
+// y = x w^T + bias with weights whose codes stand for numbers of a table. Two ways: codes become floats as they are
+// multiplied with (table_products.h), which is exact; or as many as stay in the L1 cache are decoded to bf16 and
+// multiplied like dense weights. In both, sums of a group are scaled, so that only the table's numbers can be rounded, and
+// those of fp8 are bf16 as they are.
 
 #include "grouped_linear.h"
 #include "processor.h"
@@ -12,7 +13,8 @@ namespace {
 using packed::UNIT_PAIRS;
 
 constexpr int64_t STAGE_UNITS = 8;  // decoded at a time of each tile
-constexpr int64_t STAGED_BYTES = 17;  // tokens from which fp8 is not converted anew for every few tokens: measured
+constexpr int64_t MIN_STAGED_TOKENS = 17;  // from which fp8 is not converted anew for every few of them: measured
+constexpr int64_t ORDERED_TOKENS = 512;    // whose inputs are in the order of the codes at a time
 
 // Tokens [0, count) of a piece of work with the tiles [begin, begin + GROUP), of which the last may be missing.
 template <class M, int GROUP>
@@ -154,28 +156,48 @@ T* ordered(const GroupedWeight& w, const void* x, const int32_t* permutation, co
 
 }  // namespace
 
-bool grouped_linear_table(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
-                          int threads) {
-    if (!TableDecoder::fits(w) || w.padded_group() % UNIT) return false;
+namespace {
+
+void multiply(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output, int threads) {
 #if defined(__AVX512F__)
     const bool floats = output.dtype != BFLOAT16 || floats_beat_bf16_pairs();
-    if (floats && (w.bits == 4 || output.tokens < STAGED_BYTES)) {
+    if (floats && (w.bits == 4 || output.tokens < MIN_STAGED_TOKENS)) {
         const float* const inputs = ordered<float>(w, x, permutation, output, threads);
-        w.bits == 4 ? linear_floats<table::Nibbles>(w, inputs, output, threads)
-                    : linear_floats<table::Bytes>(w, inputs, output, threads);
-        return true;
+        return w.bits == 4 ? linear_floats<table::Nibbles>(w, inputs, output, threads)
+                           : linear_floats<table::Bytes>(w, inputs, output, threads);
     }
-#else
-    const bool floats = true;
-#endif
-    if (w.bits == 4 && output.dtype == FLOAT32) return false;  // whose weights must not be rounded
 #if defined(__AVX512BF16__)
     if (!floats) {
         const bf16* const inputs = ordered<bf16>(w, x, permutation, output, threads);
-        linear<packed::Pairs>(w, (const uint32_t*)inputs, w.padded_in() / 2, output, threads);
-        return true;
+        return linear<packed::Pairs>(w, (const uint32_t*)inputs, w.padded_in() / 2, output, threads);
     }
 #endif
+#endif
     linear<packed::Floats>(w, ordered<float>(w, x, permutation, output, threads), w.padded_in(), output, threads);
+}
+
+// Whether the numbers of the weight's table may be rounded, where they are: bf16 models have no better ones.
+bool may_round(const GroupedWeight& w, int dtype) {
+#if defined(__AVX512F__)
+    return true;  // they are not, or the model is bf16
+#else
+    return w.bits == 8 || dtype == BFLOAT16;
+#endif
+}
+
+}  // namespace
+
+bool grouped_linear_table(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
+                          int threads) {
+    if (!TableDecoder::fits(w) || w.padded_group() % UNIT || !may_round(w, output.dtype)) return false;
+    with_dtype(output.dtype, [&](auto t) {
+        typedef decltype(t) T;
+        for (int64_t first = 0; first < output.tokens; first += ORDERED_TOKENS) {
+            Output part = output;
+            part.data = (T*)output.data + first * output.out;
+            part.tokens = std::min(ORDERED_TOKENS, output.tokens - first);
+            multiply(w, (const T*)x + first * w.in, permutation, part, threads);
+        }
+    });
     return true;
 }

@@ -7,12 +7,10 @@
 namespace packed {
 namespace {
 
-// How a product is computed: FASTEST is what fits the machine and the number of tokens, the others are for tests.
-enum Form : int { FASTEST = 0, PAIRS = 1, FLOATS = 2 };
-
 constexpr int64_t DEPTH = 64;               // units whose weights stay in the L2 cache while many tokens pass
 constexpr int64_t MIN_MATRIX_TOKENS = 4;    // below, vectors are as fast as memory, and the matrix unit is not
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
+constexpr int64_t WIDENED_TOKENS = 512;     // whose inputs are floats at a time
 
 // `count` tokens x, `stride` numbers apart, with the tiles [begin, begin + GROUP), of which the last may be missing; sums
 // [count, GROUP].
@@ -58,11 +56,17 @@ const float* widened(const Problem& p, int threads) {
     return result;
 }
 
-void linear_vectors(const Problem& p, bool floats, int threads) {
+void linear_vectors(const Problem& p, int threads) {
 #if defined(__AVX512BF16__)
-    if (!floats) return linear_vectors<Pairs>(p, (const uint32_t*)p.x, p.stride / 2, threads);
+    if (!floats_beat_bf16_pairs()) return linear_vectors<Pairs>(p, (const uint32_t*)p.x, p.stride / 2, threads);
 #endif
-    linear_vectors<Floats>(p, widened(p, threads), p.stride, threads);
+    for (int64_t first = 0; first < p.tokens; first += WIDENED_TOKENS) {
+        Problem part = p;
+        part.x += first * p.stride;
+        part.result += first * p.out;
+        part.tokens = std::min(WIDENED_TOKENS, p.tokens - first);
+        linear_vectors<Floats>(part, widened(part, threads), p.stride, threads);
+    }
 }
 
 // A tile of up to TILE rows of `in` inputs. Where nothing is padded, it may have the memory of the rows.
@@ -97,9 +101,12 @@ extern "C" void pagewire_pack_dense(const void* weight, void* packed_weight, int
     });
 }
 
-// x bf16 [tokens, in], weight packed, bias bf16 [out] or null, result bf16 [tokens, out]. form: one of Form
+// Which of the ways to multiply bf16 is taken from now on, a Bf16Form; for tests
+extern "C" void pagewire_set_bf16_form(int form) { bf16_form = (Bf16Form)form; }
+
+// x bf16 [tokens, in], weight packed, bias bf16 [out] or null, result bf16 [tokens, out]
 extern "C" void pagewire_packed_linear(const void* x, const void* weight, const void* bias, void* result,
-                                       int64_t tokens, int64_t in, int64_t out, int form, int threads) {
+                                       int64_t tokens, int64_t in, int64_t out, int threads) {
     using namespace packed;
     if (tokens == 0) return;
     const int64_t stride = (in + UNIT - 1) / UNIT * UNIT;
@@ -107,8 +114,7 @@ extern "C" void pagewire_packed_linear(const void* x, const void* weight, const 
     const Problem problem = {inputs, (const uint32_t*)weight, (const bf16*)bias, (bf16*)result,
                              tokens, in, out, stride};
     if (tokens * in * out < SERIAL_WORK) threads = 1;
-    if (form == FASTEST && tokens >= MIN_MATRIX_TOKENS && linear_amx(problem, threads)) return;
-    linear_vectors(problem, form == FLOATS || (form == FASTEST && floats_beat_bf16_pairs()), threads);
+    if (tokens < MIN_MATRIX_TOKENS || !linear_amx(problem, threads)) linear_vectors(problem, threads);
 }
 
 // Rows `ids` [count] of a packed weight: result bf16 [count, in]

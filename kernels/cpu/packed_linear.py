@@ -10,11 +10,10 @@ from torch import Tensor
 from kernels.cpu.library import I, L, P, bind, check_rows
 from kernels.cpu.packed_layout import packed_shape
 
-__all__ = ["pack", "packed_embedding", "packed_linear"]
+__all__ = ["pack", "packed_embedding", "packed_linear", "set_bf16_form"]
 
-_FORM = 0  # the fastest here; tests take the others, too (packed_linear.cpp)
-
-_packed_linear = bind("packed_linear", *[P] * 4, *[L] * 3, I, I)
+_packed_linear = bind("packed_linear", *[P] * 4, *[L] * 3, I)
+set_bf16_form = bind("set_bf16_form", I)  # for tests: 0 is the fastest way to multiply, others are in processor.h
 _packed_embedding = bind("packed_embedding", P, L, P, P, L, I)
 _pack_dense = bind("pack_dense", P, P, L, L, I)
 
@@ -46,7 +45,6 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: 
         num_tokens,
         in_features,
         out_features,
-        _FORM,
         torch.get_num_threads(),
     )
     return out

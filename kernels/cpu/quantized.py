@@ -52,4 +52,5 @@ def grouped_embedding(
 
 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """For the op's sake: weights that are packed for a CPU have a codebook (`pack`)."""
     return reference_quantized.fp8_linear(x, weight, scales, input_scale, bias)

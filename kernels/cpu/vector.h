@@ -19,7 +19,6 @@ typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
-typedef uint8_t u8x64 __attribute__((vector_size(64)));
 
 constexpr int LANES = 16;
 

@@ -30,7 +30,7 @@ __all__ = [
 BITS = (2, 3, 4, 5, 6, 8)
 SUPER_SIZE = 256  # inputs that share one scale of scales (GGUF's K-quants)
 FP8_BLOCK = 128  # outputs, and inputs, that share a scale where fp8 has one per block
-E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # what a byte stands for
+E4M3 = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()  # what a byte stands for
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,6 @@ RESULT_ROUNDING = 2**-8
 FEW_TOKENS = 3  # up to here vectors multiply where there is a matrix unit, too
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["fastest", "bf16 vectors", "float vectors"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fastest is the matrix unit's where the machine has one, else one of the others."""
-    monkeypatch.setattr(packed_linear, "_FORM", request.param)
-
-
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -46,10 +40,10 @@ def assert_is_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
     assert (error <= FP32_ROUNDING * magnitude + RESULT_ROUNDING * expected.abs()).all()
 
 
-@pytest.mark.usefixtures("form")
+@pytest.mark.usefixtures("bf16_form")
 @pytest.mark.parametrize("num_threads", [1, 2, 16])
 @pytest.mark.parametrize(
-    ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70)]
+    ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70), (64, 1041)]
 )
 def test_product(in_features: int, out_features: int, num_threads: int) -> None:
     """Of every number of tokens that a kernel treats in its own way. Within the vectors' and within the matrix unit's
@@ -93,7 +87,7 @@ def test_product_of_any_shape(
     assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias)
 
 
-@pytest.mark.usefixtures("form")
+@pytest.mark.usefixtures("bf16_form")
 def test_infinity_and_nan_stay_with_their_token() -> None:
     weight, x = random(100, 64), random(40, 64, seed=1)
     x[3, 5], x[17, 60] = float("inf"), float("nan")
