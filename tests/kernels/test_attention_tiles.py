@@ -59,6 +59,7 @@ def requests_of(batch: Batch) -> Iterator[tuple[slice, Batch]]:
         )
 
 
+@pytest.mark.usefixtures("bf16_form")
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 20])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)])
@@ -69,6 +70,7 @@ def test_groups_and_head_dims(fp8: bool, group: int, head_dim: int, block_size: 
     torch.testing.assert_close(actual.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.usefixtures("bf16_form")
 @pytest.mark.parametrize("sliding_window", [0, 1, 33, 256, 400])
 @pytest.mark.parametrize("chunks", [(613,), (256, 256, 101), (1, 15, 17, 300, 280), (600, 5, 4, 3, 1)], ids=str)
 def test_chunks_of_a_prompt(chunks: tuple[int, ...], sliding_window: int) -> None:
