@@ -66,16 +66,8 @@ void write_row(const GroupedWeight& w, const TileDequantizer& tile, int lane, T*
 
 void grouped_linear_float(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                           int threads) {
-    static thread_local std::vector<float> memory;
-    const int64_t stride = weight.padded_in();
-    memory.resize(output.tokens * stride);
-    float* const inputs = memory.data();
-    with_dtype(output.dtype, [&](auto t) {
-        for_tokens(threads, output.tokens, weight.in, [&](int64_t token) {
-            TokenInputs<decltype(t)> row(weight, x, permutation, token);
-            for (int64_t i = 0; i < stride; i += LANES) store(inputs + token * stride + i, row.next());
-        });
-    });
+    const float* const inputs =
+        ordered_inputs<float>(weight, output.dtype, x, permutation, output.tokens, threads);
     linear(weight, inputs, output, threads);
 }
 

@@ -50,6 +50,23 @@ static void for_tokens(int threads, int64_t tokens, int64_t in, F&& f) {
                        });
 }
 
+// All tokens' inputs in the order of the codes, as numbers of type T: [tokens, padded_in]
+template <class T>
+static T* ordered_inputs(const GroupedWeight& w, int dtype, const void* x, const int32_t* permutation, int64_t tokens,
+                         int threads) {
+    static thread_local std::vector<T> memory;
+    const int64_t stride = w.padded_in();
+    memory.resize(tokens * stride);
+    T* const result = memory.data();
+    with_dtype(dtype, [&](auto t) {
+        for_tokens(threads, tokens, w.in, [&](int64_t token) {
+            TokenInputs<decltype(t)> inputs(w, x, permutation, token);
+            for (int64_t i = 0; i < stride; i += LANES) store(result + token * stride + i, inputs.next());
+        });
+    });
+    return result;
+}
+
 constexpr int INPUT_BYTES = 2;                      // of a quantized input
 constexpr int LOW_BITS = 7;                         // of it that the lower byte stands for
 constexpr float LARGEST_CODE = 127 << LOW_BITS;

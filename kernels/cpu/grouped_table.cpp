@@ -138,42 +138,24 @@ void linear_floats(const GroupedWeight& w, const float* x, const Output& output,
 }
 #endif
 
-// Inputs in the order of the codes as numbers of type T: [tokens, padded_in]
-template <class T>
-T* ordered(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output, int threads) {
-    static thread_local std::vector<T> memory;
-    const int64_t stride = w.padded_in();
-    memory.resize(output.tokens * stride);
-    T* const result = memory.data();
-    with_dtype(output.dtype, [&](auto t) {
-        for_tokens(threads, output.tokens, w.in, [&](int64_t token) {
-            TokenInputs<decltype(t)> inputs(w, x, permutation, token);
-            for (int64_t i = 0; i < stride; i += LANES) store(result + token * stride + i, inputs.next());
-        });
-    });
-    return result;
-}
-
-}  // namespace
-
-namespace {
-
 void multiply(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output, int threads) {
 #if defined(__AVX512F__)
     const bool floats = output.dtype != BFLOAT16 || floats_beat_bf16_pairs();
     if (floats && (w.bits == 4 || output.tokens < MIN_STAGED_TOKENS)) {
-        const float* const inputs = ordered<float>(w, x, permutation, output, threads);
+        const float* const inputs =
+            ordered_inputs<float>(w, output.dtype, x, permutation, output.tokens, threads);
         return w.bits == 4 ? linear_floats<table::Nibbles>(w, inputs, output, threads)
                            : linear_floats<table::Bytes>(w, inputs, output, threads);
     }
 #if defined(__AVX512BF16__)
     if (!floats) {
-        const bf16* const inputs = ordered<bf16>(w, x, permutation, output, threads);
+        const bf16* const inputs = ordered_inputs<bf16>(w, output.dtype, x, permutation, output.tokens, threads);
         return linear<packed::Pairs>(w, (const uint32_t*)inputs, w.padded_in() / 2, output, threads);
     }
 #endif
 #endif
-    linear<packed::Floats>(w, ordered<float>(w, x, permutation, output, threads), w.padded_in(), output, threads);
+    const float* const inputs = ordered_inputs<float>(w, output.dtype, x, permutation, output.tokens, threads);
+    linear<packed::Floats>(w, inputs, w.padded_in(), output, threads);
 }
 
 // Whether the numbers of the weight's table may be rounded, where they are: bf16 models have no better ones.

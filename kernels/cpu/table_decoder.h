@@ -42,18 +42,17 @@ class TableDecoder {
     }
 #else
     void nibbles(const uint8_t* codes, uint32_t* out) const {
-        typedef uint8_t u8x16_plain __attribute__((vector_size(16)));
-        const u8x16_plain low = load_raw<u8x16_plain>(low_), high = load_raw<u8x16_plain>(high_);
-        const u8x16_plain order = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+        const u8x16 low = load_raw<u8x16>(low_), high = load_raw<u8x16>(high_);
+        const u8x16 order = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
         for (int plane = 0; plane < QUADS / 2; plane++, out += 4 * TILE)
             for (int n = 0; n < TILE; n += 4, codes += 16) {  // 4 outputs at a time
-                const u8x16_plain both = __builtin_shuffle(load_raw<u8x16_plain>(codes), order);
+                const u8x16 both = __builtin_shuffle(load_raw<u8x16>(codes), order);
                 for (int nibble = 0; nibble < 2; nibble++) {
-                    const u8x16_plain code = nibble ? both >> 4 : both & 15;
-                    const u8x16_plain lows = __builtin_shuffle(low, code), highs = __builtin_shuffle(high, code);
-                    const u8x16_plain first = __builtin_shufflevector(lows, highs, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
+                    const u8x16 code = nibble ? both >> 4 : both & 15;
+                    const u8x16 lows = __builtin_shuffle(low, code), highs = __builtin_shuffle(high, code);
+                    const u8x16 first = __builtin_shufflevector(lows, highs, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
                                                                       6, 22, 7, 23);
-                    const u8x16_plain second = __builtin_shufflevector(lows, highs, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13,
+                    const u8x16 second = __builtin_shufflevector(lows, highs, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13,
                                                                        29, 14, 30, 15, 31);
                     __builtin_memcpy(out + 2 * nibble * TILE + n, &first, sizeof first);
                     __builtin_memcpy(out + (2 * nibble + 1) * TILE + n, &second, sizeof second);
