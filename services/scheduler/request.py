@@ -114,21 +114,22 @@ class Request:
         Raises:
             InvalidRequest: it does not fit the model or the KV cache.
         """
-        check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
-        params = self.sampling_params
-        params.validate_for(info.vocab_size, info.max_logprobs)
+        # The length first: it is cheap, and the longer a prompt the dearer its other checks.
         num_prompt_tokens = self.num_prompt_tokens
-        if num_prompt_tokens + 1 > info.max_model_len:
+        if num_prompt_tokens >= info.max_model_len:
             raise InvalidRequest(
-                f"the prompt has {num_prompt_tokens} tokens, but prompt and output together may have at most "
-                f"{info.max_model_len} (max_model_len); shorten the prompt"
+                f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
+                f"{num_prompt_tokens} tokens; at least one must be left for the output. Please shorten the prompt."
             )
-        if num_prompt_tokens + 1 > info.max_num_tokens:
+        if num_prompt_tokens >= info.max_num_tokens:
             raise InvalidRequest(
                 f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {info.num_blocks} blocks of "
                 f"{info.block_size} tokens = {info.max_num_tokens}; shorten the prompt or raise the executor's "
                 "--kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override"
             )
+        check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
+        params = self.sampling_params
+        params.validate_for(info.vocab_size, info.max_logprobs)
         self.max_num_tokens = info.max_num_tokens
         if params.max_tokens is not None:
             self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)

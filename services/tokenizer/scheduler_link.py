@@ -99,13 +99,6 @@ class SchedulerLink:
         finally:
             self._stop_timer()
 
-    async def wait_for_model(self) -> common_pb2.ModelInfo:
-        """Raises RpcError (UNAVAILABLE) when the recovery timeout is over."""
-        while self._model_info is None:
-            self._check_available()
-            await self.changed.wait()
-        return self._model_info
-
     def submit(self, request: scheduler_pb2.TokenRequest, listener: TokenListener) -> int:
         """Starts a request, or queues it while the stream is down; returns its request_id, for abort().
 

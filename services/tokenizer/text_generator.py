@@ -22,6 +22,8 @@ from services.tokenizer.scheduler_link import SchedulerLink
 
 # Each is looked for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
+# Fit into one message to the scheduler, at up to five bytes each.
+MAX_PROMPT_TOKENS = 10_000_000
 # Tokens that are detokenized before others get their turn: a millisecond or two.
 REPLAY_PIECE = 1000
 
@@ -103,14 +105,13 @@ class TextGenerator:
             options = output_options(request)
             self.check_model(request.model)
             prompt_token_ids = await self._encode(request, span)
-            info = await self.link.wait_for_model()
-            check_prompt(prompt_token_ids, info.max_model_len)
+            check_prompt(prompt_token_ids)
             generation = Generation(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
             live = LiveGeneration(generation, self.link)
             generation.stop_upstream = live.abort
             await self._replay(generation, request.resume_token_ids)
             if not generation.finished:
-                live.submit(token_request(request, prompt_token_ids, info, span.traceparent))
+                live.submit(token_request(request, prompt_token_ids, span.traceparent))
             return live
         except BaseException as error:
             span.end(error=str(error) or type(error).__name__)
@@ -165,31 +166,31 @@ def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
     )
 
 
-def check_prompt(prompt_token_ids: Sequence[int], max_model_len: int) -> None:
-    """Raises RpcError (INVALID_ARGUMENT) unless there is a prompt and room for one token after it."""
+def check_prompt(prompt_token_ids: Sequence[int]) -> None:
+    """Raises RpcError (INVALID_ARGUMENT) for what no executor takes.
+
+    What the present one takes is the scheduler's to say: it alone knows whether an executor was just replaced by
+    another with more room.
+    """
     if not prompt_token_ids:
         raise invalid("the prompt is empty; it must have at least one token")
-    if len(prompt_token_ids) >= max_model_len:
+    if len(prompt_token_ids) > MAX_PROMPT_TOKENS:
         raise invalid(
-            f"This model's maximum context length is {max_model_len} tokens, but the prompt has "
-            f"{len(prompt_token_ids)} tokens; at least one must be left for the output. Please shorten the prompt."
+            f"the prompt has {len(prompt_token_ids)} tokens; at most {MAX_PROMPT_TOKENS} are possible, whatever the "
+            "model. Please shorten the prompt."
         )
 
 
 def token_request(
     request: inference_pb2.GenerateRequest,
     prompt_token_ids: Sequence[int],
-    info: common_pb2.ModelInfo,
     traceparent: str,
 ) -> scheduler_pb2.TokenRequest:
-    """The request at token level, with what must survive a resubmission resolved: the seed and max_tokens."""
+    """The request at token level, with what must survive a resubmission resolved: the seed."""
     params = common_pb2.SamplingParams()
     params.CopyFrom(request.sampling_params)
     if not params.HasField("seed"):
         params.seed = secrets.randbits(63)
-    left = info.max_model_len - len(prompt_token_ids)
-    if not params.HasField("max_tokens") or params.max_tokens > left:
-        params.max_tokens = left
     return scheduler_pb2.TokenRequest(
         prompt_token_ids=prompt_token_ids,
         resume_token_ids=request.resume_token_ids,

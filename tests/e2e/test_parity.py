@@ -71,12 +71,13 @@ def flags(line: Line, service: str, *more: str) -> Iterator[None]:
     """The line with one service restarted under further flags, and as it was afterwards."""
     before = line.flags.get(service, [])
     line.restart(service, *before, *more)
-    asyncio.run(line.wait_ready())
-    yield
-    line.restart(service)
-    line.flags[service] = before
-    line.restart(service)
-    asyncio.run(line.wait_ready())
+    try:
+        asyncio.run(line.wait_ready())
+        yield
+    finally:
+        line.flags[service] = before
+        line.restart(service)
+        asyncio.run(line.wait_ready())
 
 
 def test_prompts_cover_one_to_two_thousand_tokens(expected: list[Expected]) -> None:

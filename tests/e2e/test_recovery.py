@@ -98,3 +98,23 @@ async def test_streams_survive_the_death_of_all_three(line: Line, undisturbed: l
         line.restart(victim)
     assert await asyncio.gather(*tasks) == undisturbed
     await line.wait_ready()
+
+
+async def test_requests_are_judged_by_the_executor_that_runs_them(line: Line) -> None:
+    """Not by the last one: a request that comes while a larger one starts may have all of its room."""
+    flags = line.flags["executor"]
+    line.restart("executor", *flags, "--num-gpu-blocks-override", "4")
+    await line.wait_ready()
+    async with line.openai() as client:
+        for _ in range(100):
+            if [model.max_model_len async for model in client.models.list()] == [4 * 16]:  # type: ignore[attr-defined]
+                break
+            await asyncio.sleep(0.1)
+        line.restart("executor", *flags)
+        fits, grows = await asyncio.gather(
+            client.completions.create(model="m", prompt=[5] * 100, max_tokens=20, extra_body={"ignore_eos": True}),
+            client.completions.create(model="m", prompt=[5] * 40, max_tokens=60, extra_body={"ignore_eos": True}),
+        )
+    assert fits.usage is not None and grows.usage is not None
+    assert (fits.usage.completion_tokens, grows.usage.completion_tokens) == (20, 60)
+    await line.wait_ready()

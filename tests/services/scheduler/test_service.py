@@ -104,7 +104,7 @@ async def test_invalid_parameters_are_named(tmp_path: Path, fields: dict, messag
         ([], "prompt_token_ids is empty"),
         ([1, 1000], "prompt_token_ids contains 1000"),
         ([1] * 64, "64 tokens, but the KV cache holds 4 blocks of 16 tokens = 64"),
-        ([1] * 4096, "4096 tokens, but prompt and output together may have at most 4096"),
+        ([1] * 4096, "maximum context length is 4096 tokens, but the prompt has 4096 tokens"),
     ],
 )
 async def test_impossible_prompts_are_refused(tmp_path: Path, prompt: list[int], message: str) -> None:

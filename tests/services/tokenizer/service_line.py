@@ -90,7 +90,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             message.errors[0].CopyFrom(error)
             queue.put_nowait(message)
             return
-        output = self.script(request)[: request.sampling_params.max_tokens]
+        output = self.script(request)[: request.sampling_params.max_tokens or None]
         resumed = list(request.resume_token_ids)
         assert output[: len(resumed)] == resumed, "resumed with tokens that were never sent"
         self._running[stream_id, request.request_id] = _Running(request, output, len(resumed), queue)

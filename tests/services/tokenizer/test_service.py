@@ -78,16 +78,19 @@ async def test_length_finish_flushes_incomplete_characters(make_line, pool) -> N
 
 
 async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
+    """Lengths as they were asked: the executor may just have been replaced by one that takes more."""
     async with make_line(max_model_len=100).running(pool=pool) as line:
         await line.generate(text="Say", request_id="mine")
         params = common_pb2.SamplingParams(max_tokens=5000, seed=7, temperature=0.5)
         await line.generate(text="Say", sampling_params=params)
-        first, second = line.scheduler.requests
+        await line.generate(text="word " * 150)
+        first, second, third = line.scheduler.requests
     assert list(first.prompt_token_ids) == tokens("Say")
     assert first.external_id == "mine"
     assert first.sampling_params.HasField("seed")
-    assert first.sampling_params.max_tokens == 100 - len(tokens("Say"))
-    assert (second.sampling_params.seed, second.sampling_params.max_tokens) == (7, 100 - len(tokens("Say")))
+    assert not first.sampling_params.HasField("max_tokens")
+    assert (second.sampling_params.seed, second.sampling_params.max_tokens) == (7, 5000)
+    assert list(third.prompt_token_ids) == tokens("word " * 150)
     assert second.sampling_params.temperature == 0.5
     assert first.request_id != second.request_id
 
@@ -194,7 +197,7 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
     [
         ({}, "no prompt"),
         ({"text": ""}, "the prompt is empty"),
-        ({"text": "word " * 60}, r"maximum context length is 50 tokens, but the prompt has 61 tokens"),
+        ({"token_ids": {"ids": [1] * 10_000_001}}, "the prompt has 10000001 tokens; at most 10000000"),
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
         ({"text": "x", "stop": ["a"] * 1025}, "stop has 1025 strings; at most 1024"),
         ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
@@ -623,7 +626,8 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
     line = make_line(script=lambda request: [*given, 504], max_model_len=10**6)
     resumed = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5]), resume_token_ids=given)
     async with line.running(pool=pool):
-        await line.link.wait_for_model()
+        while line.link.model_info is None:
+            await line.link.changed.wait()
         starts = [asyncio.create_task(line.generator.start(resumed, lambda news: None)) for _ in range(5)]
         num_turns = 0
         while not all(task.done() for task in starts):
