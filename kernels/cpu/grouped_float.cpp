@@ -66,8 +66,9 @@ void write_row(const GroupedWeight& w, const TileDequantizer& tile, int lane, T*
 
 void grouped_linear_float(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                           int threads) {
+    const auto as_they_are = [](f32x16 inputs) { return inputs; };
     const float* const inputs =
-        ordered_inputs<float>(weight, output.dtype, x, permutation, output.tokens, threads);
+        ordered_inputs<float>(weight, output.dtype, x, permutation, output.tokens, threads, as_they_are);
     linear(weight, inputs, output, threads);
 }
 

@@ -50,10 +50,10 @@ static void for_tokens(int threads, int64_t tokens, int64_t in, F&& f) {
                        });
 }
 
-// All tokens' inputs in the order of the codes, as numbers of type T: [tokens, padded_in]
-template <class T>
+// All tokens' inputs in the order of the codes, as numbers of type T: [tokens, padded_in]; reorder(16 of them) as they go.
+template <class T, class Reorder>
 static T* ordered_inputs(const GroupedWeight& w, int dtype, const void* x, const int32_t* permutation, int64_t tokens,
-                         int threads) {
+                         int threads, Reorder&& reorder) {
     static thread_local std::vector<T> memory;
     const int64_t stride = w.padded_in();
     memory.resize(tokens * stride);
@@ -61,7 +61,7 @@ static T* ordered_inputs(const GroupedWeight& w, int dtype, const void* x, const
     with_dtype(dtype, [&](auto t) {
         for_tokens(threads, tokens, w.in, [&](int64_t token) {
             TokenInputs<decltype(t)> inputs(w, x, permutation, token);
-            for (int64_t i = 0; i < stride; i += LANES) store(result + token * stride + i, inputs.next());
+            for (int64_t i = 0; i < stride; i += LANES) store(result + token * stride + i, reorder(inputs.next()));
         });
     });
     return result;

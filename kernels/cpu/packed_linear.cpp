@@ -18,9 +18,11 @@ template <class M, int GROUP>
 void multiply_all(const Problem& p, const typename M::X* x, int64_t stride, int64_t count, int64_t begin,
                   f32x16* sums) {
     for (int64_t unit = 0; unit < p.units(); unit += DEPTH) {
-        TileGroup<GROUP> weights = {{}, std::min(DEPTH, p.units() - unit), PREFETCH};
-        for (int n = 0; n < GROUP; n++)
+        TileGroup<GROUP> weights = {{}, std::min(DEPTH, p.units() - unit), {}, ROW_BYTES};
+        for (int n = 0; n < GROUP; n++) {
             weights.tiles[n] = p.tile(std::min(begin + n, p.tiles() - 1)) + unit * UNIT_PAIRS;
+            weights.ahead[n] = (const char*)weights.tiles[n] + PREFETCH;
+        }
         for_passes<tokens_with(GROUP)>(count, [&](int64_t first, int64_t end) {
             multiply_of<M, GROUP>(end - first)(x + first * stride + unit * ROWS * M::STEPS, stride, weights, unit == 0,
                                                sums + first * GROUP);

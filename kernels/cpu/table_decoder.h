@@ -1,7 +1,8 @@
-// Codes that stand for numbers of a table (nf4, fp4: 4 bits; fp8 e4m3: 8), decoded to packed bf16 (packed_linear.h).
+// Codes that stand for numbers of a table (nf4, fp4: 4 bits; fp8 e4m3: 8), decoded to packed bf16 (packed_linear.h), whose
+// pairs are of the inputs as ordered_inputs gives them.
 #pragma once
 
-#include "fp8_bytes.h"
+#include "e4m3.h"
 #include "grouped.h"
 #include "packed_linear.h"
 
@@ -61,36 +62,14 @@ class TableDecoder {
     }
 #endif
 
-#if defined(__AVX512VBMI__)
-    static void bytes(const uint8_t* codes, uint32_t* out) {
-        for (int quad = 0; quad < QUADS; quad++, codes += 64, out += 2 * TILE) {
-            const Fp8Operand both = convert_e4m3_pairs(load_raw<__m512i>(codes));
-            _mm512_storeu_si512(out, both.first);
-            _mm512_storeu_si512(out + TILE, both.second);
-        }
-    }
-#else
     static void bytes(const uint8_t* codes, uint32_t* out) {
         for (int quad = 0; quad < QUADS; quad++, codes += 64, out += 2 * TILE)
             for (int n = 0; n < TILE; n += REGISTER_LANES) {
-                const u32_register code = load_raw<u32_register>(codes + 4 * n);
-                for (int half = 0; half < 2; half++) {  // two inputs of each output
-                    const u32_register pairs = e4m3_bits(code >> 16 * half) >> 16 | e4m3_bits(code >> (16 * half + 8));
-                    __builtin_memcpy(out + half * TILE + n, &pairs, sizeof pairs);
-                }
+                const E4m3Pairs pairs = e4m3_pairs(codes + 4 * n);
+                __builtin_memcpy(out + n, &pairs.first, sizeof pairs.first);
+                __builtin_memcpy(out + TILE + n, &pairs.second, sizeof pairs.second);
             }
     }
-
-    // The floats, in bits, of the codes in the lowest bytes; only upper halves are not 0.
-    static u32_register e4m3_bits(u32_register code) {
-        const u32_register magnitude = code & 0x7f, normal = (magnitude << 20) + 0x3c000000u;
-        const u32_register subnormal =
-            (u32_register)(__builtin_convertvector((i32_register)magnitude, f32_register) * 0x1p-9f);
-        u32_register bits = magnitude < 8 ? subnormal : normal;
-        bits = magnitude == 0x7f ? u32_register{} + 0x7fc00000u : bits;
-        return bits | (code & 0x80) << 24;
-    }
-#endif
 
     const int bits_;
     alignas(64) uint16_t table_[2 * SMALL_CODEBOOK] = {};  // bf16

@@ -2,7 +2,7 @@
 // register, at the moment at which it is multiplied with.
 #pragma once
 
-#include "fp8_bytes.h"
+#include "e4m3.h"
 #include "grouped.h"
 #include "vector_products.h"
 
@@ -14,7 +14,6 @@ namespace table {
 class Nibbles {
    public:
     static constexpr int INPUTS = 8;
-    static constexpr int MAX_TOKENS = packed::MAX_TOKENS;  // multiplied together
     typedef u32x16 Block;
 
     explicit Nibbles(const GroupedWeight& w) : numbers_(_mm512_loadu_ps(w.codebook)) {}
@@ -31,21 +30,14 @@ class Nibbles {
 class Bytes {
    public:
     static constexpr int INPUTS = 4;
-    static constexpr int MAX_TOKENS = 8;  // with more the conversion finds no registers
 
     explicit Bytes(const GroupedWeight&) {}
-#if defined(__AVX512VBMI__)
-    typedef Fp8Operand Block;  // two inputs of each output, as bf16, in either half
-    static Block load(const uint8_t* codes) { return convert_e4m3_pairs(load_raw<__m512i>(codes)); }
+    typedef E4m3Pairs Block;
+    static Block load(const uint8_t* codes) { return e4m3_pairs(codes); }
     static f32x16 weights(const Block& block, int input) {
-        const u32x16 pairs = (u32x16)(input < 2 ? block.first : block.second);
+        const u32x16 pairs = input < 2 ? block.first : block.second;
         return (f32x16)(input % 2 ? pairs & 0xffff0000u : pairs << 16);
     }
-#else
-    typedef u32x16 Block;
-    static Block load(const uint8_t* codes) { return load_raw<u32x16>(codes); }
-    static f32x16 weights(const Block& block, int input) { return e4m3_to_float(block >> 8 * input & 0xff); }
-#endif
 };
 
 // GROUP tiles and the scales of their groups of inputs, [padded_groups, TILE] for each tile.
@@ -104,16 +96,10 @@ Multiply<Codes, GROUP> multiply_of(int64_t tokens, std::integer_sequence<int, CO
     return products[tokens - 1];
 }
 
-// Tokens multiplied together with `group` tiles, at most.
-template <class Codes>
-constexpr int tokens_with(int group) {
-    return std::min(Codes::MAX_TOKENS, packed::tokens_with(group));
-}
-
 // The product of that many tokens.
 template <class Codes, int GROUP>
 Multiply<Codes, GROUP> multiply_of(int64_t tokens) {
-    return multiply_of<Codes, GROUP>(tokens, std::make_integer_sequence<int, tokens_with<Codes>(GROUP)>{});
+    return multiply_of<Codes, GROUP>(tokens, std::make_integer_sequence<int, packed::tokens_with(GROUP)>{});
 }
 
 }  // namespace table

@@ -20,6 +20,7 @@ constexpr int MAX_TOKENS = 12;     // multiplied together, at most
 constexpr int FEW_TOKENS = 4;      // up to which as many tiles as possible are: memory is what takes time
 constexpr int64_t MAX_PART = 256;  // tokens of a piece of work
 constexpr int PREFETCH = 2048;     // bytes of a tile fetched ahead of the products
+constexpr int ROW_BYTES = TILE * sizeof(uint32_t);
 
 // Tokens multiplied together with `group` tiles, at most.
 constexpr int tokens_with(int group) { return std::min(MAX_TOKENS, MAX_SUMS / group); }
@@ -63,7 +64,8 @@ template <int GROUP>
 struct TileGroup {
     const uint32_t* tiles[GROUP];
     int64_t units;
-    int prefetch = 0;               // bytes fetched ahead of the products; past the end that does nothing
+    const char* ahead[GROUP];       // what is fetched meanwhile, this many bytes with every row; past the end nothing
+    int64_t ahead_step;
     const float* scales = nullptr;  // of the sums: TILE of each tile, scale_stride apart
     int64_t scale_stride = 0;
 };
@@ -78,10 +80,18 @@ void multiply(const typename M::X* x, int64_t stride, const TileGroup<GROUP>& we
     Sums acc[TOKENS][GROUP * PARTS] = {};
     if (!begins) __builtin_memcpy(acc, sums, sizeof acc);
     const uint32_t* tiles[GROUP];
-    for (int n = 0; n < GROUP; n++) tiles[n] = weights.tiles[n];
+    const char* ahead[GROUP];
+    for (int n = 0; n < GROUP; n++) {
+        tiles[n] = weights.tiles[n];
+        ahead[n] = weights.ahead[n];
+    }
+    const int64_t ahead_step = weights.ahead_step;
     for (int64_t at = 0; at < weights.units * UNIT_PAIRS; at += TILE, x += M::STEPS) {
 #pragma GCC unroll 4
-        for (int n = 0; n < GROUP; n++) __builtin_prefetch((const char*)(tiles[n] + at) + weights.prefetch);
+        for (int n = 0; n < GROUP; n++) {
+            __builtin_prefetch(ahead[n]);
+            ahead[n] += ahead_step;
+        }
 #pragma GCC unroll 2
         for (int step = 0; step < M::STEPS; step++) {
             decltype(M::weights(nullptr, 0)) w[GROUP * PARTS];
