@@ -10,11 +10,13 @@ namespace {
 
 // ---- vectors of keys and values ----
 
-// A vector of a row's elements; of the `left` ones those past the end read as zero.
+// A register of a row's elements; of the `left` ones those past the end read as zero.
 template <class M, class T>
-inline typename M::vector load_row(const T* row, int left) {
-    if constexpr (M::PER_ELEMENT == 1) {
+inline typename M::part load_row(const T* row, int left) {
+    if constexpr (M::PER_ELEMENT == 1 && REGISTER_LANES == LANES) {
         return load(row, left);
+    } else if constexpr (M::PER_ELEMENT == 1) {
+        return load_register(row);  // whole: heads are of a multiple of 8 dimensions
     } else {
 #if defined(__AVX512BF16__)
         const bool whole = __builtin_expect(left >= 2 * LANES, 1);
@@ -29,16 +31,22 @@ inline typename M::vector load_row(const T* row, int left) {
     }
 }
 
-// 32 dimensions of the values of one key (Fp32) or two keys (Bf16Pair), for M::multiply_add with their weights.
-template <class M, class T>
-inline void load_values(const T* first, const T* second, int left, typename M::vector out[2]) {
+// Dimensions of the values of one key (Fp32) or two keys (Bf16Pair), for M::multiply_add with their weights.
+template <class M, int COUNT = 2, class T>
+inline void load_values(const T* first, const T* second, int left, typename M::part* out) {
     if constexpr (M::PER_ELEMENT == 1) {
-        out[0] = load_row<M>(first, left);
-        out[1] = left > LANES ? load_row<M>(first + LANES, left - LANES) : f32x16{};
+        constexpr int WIDTH = REGISTER_LANES;
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; i++)
+            out[i] = i * WIDTH < left ? load_row<M>(first + i * WIDTH, left - i * WIDTH) : typename M::part{};
     } else {
-        const __m512i a = (__m512i)load_row<M>(first, left), b = (__m512i)load_row<M>(second, left);
-        out[0] = (u32x16)_mm512_unpacklo_epi16(a, b);
-        out[1] = (u32x16)_mm512_unpackhi_epi16(a, b);
+#pragma GCC unroll 2
+        for (int i = 0; i < COUNT; i += 2) {
+            const __m512i a = (__m512i)load_row<M>(first + i * LANES, left - i * LANES);
+            const __m512i b = (__m512i)load_row<M>(second + i * LANES, left - i * LANES);
+            out[i] = (u32x16)_mm512_unpacklo_epi16(a, b);
+            out[i + 1] = (u32x16)_mm512_unpackhi_epi16(a, b);
+        }
     }
 }
 

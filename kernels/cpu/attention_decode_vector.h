@@ -8,45 +8,60 @@
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int DECODE_ROWS = 4;  // query rows multiplied at a time: 4 x 4 sums, beside keys or values in registers
+#if defined(__x86_64__) && !defined(__AVX512F__)
+constexpr int DECODE_ROWS = 3;  // query rows multiplied at a time: 3 x 4 sums, beside a key and queries in 16 registers
 #else
-constexpr int DECODE_ROWS = 1;
+constexpr int DECODE_ROWS = 4;  // of 32 registers
 #endif
 constexpr int KEYS_AT_A_TIME = 4;
+constexpr int VALUES_AT_A_TIME = 4;  // registers of a row of values
 
 typedef float f32x4 __attribute__((vector_size(16)));
 
 // {sum(a), sum(b), sum(c), sum(d)}
-inline f32x4 sum_each(f32x16 a, f32x16 b, f32x16 c, f32x16 d) {
+inline f32x4 sum_each(f32_register a, f32_register b, f32_register c, f32_register d) {
+#if defined(__AVX512F__)
 #define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
 #define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
-    const f32x16 ab = LOW(a, b) + HIGH(a, b), cd = LOW(c, d) + HIGH(c, d);
+#define PAIRS(x, y, i) \
+    __builtin_shufflevector(x, y, i, i + 1, i + 16, i + 17, i + 4, i + 5, i + 20, i + 21, i + 8, i + 9, i + 24, i + 25, \
+                            i + 12, i + 13, i + 28, i + 29)
+#elif defined(__AVX__)
+#define LOW(x, y) __builtin_shufflevector(x, y, 0, 8, 1, 9, 4, 12, 5, 13)
+#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 10, 3, 11, 6, 14, 7, 15)
+#define PAIRS(x, y, i) __builtin_shufflevector(x, y, i, i + 1, i + 8, i + 9, i + 4, i + 5, i + 12, i + 13)
+#else
+#define LOW(x, y) __builtin_shufflevector(x, y, 0, 4, 1, 5)
+#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 6, 3, 7)
+#define PAIRS(x, y, i) __builtin_shufflevector(x, y, i, i + 1, i + 4, i + 5)
+#endif
+    const f32_register ab = LOW(a, b) + HIGH(a, b), cd = LOW(c, d) + HIGH(c, d);
+    const f32_register all = PAIRS(ab, cd, 0) + PAIRS(ab, cd, 2);
 #undef LOW
 #undef HIGH
-    const f32x16 all =
-        __builtin_shufflevector(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-        __builtin_shufflevector(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    f32x4 quarter[4];
-    __builtin_memcpy(quarter, &all, sizeof all);
-    return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
+#undef PAIRS
+    f32x4 part[REGISTER_LANES / 4];
+    __builtin_memcpy(part, &all, sizeof all);
+    if constexpr (REGISTER_LANES == 4) return part[0];
+    if constexpr (REGISTER_LANES == 8) return part[0] + part[1];
+    if constexpr (REGISTER_LANES == 16) return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
 // scores[r][key] of ROWS rows with `count` keys, a multiple of KEYS_AT_A_TIME.
 template <class M, class T, int ROWS>
 void dot_keys(const typename M::element* query, int depth, const T* const* keys, int count, int head_dim,
               float* scores, Prefetcher& prefetcher) {
-    constexpr int WIDTH = LANES * M::PER_ELEMENT;
+    constexpr int WIDTH = REGISTER_LANES * M::PER_ELEMENT;
     for (int k = 0; k < count; k += KEYS_AT_A_TIME) {
         prefetcher.fetch(KEYS_AT_A_TIME * head_dim * (int)sizeof(T));
-        f32x16 acc[ROWS][KEYS_AT_A_TIME] = {};
+        f32_register acc[ROWS][KEYS_AT_A_TIME] = {};
         const auto add = [&](int d, int left) {
-            typename M::vector key[KEYS_AT_A_TIME];
+            typename M::part key[KEYS_AT_A_TIME];
 #pragma GCC unroll 4
             for (int i = 0; i < KEYS_AT_A_TIME; i++) key[i] = load_row<M>(keys[k + i] + d, left);
 #pragma GCC unroll 4
             for (int r = 0; r < ROWS; r++) {
-                const auto q = load_raw<typename M::vector>(query + r * depth + d / M::PER_ELEMENT);
+                const auto q = load_raw<typename M::part>(query + r * depth + d / M::PER_ELEMENT);
 #pragma GCC unroll 4
                 for (int i = 0; i < KEYS_AT_A_TIME; i++) acc[r][i] = M::multiply_add(acc[r][i], q, key[i]);
             }
@@ -62,31 +77,26 @@ void dot_keys(const typename M::element* query, int depth, const T* const* keys,
     }
 }
 
-// sums[r][0 .. 32 * BLOCKS] = sum_key weights[r][key] * values[key][d ..] of ROWS rows, in the order of load_values;
+// COUNT registers of sums[r][..] = sum_key weights[r][key] * values[key][d ..] of ROWS rows, in the order of load_values;
 // `left` dimensions are there.
-template <class M, class T, int ROWS, int BLOCKS>
+template <class M, class T, int ROWS, int COUNT>
 void weigh_block(const typename M::element* weights, const T* const* values, int d, int count, int left, float* sums,
                  int stride) {
-    constexpr int VECTORS = 2 * BLOCKS, WEIGHT_STRIDE = FEW_ROWS_RANGE / M::PER_ELEMENT;
-    f32x16 acc[ROWS][VECTORS] = {};
+    constexpr int WEIGHT_STRIDE = FEW_ROWS_RANGE / M::PER_ELEMENT;
+    f32_register acc[ROWS][COUNT] = {};
     for (int k = 0; k < count; k += M::PER_ELEMENT) {
-        typename M::vector value[VECTORS];
-        const T* first = values[k] + d;
-        const T* second = values[k + M::PER_ELEMENT - 1] + d;
-#pragma GCC unroll 2
-        for (int i = 0; i < BLOCKS; i++)
-            load_values<M>(first + i * 2 * LANES, second + i * 2 * LANES, left - i * 2 * LANES, value + 2 * i);
+        typename M::part value[COUNT];
+        load_values<M, COUNT>(values[k] + d, values[k + M::PER_ELEMENT - 1] + d, left, value);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++) {
-            const auto weight = M::broadcast(weights[r * WEIGHT_STRIDE + k / M::PER_ELEMENT]);
+            const auto weight = M::broadcast_part(weights[r * WEIGHT_STRIDE + k / M::PER_ELEMENT]);
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) acc[r][v] = M::multiply_add(acc[r][v], weight, value[v]);
+            for (int v = 0; v < COUNT; v++) acc[r][v] = M::multiply_add(acc[r][v], weight, value[v]);
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) store(sums + r * stride + v * LANES, acc[r][v]);
+        __builtin_memcpy(sums + r * stride, acc[r], sizeof acc[r]);
 }
 
 template <class F>
@@ -123,13 +133,14 @@ class VectorProducts {
 
     void weigh(const typename M::element* weights, int rows, const T* const* values, int count, float* sums,
                Prefetcher& prefetcher) {
-        constexpr int WIDTH = 4 * LANES;
+        constexpr int WIDTH = VALUES_AT_A_TIME * REGISTER_LANES, HALF = VALUES_AT_A_TIME / 2;
         for (int r = 0; r < rows; r += DECODE_ROWS) {
             with_rows(std::min(DECODE_ROWS, rows - r), [&](auto n) {
                 const auto* row_weights = weights + r * FEW_ROWS_RANGE / M::PER_ELEMENT;
                 for (int d = 0; d < head_dim_; d += WIDTH) {
                     const int left = head_dim_ - d;
-                    const auto block = left > WIDTH / 2 ? weigh_block<M, T, n(), 2> : weigh_block<M, T, n(), 1>;
+                    const auto block =
+                        left > WIDTH / 2 ? weigh_block<M, T, n(), VALUES_AT_A_TIME> : weigh_block<M, T, n(), HALF>;
                     block(row_weights, values, d, count, left, sums + r * dim_ + d, dim_);
                     prefetcher.fetch((int64_t)count * std::min(left, WIDTH) * sizeof(T));
                 }

@@ -128,12 +128,12 @@ struct Scoring {
 };
 
 float maximum_of(const float* scores, int vectors) {
-    f32x16 even = load(scores), odd = even;
-    for (int v = 1; v < vectors; v += 2) {
-        odd = max(odd, load(scores + v * LANES));
-        if (v + 1 < vectors) even = max(even, load(scores + (v + 1) * LANES));
-    }
-    return max(max(even, odd));
+    f32_register highest[REGISTERS];
+    __builtin_memcpy(highest, scores, sizeof highest);
+    for (int v = 1; v < vectors; v++)
+        for (int i = 0; i < REGISTERS; i++)
+            highest[i] = max(highest[i], load_raw<f32_register>(scores + v * LANES + i * REGISTER_LANES));
+    return max(load_raw<f32x16>(highest));
 }
 
 // Makes products of a row scores, but for by.factor(); those of keys outside begin .. end are -inf. The row stands at
@@ -161,8 +161,8 @@ float finish_scores(float* scores, int vectors, int begin, int end, int last, co
 }
 
 // 2^x as weights of the form M need it.
-template <class M>
-f32x16 weight_of(f32x16 x) {
+template <class M, class V>
+V weight_of(V x) {
     if constexpr (M::PER_ELEMENT == 1) {
         return exp2(x);
     } else {
@@ -179,21 +179,27 @@ f32x16 weight_of(f32x16 x) {
 // The number of vectors is a multiple of M::PER_ELEMENT.
 template <class M>
 float exponentiate(const float* scores, int vectors, float factor, float maximum, typename M::element* weights) {
-    const auto weight = [&](int v) { return weight_of<M>(load(scores + v * LANES) * factor - maximum); };
-    f32x16 total = {};
-    for (int v = 0; v < vectors; v += M::PER_ELEMENT) {
-        const f32x16 first = weight(v);
-        total += first;
-        if constexpr (M::PER_ELEMENT == 1) {
-            store(weights + v * LANES, first);
-        } else {
-            const f32x16 second = weight(v + 1);
-            total += second;
+    const auto weight = [&](int i) {
+        return weight_of<M>(load_raw<f32_register>(scores + i) * factor - maximum);
+    };
+    f32_register total[REGISTERS] = {};
+    if constexpr (M::PER_ELEMENT == 1) {
+        for (int i = 0; i < vectors * LANES; i += LANES)
+            for (int part = 0; part < REGISTERS; part++) {
+                const f32_register power = weight(i + part * REGISTER_LANES);
+                total[part] += power;
+                __builtin_memcpy(weights + i + part * REGISTER_LANES, &power, sizeof power);
+            }
+    } else {
+        for (int i = 0; i < vectors * LANES; i += 2 * LANES) {
+            const f32_register first = weight(i), second = weight(i + LANES);
+            total[0] += first;
+            total[0] += second;
             const auto both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-            __builtin_memcpy(weights + v * LANES / 2, &both, sizeof both);
+            __builtin_memcpy(weights + i / 2, &both, sizeof both);
         }
     }
-    return sum(total);
+    return sum(load_raw<f32x16>(total));
 }
 
 }  // namespace

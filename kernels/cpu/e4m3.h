@@ -1,5 +1,5 @@
 // e4m3 numbers of grouped weights (grouped.h) as pairs of bf16. They come out as 2^-8 of themselves, exactly: of most of
-// them bits are shifted, and the exponent's other bias is set.
+// them bits are shifted, and the exponent's other bias is set. NaN became its group's scale when the weight was packed.
 #pragma once
 
 #include "vector.h"
@@ -17,14 +17,8 @@ static inline V in_order_of_e4m3_pairs(V x) {
     return __builtin_shufflevector(x, x, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
 }
 
-// Floats, in bits, of the codes in the lowest bytes; only their upper halves are not 0. Of any finite number; NaN has
-// become the scale of its group when the weight was packed.
-static inline u32_register e4m3_bits(u32_register code) {
-    const u32_register magnitude = code & 0x7f, normal = (magnitude << 20) + 0x38000000u;
-    const u32_register subnormal =
-        (u32_register)(__builtin_convertvector((i32_register)magnitude, f32_register) * 0x1p-17f);
-    return (magnitude < 8 ? subnormal : normal) | (code & 0x80) << 24;
-}
+// Floats, in bits, of the codes in the lowest bytes; only their upper halves are not 0.
+static inline u32_register e4m3_bits(u32_register code) { return (u32_register)(e4m3_to_register(code) / E4M3_UNIT); }
 
 static inline E4m3Pairs e4m3_pairs(const uint8_t* codes) {
     const u32_register code = load_raw<u32_register>(codes);
@@ -39,5 +33,6 @@ static inline E4m3Pairs e4m3_pairs(const uint8_t* codes) {
         return {convert(_mm512_bslli_epi128(bytes, 1)), convert(bytes)};
     }
 #endif
-    return {e4m3_bits(code) >> 16 | e4m3_bits(code >> 16), e4m3_bits(code >> 8) >> 16 | e4m3_bits(code >> 24)};
+    const auto pairs = [&](int first) { return e4m3_bits(code >> first) >> 16 | e4m3_bits(code >> (first + 16)); };
+    return {pairs(0), pairs(8)};
 }

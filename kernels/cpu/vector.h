@@ -203,9 +203,60 @@ static inline void store(T* p, f32x16 x, int count) {
     __builtin_memcpy(p, padded, count * sizeof(T));
 }
 
-// ---- arithmetic ----
+// ---- one register of floats ----
 
-static inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+// code: e4m3, in the lowest byte; others do not count
+static inline f32_register e4m3_to_register(u32_register code) {
+    const u32_register magnitude = code & 0x7f, normal = (magnitude << 20) + 0x3c000000u;
+    const f32_register subnormal = __builtin_convertvector((i32_register)magnitude, f32_register) * 0x1p-9f;
+    u32_register bits = magnitude < 8 ? (u32_register)subnormal : normal;
+    bits = magnitude == 0x7f ? u32_register{} + 0x7fc00000u : bits;
+    return (f32_register)(bits | (code & 0x80) << 24);
+}
+
+#if defined(__AVX512F__)
+template <class T>
+static inline f32_register load_register(const T* p) {
+    return load(p);
+}
+#else
+typedef uint16_t u16_register __attribute__((vector_size(2 * REGISTER_LANES)));
+typedef uint8_t u8_quarter __attribute__((vector_size(REGISTER_LANES)));
+
+static inline f32_register load_register(const float* p) { return load_raw<f32_register>(p); }
+static inline f32_register load_register(const bf16* p) {
+    return (f32_register)(__builtin_convertvector(load_raw<u16_register>(p), u32_register) << 16);
+}
+static inline f32_register load_register(const f16* p) {
+#if defined(__F16C__)
+    return (f32_register)_mm256_cvtph_ps(load_raw<__m128i>(p));
+#else
+    typedef _Float16 f16_register __attribute__((vector_size(2 * REGISTER_LANES)));
+    return __builtin_convertvector(load_raw<f16_register>(p), f32_register);
+#endif
+}
+#if defined(__F16C__)
+// As fp16, the bits of an e4m3 are 2^-8 of its value, also below the smallest normal number.
+static inline f32_register load_register(const e4m3* p) {
+    const __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
+    const __m128i bits = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16((short)0xbf80));
+    const __m128i largest = _mm_set1_epi16(0x3f80);
+    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(bits, largest), largest);
+    return (f32_register)_mm256_cvtph_ps(_mm_or_si128(bits, _mm_srli_epi16(nan, 1))) * 256.0f;
+}
+#else
+static inline f32_register load_register(const e4m3* p) {
+    return e4m3_to_register(__builtin_convertvector(load_raw<u8_quarter>(p), u32_register));
+}
+#endif
+#endif
+
+// ---- arithmetic, on vectors of any width where V is one ----
+
+template <class V>
+static inline V max(V a, V b) {
+    return a > b ? a : b;
+}
 
 // All lanes of x combined: halves, then quarters, ... in each lane.
 template <class F>
@@ -225,21 +276,23 @@ static inline float max(f32x16 x) {
 }
 
 // 2^x, relative error below 1.5e-7; 0 below the smallest normal number, also for -inf.
-static inline f32x16 exp2(f32x16 x) {
-    const f32x16 low = splat(-126.0f), high = splat(127.0f);
-    const f32x16 clamped = x < low ? low : (x > high ? high : x);
-    const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    const f32x16 shifted = clamped + magic;
-    const f32x16 r = clamped - (shifted - magic);  // in [-0.5, 0.5]
-    f32x16 p = splat(1.537070482e-4f);  // minimax polynomial of 2^r
+template <class V>
+static inline V exp2(V x) {
+    const V low = V{} - 126.0f, high = V{} + 127.0f;
+    const V clamped = x < low ? low : (x > high ? high : x);
+    const V magic = V{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const V shifted = clamped + magic;
+    const V r = clamped - (shifted - magic);  // in [-0.5, 0.5]
+    V p = V{} + 1.537070482e-4f;              // minimax polynomial of 2^r
     p = p * r + 1.339984829e-3f;
     p = p * r + 9.618373251e-3f;
     p = p * r + 5.550329035e-2f;
     p = p * r + 2.402264846e-1f;
     p = p * r + 6.931472056e-1f;
     p = p * r + 1.0f;
-    const f32x16 power = (f32x16)((u32x16)p + ((u32x16)shifted << 23));
-    return x < low ? f32x16{} : power;
+    typedef decltype(x < low) Bits;
+    const V power = (V)((Bits)p + ((Bits)shifted << 23));
+    return x < low ? V{} : power;
 }
 
 static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp2(x * -LOG2E)); }
