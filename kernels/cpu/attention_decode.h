@@ -5,6 +5,7 @@
 
 #include "attention_rows.h"
 #include "pack.h"
+#include "registers.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // them bits are shifted, and the exponent's other bias is set. NaN became its group's scale when the weight was packed.
 #pragma once
 
-#include "vector.h"
+#include "registers.h"
 
 constexpr float E4M3_UNIT = 256.0f;  // what a converted 1 stands for
 

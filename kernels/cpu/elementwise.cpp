@@ -8,10 +8,10 @@ namespace {
 // gelu(x), tanh approximation, is x * sigmoid(2u) with u = sqrt(2/pi) * (x + 0.044715 x^3).
 template <bool GELU, class T>
 void gate_row(const T* gate, const T* up, T* out, int size) {
-    for (int i = 0; i < size; i += LANES) {
-        const f32x16 g = load(gate + i, size - i);
-        const f32x16 z = GELU ? 1.5957691216057308f * (g + 0.044715f * g * g * g) : g;
-        store(out + i, g * sigmoid(z) * load(up + i, size - i), size - i);
+    for (int i = 0; i < size; i += REGISTER_LANES) {
+        const f32_register g = load_register(gate + i, size - i);
+        const f32_register z = GELU ? 1.5957691216057308f * (g + 0.044715f * g * g * g) : g;
+        store_register(out + i, g * sigmoid(z) * load_register(up + i, size - i), size - i);
     }
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "parallel.h"
-#include "vector.h"
+#include "registers.h"
 
 constexpr int64_t ROWS_PER_CHUNK = 8;
 
@@ -17,38 +17,29 @@ static void for_rows(int threads, int64_t rows, F&& f) {
     });
 }
 
-template <class T>
-static inline f32x16 rounded(f32x16 x) {
-    if constexpr (sizeof(T) == 4) {
-        return x;
-    } else {
-        return widen(narrow(x, T{}), T{});
-    }
-}
-
 // `residual` null: a plain norm. Else the row x + residual is first stored to residual, then normalised.
 // `out` may be x.
 template <class T>
 static inline void norm_row(const T* x, T* residual, const T* weight, T* out, int size, float eps) {
     const T* source = residual ? residual : x;
     const auto take = [&](int i) {
-        const f32x16 v = load(x + i, size - i);
+        const f32_register v = load_register(x + i, size - i);
         if (!residual) return v;
-        const f32x16 total = rounded<T>(v + load(residual + i, size - i));
-        store(residual + i, total, size - i);
+        const f32_register total = rounded<T>(v + load_register(residual + i, size - i));
+        store_register(residual + i, total, size - i);
         return total;
     };
-    f32x16 even = {}, odd = {};  // two sums at a time: an addition takes several cycles
-    for (int i = 0; i < size; i += 2 * LANES) {
-        const f32x16 v = take(i);
+    f32_register even = {}, odd = {};  // two sums at a time: an addition takes several cycles
+    for (int i = 0; i < size; i += 2 * REGISTER_LANES) {
+        const f32_register v = take(i);
         even += v * v;
-        if (i + LANES >= size) break;
-        const f32x16 w = take(i + LANES);
+        if (i + REGISTER_LANES >= size) break;
+        const f32_register w = take(i + REGISTER_LANES);
         odd += w * w;
     }
     const float scale = 1.0f / std::sqrt(sum(even + odd) / size + eps);
-    for (int i = 0; i < size; i += LANES) {
-        const f32x16 normed = rounded<T>(load(source + i, size - i) * scale);
-        store(out + i, normed * load(weight + i, size - i), size - i);
+    for (int i = 0; i < size; i += REGISTER_LANES) {
+        const f32_register normed = rounded<T>(load_register(source + i, size - i) * scale);
+        store_register(out + i, normed * load_register(weight + i, size - i), size - i);
     }
 }

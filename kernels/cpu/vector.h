@@ -84,14 +84,18 @@ static inline u32x16 zero_extend(u16x16 bits) {
 
 static inline f32x16 widen(u16x16 bits, bf16) { return (f32x16)(zero_extend(bits) << 16); }
 
+// To nearest, ties to even; in the lower half of each lane.
+template <class Bits, class V>
+static inline Bits bf16_bits(V x) {
+    const Bits bits = (Bits)x, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
+    return x != x ? nan : rounded;
+}
+
 static inline u16x16 narrow(f32x16 x, bf16) {
 #if defined(__AVX512BF16__)
     return (u16x16)_mm512_cvtneps_pbh((__m512)x);
 #else
-    const u32x16 u = (u32x16)x;
-    const u32x16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;  // to nearest, ties to even
-    const u32x16 nan = (u >> 16) | 0x40u;
-    return __builtin_convertvector((x != x) ? nan : rounded, u16x16);
+    return __builtin_convertvector(bf16_bits<u32x16>(x), u16x16);
 #endif
 }
 
@@ -203,54 +207,6 @@ static inline void store(T* p, f32x16 x, int count) {
     __builtin_memcpy(p, padded, count * sizeof(T));
 }
 
-// ---- one register of floats ----
-
-// code: e4m3, in the lowest byte; others do not count
-static inline f32_register e4m3_to_register(u32_register code) {
-    const u32_register magnitude = code & 0x7f, normal = (magnitude << 20) + 0x3c000000u;
-    const f32_register subnormal = __builtin_convertvector((i32_register)magnitude, f32_register) * 0x1p-9f;
-    u32_register bits = magnitude < 8 ? (u32_register)subnormal : normal;
-    bits = magnitude == 0x7f ? u32_register{} + 0x7fc00000u : bits;
-    return (f32_register)(bits | (code & 0x80) << 24);
-}
-
-#if defined(__AVX512F__)
-template <class T>
-static inline f32_register load_register(const T* p) {
-    return load(p);
-}
-#else
-typedef uint16_t u16_register __attribute__((vector_size(2 * REGISTER_LANES)));
-typedef uint8_t u8_quarter __attribute__((vector_size(REGISTER_LANES)));
-
-static inline f32_register load_register(const float* p) { return load_raw<f32_register>(p); }
-static inline f32_register load_register(const bf16* p) {
-    return (f32_register)(__builtin_convertvector(load_raw<u16_register>(p), u32_register) << 16);
-}
-static inline f32_register load_register(const f16* p) {
-#if defined(__F16C__)
-    return (f32_register)_mm256_cvtph_ps(load_raw<__m128i>(p));
-#else
-    typedef _Float16 f16_register __attribute__((vector_size(2 * REGISTER_LANES)));
-    return __builtin_convertvector(load_raw<f16_register>(p), f32_register);
-#endif
-}
-#if defined(__F16C__)
-// As fp16, the bits of an e4m3 are 2^-8 of its value, also below the smallest normal number.
-static inline f32_register load_register(const e4m3* p) {
-    const __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
-    const __m128i bits = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16((short)0xbf80));
-    const __m128i largest = _mm_set1_epi16(0x3f80);
-    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(bits, largest), largest);
-    return (f32_register)_mm256_cvtph_ps(_mm_or_si128(bits, _mm_srli_epi16(nan, 1))) * 256.0f;
-}
-#else
-static inline f32_register load_register(const e4m3* p) {
-    return e4m3_to_register(__builtin_convertvector(load_raw<u8_quarter>(p), u32_register));
-}
-#endif
-#endif
-
 // ---- arithmetic, on vectors of any width where V is one ----
 
 template <class V>
@@ -295,9 +251,15 @@ static inline V exp2(V x) {
     return x < low ? V{} : power;
 }
 
-static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp2(x * -LOG2E)); }
+template <class V>
+static inline V sigmoid(V x) {
+    return 1.0f / (1.0f + exp2(x * -LOG2E));
+}
 
-static inline f32x16 tanh(f32x16 x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+template <class V>
+static inline V tanh(V x) {
+    return 2.0f * sigmoid(2.0f * x) - 1.0f;
+}
 
 // `size` elements in `memory`, beginning with a line of the cache.
 template <class T>
