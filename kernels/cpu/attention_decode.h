@@ -41,6 +41,7 @@ inline void load_values(const T* first, const T* second, int left, typename M::p
         for (int i = 0; i < COUNT; i++)
             out[i] = i * WIDTH < left ? load_row<M>(first + i * WIDTH, left - i * WIDTH) : typename M::part{};
     } else {
+#if defined(__AVX512BF16__)
 #pragma GCC unroll 2
         for (int i = 0; i < COUNT; i += 2) {
             const __m512i a = (__m512i)load_row<M>(first + i * LANES, left - i * LANES);
@@ -48,6 +49,7 @@ inline void load_values(const T* first, const T* second, int left, typename M::p
             out[i] = (u32x16)_mm512_unpacklo_epi16(a, b);
             out[i + 1] = (u32x16)_mm512_unpackhi_epi16(a, b);
         }
+#endif
     }
 }
 

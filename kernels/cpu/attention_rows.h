@@ -163,9 +163,8 @@ float finish_scores(float* scores, int vectors, int begin, int end, int last, co
 // 2^x as weights of the form M need it.
 template <class M, class V>
 V weight_of(V x) {
-    if constexpr (M::PER_ELEMENT == 1) {
-        return exp2(x);
-    } else {
+#if defined(__AVX512F__)
+    if constexpr (M::PER_ELEMENT == 2) {
         // Weights are rounded to bf16: a relative error of 9e-5 does. 1 is exact.
         const f32x16 r = (f32x16)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
         f32x16 power = r * 0.07706719637f + 0.22764481604f;
@@ -173,6 +172,8 @@ V weight_of(V x) {
         power = power * r + 1.0f;
         return (f32x16)_mm512_scalef_ps((__m512)power, (__m512)x);
     }
+#endif
+    return exp2(x);
 }
 
 // Turns scores into weights 2^(s * factor - maximum), in the form the second product reads. Returns their sum.
@@ -183,14 +184,8 @@ float exponentiate(const float* scores, int vectors, float factor, float maximum
         return weight_of<M>(load_raw<f32_register>(scores + i) * factor - maximum);
     };
     f32_register total[REGISTERS] = {};
-    if constexpr (M::PER_ELEMENT == 1) {
-        for (int i = 0; i < vectors * LANES; i += LANES)
-            for (int part = 0; part < REGISTERS; part++) {
-                const f32_register power = weight(i + part * REGISTER_LANES);
-                total[part] += power;
-                __builtin_memcpy(weights + i + part * REGISTER_LANES, &power, sizeof power);
-            }
-    } else {
+#if defined(__AVX512BF16__)
+    if constexpr (M::PER_ELEMENT == 2) {
         for (int i = 0; i < vectors * LANES; i += 2 * LANES) {
             const f32_register first = weight(i), second = weight(i + LANES);
             total[0] += first;
@@ -198,7 +193,15 @@ float exponentiate(const float* scores, int vectors, float factor, float maximum
             const auto both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
             __builtin_memcpy(weights + i / 2, &both, sizeof both);
         }
+        return sum(total[0]);
     }
+#endif
+    for (int i = 0; i < vectors * LANES; i += LANES)
+        for (int part = 0; part < REGISTERS; part++) {
+            const f32_register power = weight(i + part * REGISTER_LANES);
+            total[part] += power;
+            __builtin_memcpy(weights + i + part * REGISTER_LANES, &power, sizeof power);
+        }
     return sum(load_raw<f32x16>(total));
 }
 

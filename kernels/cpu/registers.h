@@ -65,7 +65,7 @@ static inline f32_register load_register(const e4m3* p) {
 
 #else
 
-typedef _Float16 f16_half __attribute__((vector_size(2 * REGISTER_LANES)));
+typedef float16 f16_half __attribute__((vector_size(2 * REGISTER_LANES)));
 
 static inline f32_register load_register(const f16* p) {
     return __builtin_convertvector(load_raw<f16_half>(p), f32_register);

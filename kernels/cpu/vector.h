@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PAGEWIRE_PORTABLE)  // a test sees what compilers for other processors see
 #include <immintrin.h>
 #endif
 
@@ -47,6 +47,11 @@ struct f16 {
     typedef u16x16 lanes;
     uint16_t bits;
 };
+#if defined(__aarch64__)  // where GCC 12 knows no _Float16 in C++
+typedef __fp16 float16;
+#else
+typedef _Float16 float16;
+#endif
 struct e4m3 {  // torch's float8_e4m3fn: no infinity, at most 448
     typedef u8x16 lanes;
     uint8_t bits;
@@ -124,7 +129,7 @@ static inline f32x16 widen(u16x16 bits, f16) {
     f32x16 x;
     for (int i = 0; i < LANES; i++) {
         const uint16_t h = bits[i];
-        _Float16 value;
+        float16 value;
         __builtin_memcpy(&value, &h, 2);
         x[i] = (float)value;
     }
@@ -133,7 +138,7 @@ static inline f32x16 widen(u16x16 bits, f16) {
 static inline u16x16 narrow(f32x16 x, f16) {
     u16x16 bits;
     for (int i = 0; i < LANES; i++) {
-        const _Float16 value = (_Float16)x[i];
+        const float16 value = (float16)x[i];
         uint16_t h;
         __builtin_memcpy(&h, &value, 2);
         bits[i] = h;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -43,6 +44,22 @@ def use_kernels(cache: Path, **environment: str) -> str:
         check=True,
         timeout=240,
     ).stdout
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names of processors are those of x86-64")
+@pytest.mark.parametrize(
+    "flags", ["x86-64 -DPAGEWIRE_PORTABLE", "x86-64-v3", "alderlake", "x86-64-v4", "sapphirerapids"]
+)
+def test_every_processor_has_kernels_that_compile(flags: str) -> None:
+    """Portable stands for what is no x86, and knows none of its instructions."""
+    command = [*build._compiler(), *build._FLAGS, *shlex.split(f"-march={flags}"), "-fsyntax-only"]
+
+    def check(source: Path) -> str:
+        finished = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+        return finished.stderr if finished.returncode else ""
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        assert "".join(pool.map(check, build._sources())) == ""
 
 
 @pytest.fixture
