@@ -24,7 +24,7 @@ BF16_OPERANDS = 2**-8
 
 MAX_INPUT_BLOCK = 64  # inputs that share a scale when they are quantized
 LARGEST_CODE = 127 * 128  # of a quantized input
-AMX_MIN_TOKENS = 24  # from here on operands are rounded to bf16 where the machine has a matrix unit
+AMX_MIN_TOKENS = 16  # from here on operands are rounded to bf16 where the machine has a matrix unit
 AMX_MIN_TABLE_TOKENS = 12  # likewise, of weights with a table of numbers
 INTEGER_CODEBOOK = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 FRACTIONAL_CODEBOOK = torch.linspace(-1, 1, 16) ** 3
