@@ -11,7 +11,7 @@ namespace {
 
 // ---- vectors of keys and values ----
 
-// A register of a row's elements; of the `left` ones those past the end read as zero.
+// A register of a row's elements; of the `left` ones those past the end read as zero (registers of 8 and 4 are whole).
 template <class M, class T>
 inline typename M::part load_row(const T* row, int left) {
     if constexpr (M::PER_ELEMENT == 1 && REGISTER_LANES == LANES) {

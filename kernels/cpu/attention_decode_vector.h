@@ -137,10 +137,10 @@ class VectorProducts {
         for (int r = 0; r < rows; r += DECODE_ROWS) {
             with_rows(std::min(DECODE_ROWS, rows - r), [&](auto n) {
                 const auto* row_weights = weights + r * FEW_ROWS_RANGE / M::PER_ELEMENT;
-                for (int d = 0; d < head_dim_; d += WIDTH) {
-                    const int left = head_dim_ - d;
+                for (int d = 0; d < dim_; d += WIDTH) {
+                    const int left = head_dim_ - d;  // none, where only padding is: its sums are zeros
                     const auto block =
-                        left > WIDTH / 2 ? weigh_block<M, T, n(), VALUES_AT_A_TIME> : weigh_block<M, T, n(), HALF>;
+                        dim_ - d > WIDTH / 2 ? weigh_block<M, T, n(), VALUES_AT_A_TIME> : weigh_block<M, T, n(), HALF>;
                     block(row_weights, values, d, count, left, sums + r * dim_ + d, dim_);
                     prefetcher.fetch((int64_t)count * std::min(left, WIDTH) * sizeof(T));
                 }

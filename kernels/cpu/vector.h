@@ -239,6 +239,7 @@ static inline float max(f32x16 x) {
 // 2^x, relative error below 1.5e-7; 0 below the smallest normal number, also for -inf.
 template <class V>
 static inline V exp2(V x) {
+    static_assert(sizeof(V) > sizeof(float), "V is a vector");
     const V low = V{} - 126.0f, high = V{} + 127.0f;
     const V clamped = x < low ? low : (x > high ? high : x);
     const V magic = V{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits

@@ -133,7 +133,7 @@ def pack_grouped(weight: GroupedWeight, layout: str) -> PackedGrouped:
 
 
 def unpack_grouped(packed: PackedGrouped) -> GroupedWeight:
-    """A weight that dequantizes to the same numbers as the one that was packed."""
+    """A weight that dequantizes to the numbers of the one that was packed; of fp8, a group with a NaN is NaN."""
     weight: GroupedWeight = importlib.import_module(LAYOUTS[packed.layout]).unpack(packed)
     return weight
 

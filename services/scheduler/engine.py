@@ -18,7 +18,7 @@ from protos.pagewire.v1 import scheduler_pb2
 from services.scheduler import convert, stats
 from services.scheduler.executor_client import ExecutorClient
 from services.scheduler.news import News, NewsBox
-from services.scheduler.request import FinishReason, Request
+from services.scheduler.request import FinishReason, Request, too_long
 from services.scheduler.sampling_params import InvalidRequest
 from services.scheduler.scheduler import QueueFull, Scheduler
 from services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
@@ -85,6 +85,7 @@ class Engine:
         """
         if not self._is_available:
             raise self._unavailable()
+        self._check_length(message)
         self._last_request_id += 1
         try:
             request = convert.to_request(self._last_request_id, message)
@@ -105,6 +106,21 @@ class Engine:
         else:
             self._end(live)
         return live
+
+    def _check_length(self, message: scheduler_pb2.TokenRequest) -> None:
+        """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
+        may never take it."""
+        num_tokens, info = len(message.prompt_token_ids), self._info
+        if info is None or num_tokens < info.max_num_tokens:
+            return
+        if self.scheduler.info is not None:
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_long(num_tokens, info))
+        if not message.resubmitted:
+            raise RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the executor is away, and the last one took {info.max_num_tokens - 1} tokens of a prompt that has "
+                f"{num_tokens}; try again when it is back",
+            )
 
     def abort(self, live: LiveRequest) -> None:
         """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""

@@ -25,6 +25,20 @@ class FinishReason(enum.IntEnum):
     ERROR = 4
 
 
+def too_long(num_prompt_tokens: int, info: "ExecutorInfo") -> str:
+    """What to say of a prompt of info.max_num_tokens and more."""
+    if num_prompt_tokens >= info.max_model_len:
+        return (
+            f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
+            f"{num_prompt_tokens} tokens; at least one must be left for the output. Please shorten the prompt."
+        )
+    return (
+        f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {info.num_blocks} blocks of "
+        f"{info.block_size} tokens = {info.max_num_tokens}; shorten the prompt or raise the executor's "
+        "--kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override"
+    )
+
+
 class Request:
     """One generation: its tokens, how far its KV is, what ends it.
 
@@ -114,19 +128,9 @@ class Request:
         Raises:
             InvalidRequest: it does not fit the model or the KV cache.
         """
-        # The length first: it is cheap, and the longer a prompt the dearer its other checks.
         num_prompt_tokens = self.num_prompt_tokens
-        if num_prompt_tokens >= info.max_model_len:
-            raise InvalidRequest(
-                f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
-                f"{num_prompt_tokens} tokens; at least one must be left for the output. Please shorten the prompt."
-            )
         if num_prompt_tokens >= info.max_num_tokens:
-            raise InvalidRequest(
-                f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {info.num_blocks} blocks of "
-                f"{info.block_size} tokens = {info.max_num_tokens}; shorten the prompt or raise the executor's "
-                "--kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override"
-            )
+            raise InvalidRequest(too_long(num_prompt_tokens, info))
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
         params.validate_for(info.vocab_size, info.max_logprobs)

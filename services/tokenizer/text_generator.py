@@ -22,8 +22,9 @@ from services.tokenizer.scheduler_link import SchedulerLink
 
 # Each is looked for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
-# Fit into one message to the scheduler, at up to five bytes each.
-MAX_PROMPT_TOKENS = 10_000_000
+# Of prompt and resumed output: more than any model reads. Beside what else a message to the scheduler may hold they fit
+# into it, at up to five bytes each.
+MAX_TOKENS = 2_000_000
 # Tokens that are detokenized before others get their turn: a millisecond or two.
 REPLAY_PIECE = 1000
 
@@ -105,7 +106,7 @@ class TextGenerator:
             options = output_options(request)
             self.check_model(request.model)
             prompt_token_ids = await self._encode(request, span)
-            check_prompt(prompt_token_ids)
+            check_prompt(prompt_token_ids, request.resume_token_ids)
             generation = Generation(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
             live = LiveGeneration(generation, self.link)
             generation.stop_upstream = live.abort
@@ -140,8 +141,6 @@ class TextGenerator:
     async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> Sequence[int]:
         if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids":
             raise invalid("resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them")
-        if (lowest := min(request.resume_token_ids, default=0)) < 0:
-            raise invalid(f"resume_token_ids contains {lowest}; ids are >= 0")
         span = Span("tokenizer.encode", parent.traceparent)
         try:
             token_ids = await self._encoder.encode(request)
@@ -166,7 +165,7 @@ def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
     )
 
 
-def check_prompt(prompt_token_ids: Sequence[int]) -> None:
+def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int]) -> None:
     """Raises RpcError (INVALID_ARGUMENT) for what no executor takes.
 
     What the present one takes is the scheduler's to say: it alone knows whether an executor was just replaced by
@@ -174,11 +173,11 @@ def check_prompt(prompt_token_ids: Sequence[int]) -> None:
     """
     if not prompt_token_ids:
         raise invalid("the prompt is empty; it must have at least one token")
-    if len(prompt_token_ids) > MAX_PROMPT_TOKENS:
-        raise invalid(
-            f"the prompt has {len(prompt_token_ids)} tokens; at most {MAX_PROMPT_TOKENS} are possible, whatever the "
-            "model. Please shorten the prompt."
-        )
+    if (num_tokens := len(prompt_token_ids) + len(resume_token_ids)) > MAX_TOKENS:
+        raise invalid(f"the prompt has {num_tokens} tokens; at most {MAX_TOKENS} are possible. Please shorten it.")
+    for name, token_ids in (("token_ids", prompt_token_ids), ("resume_token_ids", resume_token_ids)):
+        if (lowest := min(token_ids, default=0)) < 0:
+            raise invalid(f"{name} contains {lowest}; ids are >= 0")
 
 
 def token_request(

@@ -144,6 +144,14 @@ class Line:
         samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 
+    async def wait_blocks(self, num_blocks: int) -> None:
+        """Until the scheduler has an executor of so many blocks; none: until it has noticed that there is no executor."""
+        for _ in range(600):
+            if (await self.load()).num_blocks == num_blocks:
+                return
+            await asyncio.sleep(0.1)
+        raise TimeoutError(f"the scheduler has no executor of {num_blocks} blocks:\n{self.log('scheduler')[-4000:]}")
+
     async def wait_idle(self) -> scheduler_pb2.GetLoadResponse:
         """Until nothing runs or waits and every block is free again; the last load seen if that does not come."""
         for _ in range(100):

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
+from openai import BadRequestError, InternalServerError
 
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
@@ -101,20 +102,29 @@ async def test_streams_survive_the_death_of_all_three(line: Line, undisturbed: l
 
 
 async def test_requests_are_judged_by_the_executor_that_runs_them(line: Line) -> None:
-    """Not by the last one: a request that comes while a larger one starts may have all of its room."""
+    """Not by the last one, which had less room: a request may have all of the next one's, and a prompt that only the
+    next one can take is told to come again."""
     flags = line.flags["executor"]
     line.restart("executor", *flags, "--num-gpu-blocks-override", "4")
     await line.wait_ready()
     async with line.openai() as client:
-        for _ in range(100):
-            if [model.max_model_len async for model in client.models.list()] == [4 * 16]:  # type: ignore[attr-defined]
-                break
-            await asyncio.sleep(0.1)
-        line.restart("executor", *flags)
-        fits, grows = await asyncio.gather(
-            client.completions.create(model="m", prompt=[5] * 100, max_tokens=20, extra_body={"ignore_eos": True}),
-            client.completions.create(model="m", prompt=[5] * 40, max_tokens=60, extra_body={"ignore_eos": True}),
-        )
-    assert fits.usage is not None and grows.usage is not None
-    assert (fits.usage.completion_tokens, grows.usage.completion_tokens) == (20, 60)
+
+        async def complete(num_prompt_tokens: int, max_tokens: int) -> int:
+            prompt, extra = [5] * num_prompt_tokens, {"ignore_eos": True}
+            answer = await client.completions.create(model="m", prompt=prompt, max_tokens=max_tokens, extra_body=extra)
+            assert answer.usage is not None
+            return answer.usage.completion_tokens
+
+        await line.wait_blocks(4)
+        with pytest.raises(BadRequestError, match="maximum context length is 64 tokens, but the prompt has 100"):
+            await complete(100, 20)
+        line.flags["executor"] = flags
+        line.kill("executor")
+        await line.wait_blocks(0)
+        waiting = asyncio.create_task(complete(40, 60))
+        with pytest.raises(InternalServerError, match="the executor is away, and the last one took 63 tokens"):
+            await complete(100, 20)
+        line.start("executor")
+        assert await waiting == 60
+        assert await complete(100, 20) == 20
     await line.wait_ready()

@@ -243,10 +243,13 @@ def test_int8_weights_are_packed_as_groups() -> None:
     assert torch.equal(grouped_layout.unpack(packed).dequantize(), weight.dequantize())
 
 
-def random_fp8(num_outputs: int, num_inputs: int, *, blocks: bool) -> Fp8Weight:
+def random_fp8(num_outputs: int, num_inputs: int, *, blocks: bool, subnormal: bool = True) -> Fp8Weight:
     generator = torch.Generator().manual_seed(num_outputs + num_inputs)
     numbers = torch.randn(num_outputs, num_inputs, generator=generator)
-    numbers[:, ::3] *= 2**-8  # below the smallest normal number
+    if subnormal:
+        numbers[:, ::3] *= 2**-8  # below the smallest normal number
+    else:
+        numbers = numbers.abs().clamp(min=2**-6).copysign(numbers)
     scale_shape = (-(-num_outputs // 128), -(-num_inputs // 128)) if blocks else (num_outputs,)
     return Fp8Weight(numbers.to(torch.float8_e4m3fn), torch.rand(scale_shape, generator=generator) + 0.1)
 
@@ -275,7 +278,7 @@ def test_fp8_weights_are_packed_as_groups(
 
 
 @pytest.mark.parametrize("num_inputs", [288, 1100])
-@pytest.mark.parametrize("kind", ["nf4", "groups of 96", "fp8", "fp8 blocks"])
+@pytest.mark.parametrize("kind", ["nf4", "groups of 96", "fp8", "fp8 blocks", "fp8, nothing subnormal"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tables_of_numbers_in_every_form(bf16_form: int, dtype: torch.dtype, kind: str, num_inputs: int) -> None:
     """So many outputs that several tiles are multiplied together, the last with some that are missing; inputs of more
@@ -288,7 +291,8 @@ def test_tables_of_numbers_in_every_form(bf16_form: int, dtype: torch.dtype, kin
         scales = torch.rand(num_outputs, -(-num_inputs // group_size))
         weight = GroupedWeight(codes, 4, group_size, scales, codebook=FRACTIONAL_CODEBOOK)
     else:
-        weight = random_fp8(num_outputs, num_inputs, blocks=kind == "fp8 blocks").as_grouped()
+        subnormal = kind != "fp8, nothing subnormal"
+        weight = random_fp8(num_outputs, num_inputs, blocks=kind == "fp8 blocks", subnormal=subnormal).as_grouped()
     packed, x = pack(weight), torch.randn(40, num_inputs).to(dtype)
     torch.set_num_threads(1)
     try:
@@ -308,9 +312,11 @@ def test_a_table_of_other_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
 @pytest.mark.parametrize("num_tokens", [1, 20])
-def test_nan_in_fp8_weights_shows_in_the_result(code: int, num_tokens: int) -> None:
-    codes = torch.zeros(40, 64, dtype=torch.uint8)
+@pytest.mark.parametrize("other_codes", [0x00, 0x38], ids=["zeros", "ones"])
+@pytest.mark.parametrize("scales", [torch.ones(40), torch.ones(1, 1)], ids=["outputs", "blocks"])
+def test_nan_in_fp8_weights_shows_in_the_result(code: int, num_tokens: int, other_codes: int, scales: Tensor) -> None:
+    codes = torch.full((40, 64), other_codes, dtype=torch.uint8)
     codes[3, 5] = code
-    packed = pack(Fp8Weight(codes.view(torch.float8_e4m3fn), torch.ones(40)))
+    packed = pack(Fp8Weight(codes.view(torch.float8_e4m3fn), scales))
     result = packed(torch.ones(num_tokens, 64).bfloat16(), None)
     assert result.isnan().nonzero()[:, 1].unique().tolist() == [3]

@@ -197,7 +197,8 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
     [
         ({}, "no prompt"),
         ({"text": ""}, "the prompt is empty"),
-        ({"token_ids": {"ids": [1] * 10_000_001}}, "the prompt has 10000001 tokens; at most 10000000"),
+        ({"token_ids": {"ids": [1] * 2_000_001}}, "the prompt has 2000001 tokens; at most 2000000"),
+        ({"token_ids": {"ids": [1, -2]}}, "token_ids contains -2"),
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
         ({"text": "x", "stop": ["a"] * 1025}, "stop has 1025 strings; at most 1024"),
         ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
