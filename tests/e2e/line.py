@@ -145,7 +145,7 @@ class Line:
         return {name: float(value) for name, value in samples}
 
     async def wait_blocks(self, num_blocks: int) -> None:
-        """Until the scheduler has an executor of so many blocks; none: until it has noticed that there is no executor."""
+        """Until the scheduler has an executor of so many blocks; 0: until it knows that there is none."""
         for _ in range(600):
             if (await self.load()).num_blocks == num_blocks:
                 return
