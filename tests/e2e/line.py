@@ -96,7 +96,7 @@ class Line:
         self.start(service)
 
     async def wait_ready(self, *services: str) -> None:
-        """Until each of the services (default: all) says that it can serve."""
+        """Until each of the services (default: all, connected) says that it can serve."""
         names = services or ("executor", "scheduler", "tokenizer", "gateway")
         deadline = time.monotonic() + START_TIMEOUT_S
         for name in names:
@@ -107,6 +107,11 @@ class Line:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{name} is not ready:\n{self.log(name)[-4000:]}")
                 await asyncio.sleep(0.05)
+        # A scheduler that waits for the next executor can serve, too.
+        while not services and not (await self.load()).num_blocks:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the scheduler has no executor:\n{self.log('scheduler')[-4000:]}")
+            await asyncio.sleep(0.05)
 
     async def _is_ready(self, service: str) -> bool:
         try:
