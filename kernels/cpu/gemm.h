@@ -14,14 +14,12 @@ constexpr int MAX_GEMM_REGISTERS = 4;  // of the 32 of AVX-512 and of NEON
 #endif
 constexpr int MAX_GEMM_ROWS = 6;
 
-// `vector` stands for 16 columns, `part` for those that one register holds.
+// `part` stands for the columns that one register holds.
 struct Fp32 {
     typedef float element;
-    typedef f32x16 vector;
     typedef f32_register part;
     typedef f32_register part_sums;
     static constexpr int PER_ELEMENT = 1;
-    static vector broadcast(element a) { return splat(a); }
     static part broadcast_part(element a) { return a - part{}; }
     template <class V>
     static V multiply_add(V sum, V a, V b) {
@@ -32,13 +30,11 @@ struct Fp32 {
 #if defined(__AVX512BF16__)
 struct Bf16Pair {
     typedef uint32_t element;
-    typedef u32x16 vector;
     typedef u32x16 part;
     typedef f32x16 part_sums;
     static constexpr int PER_ELEMENT = 2;
-    static vector broadcast(element a) { return (vector)_mm512_set1_epi32((int)a); }
-    static part broadcast_part(element a) { return broadcast(a); }
-    static f32x16 multiply_add(f32x16 sum, vector a, vector b) {
+    static part broadcast_part(element a) { return (part)_mm512_set1_epi32((int)a); }
+    static f32x16 multiply_add(f32x16 sum, part a, part b) {
         return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
     }
 };
