@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "grouped_linear.h"
+#include "processor.h"
 #include "replay.h"
 
 namespace {
@@ -14,6 +15,12 @@ constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other t
 // per token.
 constexpr int64_t AMX_MIN_TOKENS = 16;
 constexpr int64_t AMX_MIN_TABLE_TOKENS = 12;
+
+// The number of tokens from which fixed point pays, where it does.
+int64_t fixed_point_tokens(const GroupedWeight& w, bool has_table) {
+    if (has_table) return 16;
+    return w.bits == 8 ? 96 : 40;
+}
 
 bool fits_bytes(const GroupedWeight& w) {
     if (w.bits != 4) return false;
@@ -39,6 +46,8 @@ void pagewire_grouped_linear(int dtype, const void* x, const uint8_t* codes, int
     const bool has_table = codebook && !fits_bytes(w);
     const int64_t amx_tokens = has_table ? AMX_MIN_TABLE_TOKENS : AMX_MIN_TOKENS;
     if (dtype != FLOAT32 && tokens >= amx_tokens && grouped_linear_amx(w, x, permutation, output, threads)) return;
+    if (in_fixed_point(tokens, fixed_point_tokens(w, has_table)) &&
+        grouped_linear_fixed_point(w, x, permutation, output, threads)) return;
     if (has_table && grouped_linear_table(w, x, permutation, output, threads)) return;
     if (dtype == FLOAT32 || has_table) return grouped_linear_float(w, x, permutation, output, threads);
     if (codebook) w.zero_point = TABLE_ZERO_POINT;

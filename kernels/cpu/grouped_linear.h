@@ -41,5 +41,9 @@ void grouped_linear_float(const GroupedWeight& weight, const void* x, const int3
 bool grouped_linear_amx(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                         int threads);
 
+// In fixed point. False: not for this weight or dtype, or not on this machine; nothing was done.
+bool grouped_linear_fixed_point(const GroupedWeight& weight, const void* x, const int32_t* permutation,
+                                const Output& output, int threads);
+
 // Rows `ids` of the weight, dequantized to dtype. out [count, in]
 void grouped_rows(const GroupedWeight& weight, const int64_t* ids, int64_t count, int dtype, void* out, int threads);

@@ -1,6 +1,6 @@
 // y = x w^T + bias with packed bf16 weights, and rows of them.
 
-#include "processor.h"
+#include "fixed_point.h"
 #include "replay.h"
 #include "vector_products.h"
 
@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t DEPTH = 64;               // units whose weights stay in the L2 cache while many tokens pass
 constexpr int64_t MIN_MATRIX_TOKENS = 4;    // below, vectors are as fast as memory, and the matrix unit is not
+constexpr int64_t FIXED_POINT_TOKENS = 24;  // from which on it is faster
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 constexpr int64_t WIDENED_TOKENS = 512;     // whose inputs are floats at a time
 
@@ -46,6 +47,33 @@ void linear_vectors(const Problem& p, const typename M::X* x, int64_t stride, in
     });
 }
 
+#if defined(PAGEWIRE_FIXED_POINT)
+class DenseWeights {
+   public:
+    explicit DenseWeights(const Problem& p) : p_(p) {}
+
+    void start(int64_t tile) { tile_ = p_.tile(tile); }
+    void block(int64_t index, uint32_t* pairs, float* scales) const {
+        constexpr int64_t BLOCK_ROWS = fixed_point::MAX_BLOCK / 2;
+        const int64_t row = index * BLOCK_ROWS, rows = std::min(BLOCK_ROWS, p_.units() * ROWS - row);
+        store(scales, fixed_point::fix(tile_ + row * TILE, (int)rows, pairs));
+    }
+
+   private:
+    const Problem& p_;
+    const uint32_t* tile_ = nullptr;
+};
+
+void linear_fixed_point(const Problem& p, int threads) {
+    const auto walk = [&](int64_t token) {
+        return [inputs = p.x + token * p.stride]() mutable { return load((inputs += LANES) - LANES); };
+    };
+    fixed_point::linear(p.tokens, p.stride, fixed_point::MAX_BLOCK, p.tiles(), threads, walk,
+                        [&] { return DenseWeights(p); },
+                        [&](int64_t token, int64_t tile, f32x16 sums) { p.write(token, tile, sums); });
+}
+#endif
+
 // The inputs of all tokens as floats
 const float* widened(const Problem& p, int threads) {
     static thread_local std::vector<float> memory;
@@ -59,6 +87,9 @@ const float* widened(const Problem& p, int threads) {
 }
 
 void linear_vectors(const Problem& p, int threads) {
+#if defined(PAGEWIRE_FIXED_POINT)
+    if (in_fixed_point(p.tokens, FIXED_POINT_TOKENS)) return linear_fixed_point(p, threads);
+#endif
 #if defined(__AVX512BF16__)
     if (!floats_beat_bf16_pairs()) return linear_vectors<Pairs>(p, (const uint32_t*)p.x, p.stride / 2, threads);
 #endif

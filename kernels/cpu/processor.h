@@ -1,8 +1,10 @@
 // What decides between ways to compute besides the instructions that a processor has.
 #pragma once
 
+#include <cstdint>
+
 // How bf16 is multiplied: FASTEST is what fits the machine, with its matrix unit if it has one; tests ask for the others.
-enum Bf16Form : int { FASTEST = 0, PAIRS = 1, FLOATS = 2 };
+enum Bf16Form : int { FASTEST = 0, PAIRS = 1, FLOATS = 2, FIXED_POINT = 3 };
 inline Bf16Form bf16_form = FASTEST;
 
 // Whether products of bf16 are faster as products of floats than as AVX512-BF16's dot products of pairs. Measured: an
@@ -11,8 +13,14 @@ inline Bf16Form bf16_form = FASTEST;
 inline bool floats_beat_bf16_pairs() {
 #if defined(__AVX512BF16__)
     static const bool is_intel = __builtin_cpu_is("intel");
-    return bf16_form == FASTEST ? is_intel : bf16_form == FLOATS;
+    return bf16_form == FASTEST ? is_intel : bf16_form != PAIRS;
 #else
     return true;
 #endif
+}
+
+// Whether this many tokens are multiplied in fixed point (fixed_point.h), given from how many on that was faster on the
+// same Intel core: weights have to be converted, which is shared by them.
+inline bool in_fixed_point(int64_t tokens, int64_t least) {
+    return bf16_form == FASTEST ? tokens >= least && floats_beat_bf16_pairs() : bf16_form == FIXED_POINT;
 }

@@ -7,9 +7,9 @@ import pytest
 from kernels.cpu.packed_linear import set_bf16_form
 
 
-@pytest.fixture(scope="module", params=[0, 1, 2], ids=["fastest", "bf16 pairs", "floats"])
+@pytest.fixture(params=[0, 1, 2, 3], ids=["fastest", "bf16 pairs", "floats", "fixed point"])
 def bf16_form(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How bf16 is multiplied (kernels/cpu/processor.h): as is fastest here, then in both ways without a matrix unit."""
+    """How bf16 is multiplied (kernels/cpu/processor.h): as is fastest here, then in all ways without a matrix unit."""
     set_bf16_form(request.param)
     yield request.param
     set_bf16_form(0)

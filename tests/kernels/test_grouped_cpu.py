@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernels import reference_quantized as reference
 from kernels.cpu import grouped_layout, native
 from kernels.cpu import quantized as fallback
+from kernels.cpu.packed_linear import set_bf16_form
 from kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from kernels.quantized.packed import pack_grouped, unpack_grouped
 from tests.kernels.grouped_weights import grouped_weight
+from tests.kernels.processor import CPU, fixed_point_error, in_fixed_point
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
 FP32_ROUNDING = 1e-6
@@ -25,13 +28,12 @@ BF16_OPERANDS = 2**-8
 MAX_INPUT_BLOCK = 64  # inputs that share a scale when they are quantized
 LARGEST_CODE = 127 * 128  # of a quantized input
 AMX_MIN_TOKENS = 16  # from here on operands are rounded to bf16 where the machine has a matrix unit
+FIXED_POINT_TOKENS = 16  # from here on some products are in fixed point, where that is faster than floats
 AMX_MIN_TABLE_TOKENS = 12  # likewise, of weights with a table of numbers
 INTEGER_CODEBOOK = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 FRACTIONAL_CODEBOOK = torch.linspace(-1, 1, 16) ** 3
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-CPU = cpuinfo.read_text() if (cpuinfo := Path("/proc/cpuinfo")).exists() else ""
 
 
 @st.composite
@@ -99,9 +101,15 @@ def form(packed: PackedGrouped) -> tuple[int, int, int]:
 
 
 def assert_product_is_close(
-    actual: Tensor, x: Tensor, weight: GroupedWeight, bias: Tensor | None, *, operands_rounded: bool
+    actual: Tensor,
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    *,
+    operands_rounded: bool,
+    fixed_point: bool = False,
 ) -> None:
-    """Within what quantizing x to 15 bits and rounding can change."""
+    """Within what quantizing x to 15 bits and rounding can change, or rounding both to fixed point."""
     matrix, x64 = weight.dequantize().double(), x.double()
     expected = x64 @ matrix.T + (0 if bias is None else bias.double())
     magnitude = x64.abs() @ matrix.abs().T + expected.abs() + (0 if bias is None else bias.double().abs())
@@ -111,6 +119,8 @@ def assert_product_is_close(
         columns = matrix if weight.permutation is None else matrix[:, weight.permutation.long()]
         if operands_rounded:
             tolerance += BF16_OPERANDS * magnitude
+        if fixed_point and x.dtype is torch.bfloat16:
+            tolerance += _fixed_point_error(ordered, columns, weight)
         for first in range(0, weight.group_size * weight.scales.shape[1], weight.group_size):
             group, group_columns = (m[:, first : first + weight.group_size] for m in (ordered, columns))
             for inputs, block in zip(
@@ -120,6 +130,27 @@ def assert_product_is_close(
                 tolerance += half_step * block.abs().sum(1)
     tolerance += RESULT_ROUNDING[x.dtype] * expected.abs()
     assert ((actual.double() - expected).abs() <= tolerance).all()
+
+
+def _fixed_point_error(x: Tensor, matrix: Tensor, weight: GroupedWeight) -> Tensor:
+    """Of inputs and columns in the order of the codes. Scales of fp8 are chosen for the numbers that there are, others
+    for all numbers that there could be, and the products of codes are rounded, too."""
+
+    def padded(numbers: Tensor) -> Tensor:
+        size = min(weight.group_size, weight.shape[1])
+        width = 16 if size <= 16 else -(-size // 32) * 32
+        return torch.cat([F.pad(group, (0, width - group.shape[1])) for group in numbers.split(size, 1)], 1)
+
+    is_fp8 = weight.codebook is not None and weight.bits == 8
+    largest = matrix.abs()
+    if not is_fp8:
+        extremes = (0, 2**weight.bits - 1)
+        if weight.codebook is not None:
+            extremes = int(weight.codebook.argmin()), int(weight.codebook.argmax())
+        for code in extremes:
+            numbers = replace(weight, codes=torch.full_like(weight.codes, code), permutation=None).dequantize()
+            largest = largest.maximum(numbers.double().abs())
+    return fixed_point_error(padded(x), padded(matrix), padded(largest), steps=0.5 if is_fp8 else 1)
 
 
 def _uncancelled(x: Tensor, weight: GroupedWeight) -> Tensor:
@@ -162,7 +193,27 @@ def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dty
         assert actual.dtype is dtype
         assert actual.shape == (num_tokens, num_outputs)
         rounded = cpu is fallback or operands_rounded(weight, dtype, num_tokens)
-        assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded)
+        fixed_point = cpu is native and in_fixed_point(0, num_tokens, FIXED_POINT_TOKENS)
+        assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded, fixed_point=fixed_point)
+
+
+@settings(max_examples=100, deadline=None)
+@given(weight=weights(), num_tokens=st.sampled_from([1, 2, 11, 12, 13, 25, 40]), scale=st.sampled_from([1e-6, 1, 1e4]))
+def test_fixed_point(weight: GroupedWeight, num_tokens: int, scale: float) -> None:
+    """As `test_grouped_linear`; also of inputs of which one in each token is far larger than the others."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, weight.shape[1], generator=generator)
+    x[:, num_tokens % weight.shape[1]] *= scale
+    packed, x = pack_grouped(weight, "cpu"), x.bfloat16()
+    operands = packed.codes, packed.scales, packed.offsets, packed.codebook, packed.permutation
+    set_bf16_form(3)
+    try:
+        actual = native.grouped_linear(x, *operands, None, weight.shape[0], *form(packed))
+    finally:
+        set_bf16_form(0)
+    rounded = operands_rounded(weight, x.dtype, num_tokens, 3) or operands_rounded(weight, x.dtype, num_tokens)
+    fixed_point = in_fixed_point(3, num_tokens, FIXED_POINT_TOKENS)
+    assert_product_is_close(actual, x, weight, None, operands_rounded=rounded, fixed_point=fixed_point)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +229,8 @@ def test_products_of_many_tokens(num_tokens: int, num_outputs: int, num_inputs: 
     packed = pack_grouped(weight, "cpu")
     operands = packed.codes, packed.scales, packed.offsets, packed.codebook, packed.permutation
     actual = native.grouped_linear(x, *operands, bias, num_outputs, *form(packed))
-    assert_product_is_close(actual, x, weight, bias, operands_rounded=True)
+    fixed_point = in_fixed_point(0, num_tokens, FIXED_POINT_TOKENS)
+    assert_product_is_close(actual, x, weight, bias, operands_rounded=True, fixed_point=fixed_point)
 
 
 @settings(max_examples=30, deadline=None)
@@ -274,7 +326,9 @@ def test_fp8_weights_are_packed_as_groups(
     bias = torch.randn(num_outputs).to(dtype) if with_bias else None
     actual, grouped = packed(x, bias), weight.as_grouped()
     assert actual.dtype is dtype
-    assert_product_is_close(actual, x, grouped, bias, operands_rounded=operands_rounded(grouped, dtype, num_tokens))
+    rounded = operands_rounded(grouped, dtype, num_tokens)
+    fixed_point = in_fixed_point(0, num_tokens, FIXED_POINT_TOKENS)
+    assert_product_is_close(actual, x, grouped, bias, operands_rounded=rounded, fixed_point=fixed_point)
 
 
 @pytest.mark.parametrize("num_inputs", [288, 1100])
@@ -299,7 +353,10 @@ def test_tables_of_numbers_in_every_form(bf16_form: int, dtype: torch.dtype, kin
         for num_tokens in (1, 4, 7, 12, 16, 17, 40):
             tokens = x[:num_tokens]
             rounded = operands_rounded(weight, dtype, num_tokens, bf16_form)
-            assert_product_is_close(packed(tokens, None), tokens, weight, None, operands_rounded=rounded)
+            fixed_point = in_fixed_point(bf16_form, num_tokens, FIXED_POINT_TOKENS)
+            assert_product_is_close(
+                packed(tokens, None), tokens, weight, None, operands_rounded=rounded, fixed_point=fixed_point
+            )
     finally:
         torch.set_num_threads(before)
 

@@ -12,12 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu import fallback, native, packed_layout, packed_linear
+from tests.kernels.processor import fixed_point_error, in_fixed_point
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, and of a result.
 FP32_ROUNDING = 2e-6
 RESULT_ROUNDING = 2**-8
 
-FEW_TOKENS = 3  # up to here vectors multiply where there is a matrix unit, too
+# Numbers of tokens up to which products are computed in the same way: by vectors, where there is a matrix unit, too; as
+# floats, where more are multiplied in fixed point; all.
+LIMITS = (3, 23, 257)
+FIXED_POINT_TOKENS = 24
 
 
 @pytest.fixture(autouse=True)
@@ -31,41 +35,45 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def assert_is_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def assert_is_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, form: int = 0) -> None:
     wide_bias = None if bias is None else bias.double()
     expected = F.linear(x.double(), weight.double(), wide_bias)
     magnitude = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
     assert actual.dtype is torch.bfloat16 and actual.shape == expected.shape
     error = (actual.double() - expected).abs()
-    assert (error <= FP32_ROUNDING * magnitude + RESULT_ROUNDING * expected.abs()).all()
+    tolerance = FP32_ROUNDING * magnitude + RESULT_ROUNDING * expected.abs()
+    if in_fixed_point(form, x.shape[0], FIXED_POINT_TOKENS):
+        tolerance += fixed_point_error(x.double(), weight.double(), weight.double())
+    assert (error <= tolerance).all()
 
 
-@pytest.mark.usefixtures("bf16_form")
 @pytest.mark.parametrize("num_threads", [1, 2, 16])
 @pytest.mark.parametrize(
     ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70), (64, 1041)]
 )
-def test_product(in_features: int, out_features: int, num_threads: int) -> None:
-    """Of every number of tokens that a kernel treats in its own way. Within the vectors' and within the matrix unit's
-    it does not depend on the other tokens."""
+def test_product(bf16_form: int, in_features: int, out_features: int, num_threads: int) -> None:
+    """Of every number of tokens that a kernel treats in its own way. Among those that are computed in the same way it
+    does not depend on the other tokens."""
     torch.set_num_threads(num_threads)
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
     packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
     whole = native.packed_linear(x, packed, bias, out_features)
-    assert_is_product(whole, x, weight, bias)
-    assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None)
-    few = native.packed_linear(x[:FEW_TOKENS], packed, bias, out_features)
-    for num_tokens in (*range(19), 31, 32, 33, 47, 49, 64, 70):
+    assert_is_product(whole, x, weight, bias, bf16_form)
+    assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None, bf16_form)
+    wholes = {limit: native.packed_linear(x[:limit], packed, bias, out_features) for limit in LIMITS}
+    for num_tokens in (*range(26), 31, 32, 33, 47, 49, 64, 70):
         actual = native.packed_linear(x[:num_tokens], packed, bias, out_features)
-        assert_is_product(actual, x[:num_tokens], weight, bias)
-        assert torch.equal(actual, (few if num_tokens <= FEW_TOKENS else whole)[:num_tokens])
+        assert_is_product(actual, x[:num_tokens], weight, bias, bf16_form)
+        same_way = wholes[next(limit for limit in LIMITS if num_tokens <= limit)]
+        assert torch.equal(actual, same_way[:num_tokens])
 
 
-def test_a_result_larger_than_caches() -> None:
-    """It is written past them, if its rows are aligned."""
+def test_a_result_larger_than_caches(bf16_form: int) -> None:
+    """It is written past them, if its rows are aligned. So many tokens are also more than one part of the inputs."""
     for out_features in (3072, 3073):
         weight, bias, x = random(out_features, 40), random(out_features, seed=1), random(700, 40, seed=2)
-        assert_is_product(native.packed_linear(x, packed_layout.pack(weight), bias, out_features), x, weight, bias)
+        actual = native.packed_linear(x, packed_layout.pack(weight), bias, out_features)
+        assert_is_product(actual, x, weight, bias, bf16_form)
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,7 +92,7 @@ def test_product_of_any_shape(
     weight, bias = random(out_features, in_features, seed=1), random(out_features, seed=2) if with_bias else None
     packed = packed_layout.pack(weight)
     assert_is_product(native.packed_linear(x, packed, bias, out_features), x, weight, bias)
-    assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias)
+    assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias, form=2)
 
 
 @pytest.mark.usefixtures("bf16_form")

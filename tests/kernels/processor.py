@@ -1,0 +1,38 @@
+"""Which of their ways to multiply the C++ kernels take on this processor (kernels/cpu/processor.h)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["CPU", "fixed_point_error", "in_fixed_point"]
+
+CPU = cpuinfo.read_text() if (cpuinfo := Path("/proc/cpuinfo")).exists() else ""
+
+_BLOCK = 64  # inputs that share a scale in fixed point
+_LARGEST_INPUT, _LARGEST_WEIGHT = 8191, 4095
+
+
+def in_fixed_point(form: int, num_tokens: int, least: int) -> bool:
+    """form: see the fixture `bf16_form`. least: the number of tokens from which fixed point is the fastest."""
+    if "avx512_vnni" not in CPU:
+        return False
+    return form == 3 or (form == 0 and num_tokens >= least and "GenuineIntel" in CPU and "amx_bf16" not in CPU)
+
+
+def fixed_point_error(x: Tensor, weight: Tensor, largest: Tensor, *, steps: float = 0.5) -> Tensor:
+    """What rounding can change of x [tokens, in] times weight [out, in], whose blocks begin at multiples of 64 inputs.
+
+    largest: [out, in], what a block's scale is chosen for; steps: the most that a weight changes by.
+    """
+    error = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64)
+    for inputs, weights, peaks in zip(
+        x.abs().split(_BLOCK, 1), weight.abs().split(_BLOCK, 1), largest.abs().split(_BLOCK, 1), strict=True
+    ):
+        input_step = inputs.amax(1, keepdim=True) / _LARGEST_INPUT
+        weight_step = peaks.amax(1, keepdim=True) / _LARGEST_WEIGHT
+        error += 0.501 * input_step @ weights.sum(1, keepdim=True).T  # half a step, and rounding of scales
+        error += (steps + 0.01) * (inputs.sum(1, keepdim=True) @ weight_step.T)
+    return error
