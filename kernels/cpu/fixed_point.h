@@ -1,14 +1,22 @@
 // Products of many tokens in fixed point: inputs and weights become integers of 16 bits with a scale per block of inputs,
-// and pairs of their products are summed in 32 bits. A core of Intel's does twice as many of these as products of floats.
+// and pairs of their products are summed in 32 bits (VNNI). A core of Intel's does twice as many of these as products of floats.
 // Weights are rounded to 12 bits of the block's largest and inputs to 13, which moves a result by about a tenth of what
 // rounding it to bf16 does.
 #pragma once
 
 #include "processor.h"
+#include "registers.h"
 #include "vector_products.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define PAGEWIRE_FIXED_POINT
+#define PAGEWIRE_FIXED_POINT(name) _mm512_##name
+#define PAGEWIRE_DOT_PAIRS _mm512_dpwssd_epi32
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define PAGEWIRE_FIXED_POINT(name) _mm256_##name
+#define PAGEWIRE_DOT_PAIRS _mm256_dpwssd_avx_epi32
+#endif
+
+#if defined(PAGEWIRE_FIXED_POINT)
 
 namespace fixed_point {
 
@@ -17,21 +25,42 @@ using packed::TILE;
 constexpr int MAX_BLOCK = 64;                              // inputs that share a scale
 constexpr int64_t SERIAL_INPUTS = 32 * 1024;               // below which other threads are not woken
 constexpr float SMALLEST_PEAK = 1e-30f;                    // of a block that is not all zeros
-constexpr int GROUP = 2;                                   // tiles multiplied together
+constexpr int GROUP = packed::Floats::GROUP;               // tiles multiplied together
+constexpr int MAX_TOKENS = packed::tokens_with(GROUP);     // likewise
 constexpr int64_t MOST_GROUP = 8;                          // tiles of a piece of work, at most
 constexpr int64_t STAGE_INPUTS = 2048;                     // whose weights are in fixed point at a time
 constexpr int64_t PART_TOKENS = 512;                       // whose inputs are in fixed point at a time
 constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
 static_assert((LARGEST_WEIGHT + 1LL) * LARGEST_INPUT * MAX_BLOCK < 1LL << 31);
 
-typedef int16_t i16x32 __attribute__((vector_size(64)));
+typedef decltype(PAGEWIRE_FIXED_POINT(set1_epi32)(0)) Integers;
+typedef int16_t i16_register __attribute__((vector_size(sizeof(Integers))));
+typedef uint16_t u16_register __attribute__((vector_size(sizeof(Integers))));
 
 // Floats to integers by an addition of 1.5 * 2^23, whose lowest bits are then the integer's.
-inline u32x16 rounded(f32x16 x) { return (u32x16)(x + 12582912.0f); }
+inline i32_register rounded(f32_register x) { return (i32_register)(x + 12582912.0f); }
 
-// Pairs of integers from the lower halves of both
-inline u32x16 pairs_of(u32x16 first, u32x16 second) {
-    return (u32x16)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)first, (__m512i)(second << 16));
+inline f32_register magnitude(f32_register x) { return x < 0.0f ? -x : x; }
+
+// The lower halves
+inline void store_halves(int16_t* p, i32_register x) {
+#if defined(__AVX512F__)
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)x);
+#else
+    const __m256i lower = (__m256i)(x & 0xffff), twice = _mm256_packus_epi32(lower, lower);
+    const __m128i halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0x08));
+#endif
+    __builtin_memcpy(p, &halves, sizeof halves);
+}
+
+// Integers of both, in pairs
+inline i16_register pairs_of(f32_register first, f32_register second) {
+    return (i16_register)(((u32_register)rounded(first) & 0xffffu) | (u32_register)rounded(second) << 16);
+}
+
+// numbers * factor / 2^15, rounded
+inline i16_register scaled(i16_register numbers, i16_register factor) {
+    return (i16_register)PAGEWIRE_FIXED_POINT(mulhrs_epi16)((Integers)numbers, (Integers)factor);
 }
 
 // Tokens that are multiplied together, the last ones perhaps fewer.
@@ -39,7 +68,7 @@ struct Passes {
     int64_t tokens, step;
 
     explicit Passes(int64_t tokens) : tokens(tokens) {
-        const int64_t passes = (tokens + packed::MAX_TOKENS - 1) / packed::MAX_TOKENS;
+        const int64_t passes = (tokens + MAX_TOKENS - 1) / MAX_TOKENS;
         step = (tokens + passes - 1) / passes;  // 14 are 7 + 7, not 12 + 2
     }
     int64_t first(int64_t token) const { return token / step * step; }  // of the token's pass
@@ -85,23 +114,30 @@ class Inputs {
         const int64_t first = passes.first(token), count = passes.count(first);
         int16_t* code = codes_ + first * in + (token - first) * LANES;
         float* const scales = scales_ + token * blocks;
-        f32x16 poison = {};  // becomes NaN where an input is, or is infinite: they must show in the result
+        f32_register poison = {};  // becomes NaN where an input is, or is infinite: they must show in the result
         for (int64_t index = 0; index < blocks; index++) {
             const int vectors = vectors_of(index);
-            f32x16 x[MAX_BLOCK / LANES], largest = {};
-            for (int v = 0; v < vectors; v++) {
-                x[v] = next();
-                largest = max(largest, x[v] < 0.0f ? -x[v] : x[v]);
-                poison += x[v] * 0.0f;
+            float x[MAX_BLOCK];
+            for (int v = 0; v < vectors; v++) store(x + v * LANES, next());
+            f32_register largest = {};
+            for (int i = 0; i < vectors * LANES; i += REGISTER_LANES) {
+                const f32_register numbers = load_register(x + i);
+                largest = ::max(largest, magnitude(numbers));
+                poison += numbers * 0.0f;
             }
             const float peak = max(largest), factor = peak > SMALLEST_PEAK ? LARGEST_INPUT / peak : 0.0f;
-            for (int v = 0; v < vectors; v++, code += count * LANES) {
-                const __m256i halves = _mm512_cvtepi32_epi16((__m512i)rounded(x[v] * factor));
-                __builtin_memcpy(code, &halves, sizeof halves);
-            }
+            for (int v = 0; v < vectors; v++, code += count * LANES)
+                for (int lane = 0; lane < LANES; lane += REGISTER_LANES)
+                    store_halves(code + lane, rounded(load_register(x + v * LANES + lane) * factor));
             scales[index] = peak / LARGEST_INPUT;
         }
         scales[0] += ::sum(poison);
+    }
+
+    static float max(f32_register x) {
+        f32x16 all = {};
+        __builtin_memcpy(&all, &x, sizeof x);
+        return ::max(all);
     }
 
     int16_t* codes_;
@@ -125,30 +161,33 @@ void multiply(const Inputs& x, int64_t token, int64_t begin, const Stage& w, f32
     for (int n = 0; n < GROUP; n++) tiles[n] = w.pairs + w.at(n, 0) * w.rows;
     const uint32_t* pairs = x.pairs(token, begin);
     for (int64_t block = 0; block < w.blocks; block++) {
-        i32x16 acc[TOKENS][GROUP] = {};
+        i32_register acc[TOKENS][GROUP * REGISTERS] = {};
         for (int v = x.vectors_of(begin + block); v > 0; v--, pairs += TOKENS * PAIRS)
             for (int row = 0; row < PAIRS; row++) {
-                i32x16 weights[GROUP];
+                i32_register weights[GROUP * REGISTERS];
 #pragma GCC unroll 2
-                for (int n = 0; n < GROUP; n++) {
-                    weights[n] = load_raw<i32x16>(tiles[n]);
-                    tiles[n] += TILE;
-                }
+                for (int n = 0; n < GROUP * REGISTERS; n++)
+                    weights[n] = load_raw<i32_register>(tiles[n / REGISTERS] + n % REGISTERS * REGISTER_LANES);
+#pragma GCC unroll 2
+                for (int n = 0; n < GROUP; n++) tiles[n] += TILE;
 #pragma GCC unroll 12
                 for (int t = 0; t < TOKENS; t++) {
-                    const __m512i input = _mm512_set1_epi32((int)pairs[t * PAIRS + row]);
+                    const Integers input = PAGEWIRE_FIXED_POINT(set1_epi32)((int)pairs[t * PAIRS + row]);
 #pragma GCC unroll 2
-                    for (int n = 0; n < GROUP; n++)
-                        acc[t][n] = (i32x16)_mm512_dpwssd_epi32((__m512i)acc[t][n], (__m512i)weights[n], input);
+                    for (int n = 0; n < GROUP * REGISTERS; n++)
+                        acc[t][n] = (i32_register)PAGEWIRE_DOT_PAIRS((Integers)acc[t][n], (Integers)weights[n], input);
                 }
             }
         const float* const scales = x.scales(token) + begin + block;
 #pragma GCC unroll 2
-        for (int n = 0; n < GROUP; n++) {
-            const f32x16 scale = load(w.scales + w.at(n, block));
+        for (int n = 0; n < GROUP * REGISTERS; n++) {
+            const int lane = n % REGISTERS * REGISTER_LANES;
+            const f32_register scale = load_register(w.scales + w.at(n / REGISTERS, block) + lane);
 #pragma GCC unroll 12
-            for (int t = 0; t < TOKENS; t++)
-                sums[t * GROUP + n] += __builtin_convertvector(acc[t][n], f32x16) * (scale * scales[t * x.blocks]);
+            for (int t = 0; t < TOKENS; t++) {
+                f32_register* const sum = (f32_register*)(sums + t * GROUP) + n;
+                *sum += __builtin_convertvector(acc[t][n], f32_register) * (scale * scales[t * x.blocks]);
+            }
         }
     }
 }
@@ -161,7 +200,7 @@ Multiply multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
     return products[tokens - 1];
 }
 inline Multiply multiply_of(int64_t tokens) {
-    return multiply_of(tokens, std::make_integer_sequence<int, packed::MAX_TOKENS>{});
+    return multiply_of(tokens, std::make_integer_sequence<int, MAX_TOKENS>{});
 }
 
 // write(first_token + token, tile, sums) of all products.
@@ -209,23 +248,25 @@ void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, W
     }
 }
 
-// Pairs of bf16 in fixed point: returns what an integer stands for, of each output.
-inline f32x16 fix(const uint32_t* rows, int count, uint32_t* out) {
-    __m512i largest = {};
-    for (int row = 0; row < count; row++) {
-        __builtin_prefetch((const char*)(rows + row * TILE) + packed::PREFETCH);
-        largest = _mm512_max_epu16(largest, (__m512i)(load_raw<u32x16>(rows + row * TILE) & 0x7fff7fffu));
+// Pairs of bf16 of a tile in fixed point; scales: what an integer stands for, of each output
+inline void fix(const uint32_t* rows, int count, uint32_t* out, float* scales) {
+    for (int lane = 0; lane < TILE; lane += REGISTER_LANES) {
+        u16_register largest = {};
+        for (int row = 0; row < count; row++) {
+            __builtin_prefetch((const char*)(rows + row * TILE) + packed::PREFETCH);
+            largest = max(largest, (u16_register)(load_raw<u32_register>(rows + row * TILE + lane) & 0x7fff7fffu));
+        }
+        const u32_register both = (u32_register)largest;
+        const f32_register peak = (f32_register)max(both << 16, both & 0xffff0000u);
+        const f32_register factor = peak > SMALLEST_PEAK ? LARGEST_WEIGHT / peak : f32_register{};
+        for (int row = 0; row < count; row++) {
+            const u32_register pairs = load_raw<u32_register>(rows + row * TILE + lane);
+            const i16_register integers =
+                pairs_of((f32_register)(pairs << 16) * factor, (f32_register)(pairs & 0xffff0000u) * factor);
+            __builtin_memcpy(out + row * TILE + lane, &integers, sizeof integers);
+        }
+        store_register(scales + lane, peak / LARGEST_WEIGHT);
     }
-    const u32x16 both = (u32x16)largest;
-    const f32x16 peak = (f32x16)max(both << 16, both & 0xffff0000u);
-    const f32x16 factor = peak > SMALLEST_PEAK ? LARGEST_WEIGHT / peak : f32x16{};
-    for (int row = 0; row < count; row++) {
-        const u32x16 pairs = load_raw<u32x16>(rows + row * TILE);
-        const u32x16 integers = pairs_of(rounded((f32x16)(pairs << 16) * factor),
-                                         rounded((f32x16)(pairs & 0xffff0000u) * factor));
-        __builtin_memcpy(out + row * TILE, &integers, sizeof integers);
-    }
-    return peak / LARGEST_WEIGHT;
 }
 
 }  // namespace fixed_point

@@ -10,40 +10,33 @@
 
 namespace {
 
-using fixed_point::i16x32;
-using fixed_point::rounded;
+using fixed_point::i16_register;
+using fixed_point::Integers;
+using fixed_point::u16_register;
 
 constexpr int UNIT_ROWS = UNIT / 2;  // of pairs of inputs, in the order of `in_order_of_e4m3_pairs`
 constexpr int HALF_ROWS = UNIT_ROWS / 2;
 constexpr int FACTOR_BITS = 15;      // a product of codes is divided by 2^15
 
-i16x32 both_halves(f32x16 x) {
-    const u32x16 integer = rounded(x);
-    return (i16x32)fixed_point::pairs_of(integer, integer);
-}
-
-i16x32 scaled(i16x32 numbers, i16x32 factor) {
-    return (i16x32)_mm512_mulhrs_epi16((__m512i)numbers, (__m512i)factor);
-}
-
 // Codes that are numbers: in rows as 2^SHIFT of themselves.
 template <class B>
-class Integers {
+class Numbers {
    public:
     static constexpr int BITS = B::BITS;
 
-    explicit Integers(const GroupedWeight&) {}
+    explicit Numbers(const GroupedWeight&) {}
     float lowest() const { return 0.0f; }
     float highest() const { return (1 << BITS) - 1; }
     float unit() const { return 1 << (FACTOR_BITS - BITS); }  // of a row, what a number of 1 is
 
-    void unpack(const uint8_t* codes, i16x32 rows[UNIT_ROWS]) const {
-        u32x16 quads[QUADS];
+    // The codes of a unit, of as many outputs as a register holds
+    void unpack(const uint8_t* codes, i16_register rows[UNIT_ROWS]) const {
+        u32_register quads[QUADS];
         unpack_unit<BITS>(codes, quads);
 #pragma GCC unroll 8
         for (int q = 0; q < QUADS; q++) {
-            rows[2 * q] = (i16x32)(quads[q] & 0x00ff00ffu) << (FACTOR_BITS - BITS);
-            rows[2 * q + 1] = (i16x32)(quads[q] >> 8 & 0x00ff00ffu) << (FACTOR_BITS - BITS);
+            rows[2 * q] = (i16_register)(quads[q] & 0x00ff00ffu) << (FACTOR_BITS - BITS);
+            rows[2 * q + 1] = (i16_register)(quads[q] >> 8 & 0x00ff00ffu) << (FACTOR_BITS - BITS);
         }
     }
 };
@@ -58,29 +51,45 @@ class Table {
           highest_(*std::max_element(w.codebook, w.codebook + SMALL_CODEBOOK)) {
         const float largest = std::max(highest_, -lowest_);
         unit_ = INT16_MAX / (largest > 0.0f ? largest : 1.0f);
-        for (int i = 0; i < SMALL_CODEBOOK; i++)
-            table_[i] = table_[i + SMALL_CODEBOOK] = (int16_t)std::lrint(w.codebook[i] * unit_);
+        for (int i = 0; i < LANES_OF_WORDS; i++) table_[i] = (int16_t)std::lrint(w.codebook[i % SMALL_CODEBOOK] * unit_);
+        for (size_t i = 0; i < sizeof(Integers); i++) {
+            low_[i] = (uint8_t)table_[i % SMALL_CODEBOOK];
+            high_[i] = (uint8_t)(table_[i % SMALL_CODEBOOK] >> 8);
+        }
     }
     float lowest() const { return lowest_; }
     float highest() const { return highest_; }
     float unit() const { return unit_; }
 
-    void unpack(const uint8_t* codes, i16x32 rows[UNIT_ROWS]) const {
-        const __m512i table = load_raw<__m512i>(table_);
-        // The index is a word's lowest 5 bits; the table's halves are the same.
-        const auto look_up = [&](__m512i at) { return (i16x32)_mm512_permutexvar_epi16(at, table); };
+    void unpack(const uint8_t* codes, i16_register rows[UNIT_ROWS]) const {
         for (int plane = 0; plane < QUADS / 2; plane++, codes += 64, rows += 4) {
-            const __m512i words = load_raw<__m512i>(codes);
+            const u16_register words = load_raw<u16_register>(codes);
             rows[0] = look_up(words);
-            rows[1] = look_up(_mm512_srli_epi16(words, 8));
-            rows[2] = look_up(_mm512_srli_epi16(words, 4));
-            rows[3] = look_up(_mm512_srli_epi16(words, 12));
+            rows[1] = look_up(words >> 8);
+            rows[2] = look_up(words >> 4);
+            rows[3] = look_up(words >> 12);
         }
     }
 
    private:
+    static constexpr int LANES_OF_WORDS = sizeof(Integers) / sizeof(int16_t);
+
+    // at: the code in each word's lowest 4 bits
+    i16_register look_up(u16_register at) const {
+#if defined(__AVX512BW__)  // of which 5 bits count; the table's halves are the same
+        return (i16_register)_mm512_permutexvar_epi16((Integers)at, load_raw<Integers>(table_));
+#else
+        const Integers low_byte = (Integers)((at & 15) | 0x8000);  // nothing for the other
+        const auto bytes = [&](const uint8_t* table) {
+            return (u16_register)_mm256_shuffle_epi8(load_raw<Integers>(table), low_byte);
+        };
+        return (i16_register)(bytes(low_) | bytes(high_) << 8);
+#endif
+    }
+
     float lowest_, highest_, unit_;
-    alignas(64) int16_t table_[2 * SMALL_CODEBOOK];
+    int16_t table_[LANES_OF_WORDS];
+    uint8_t low_[sizeof(Integers)], high_[sizeof(Integers)];
 };
 
 // The scales and offsets of a tile's groups.
@@ -92,8 +101,8 @@ class TileGroups {
         expand_groups(w_, tile, false, memory_.data());
         expand_groups(w_, tile, true, memory_.data() + floats_);
     }
-    f32x16 scale(int64_t group) const { return load(memory_.data() + group * TILE); }
-    f32x16 offset(int64_t group) const { return load(memory_.data() + floats_ + group * TILE); }
+    const float* scales(int64_t group) const { return memory_.data() + group * TILE; }
+    const float* offsets(int64_t group) const { return memory_.data() + floats_ + group * TILE; }
 
    private:
     const GroupedWeight& w_;
@@ -112,44 +121,49 @@ class Scaled {
         groups_.start(tile);
     }
 
-    void block(int64_t index, uint32_t* pairs, float* scale) const {
-        constexpr int HALVES = 2 * fixed_point::MAX_BLOCK / UNIT;
+    void block(int64_t index, uint32_t* pairs, float* scales) const {
+        for (int lane = 0; lane < TILE; lane += REGISTER_LANES) block_part(index, lane, pairs + lane, scales + lane);
+    }
+
+   private:
+    static constexpr int AHEAD_UNITS = 4;
+    static constexpr int HALVES = 2 * fixed_point::MAX_BLOCK / UNIT;  // of units
+
+    void block_part(int64_t index, int lane, uint32_t* pairs, float* scales) const {
         const int64_t first = index * HALVES;
         const int halves = (int)std::min<int64_t>(HALVES, 2 * w_.units() - first);
-        f32x16 factors[HALVES], minimums[HALVES], peak = {}, poison = {};
+        f32_register factors[HALVES], minimums[HALVES], peak = {}, poison = {};
         for (int h = 0; h < halves; h++) {
             const int64_t group = (first + h) * (UNIT / 2) / w_.padded_group();
-            factors[h] = groups_.scale(group);
-            const f32x16 offset = groups_.offset(group);
-            minimums[h] = w_.has_minimums() ? offset : w_.codebook ? f32x16{} : -factors[h] * offset;
-            peak = max(peak, max(magnitude(factors[h] * codes_.lowest() + minimums[h]),
-                                 magnitude(factors[h] * codes_.highest() + minimums[h])));
+            factors[h] = load_register(groups_.scales(group) + lane);
+            const f32_register offset = load_register(groups_.offsets(group) + lane);
+            minimums[h] = w_.has_minimums() ? offset : w_.codebook ? f32_register{} : -factors[h] * offset;
+            peak = max(peak, max(fixed_point::magnitude(factors[h] * codes_.lowest() + minimums[h]),
+                                 fixed_point::magnitude(factors[h] * codes_.highest() + minimums[h])));
             poison += (factors[h] + minimums[h]) * 0.0f;
         }
-        store(scale, peak / fixed_point::LARGEST_WEIGHT + poison);
-        const f32x16 unit = peak > fixed_point::SMALLEST_PEAK ? fixed_point::LARGEST_WEIGHT / peak : f32x16{};
+        store_register(scales, peak / fixed_point::LARGEST_WEIGHT + poison);
+        const f32_register unit =
+            peak > fixed_point::SMALLEST_PEAK ? fixed_point::LARGEST_WEIGHT / peak : f32_register{};
         const float row_unit = (1 << FACTOR_BITS) / codes_.unit();
-        const uint8_t* codes = w_.tile_codes(tile_) + first / 2 * w_.unit_bytes();
+        const uint8_t* codes = w_.tile_codes(tile_) + first / 2 * w_.unit_bytes() + 4 * lane;
         for (int h = 0; h < halves; codes += w_.unit_bytes()) {
-            i16x32 rows[UNIT_ROWS];
+            i16_register rows[UNIT_ROWS];
             __builtin_prefetch(codes + AHEAD_UNITS * Codes::BITS * 64);
             codes_.unpack(codes, rows);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++, h++) {
-                const i16x32 factor = both_halves(factors[h] * unit * row_unit);
-                const i16x32 minimum = both_halves(minimums[h] * unit);
+                const f32_register steps = factors[h] * unit * row_unit, least = minimums[h] * unit;
+                const i16_register factor = fixed_point::pairs_of(steps, steps);
+                const i16_register minimum = fixed_point::pairs_of(least, least);
 #pragma GCC unroll 8
                 for (int row = half * HALF_ROWS; row < (half + 1) * HALF_ROWS; row++, pairs += TILE) {
-                    const i16x32 weights = scaled(rows[row], factor) + minimum;
+                    const i16_register weights = fixed_point::scaled(rows[row], factor) + minimum;
                     __builtin_memcpy(pairs, &weights, sizeof weights);
                 }
             }
         }
     }
-
-   private:
-    static constexpr int AHEAD_UNITS = 4;
-    static f32x16 magnitude(f32x16 x) { return x < 0.0f ? -x : x; }
 
     const GroupedWeight& w_;
     const Codes codes_;
@@ -167,17 +181,20 @@ class Fp8 {
         groups_.start(tile);
     }
 
-    void block(int64_t index, uint32_t* pairs, float* scale) const {
+    void block(int64_t index, uint32_t* pairs, float* scales) const {
         alignas(64) uint32_t rows[fixed_point::MAX_BLOCK / 2 * TILE];
         const uint8_t* codes = w_.tile_codes(tile_) + index * block_ / UNIT * w_.unit_bytes();
         for (int row = 0; row < block_ / 2; row += 2, codes += 64) {
             __builtin_prefetch(codes + packed::PREFETCH);
-            const E4m3Pairs numbers = e4m3_pairs(codes);
-            __builtin_memcpy(rows + row * TILE, &numbers.first, sizeof numbers.first);
-            __builtin_memcpy(rows + (row + 1) * TILE, &numbers.second, sizeof numbers.second);
+            for (int lane = 0; lane < TILE; lane += REGISTER_LANES) {
+                const E4m3Pairs numbers = e4m3_pairs(codes + 4 * lane);
+                __builtin_memcpy(rows + row * TILE + lane, &numbers.first, sizeof numbers.first);
+                __builtin_memcpy(rows + (row + 1) * TILE + lane, &numbers.second, sizeof numbers.second);
+            }
         }
-        const f32x16 group_scale = groups_.scale(index * block_ / w_.padded_group());
-        store(scale, fixed_point::fix(rows, block_ / 2, pairs) * group_scale * E4M3_UNIT);
+        fixed_point::fix(rows, block_ / 2, pairs, scales);
+        const float* const group_scales = groups_.scales(index * block_ / w_.padded_group());
+        store(scales, load(scales) * load(group_scales) * E4M3_UNIT);
     }
 
    private:
@@ -212,7 +229,7 @@ bool grouped_linear_fixed_point(const GroupedWeight& w, const void* x, const int
         linear<Scaled<Table>>(w, x, permutation, output, fixed_point::MAX_BLOCK, threads);
     } else {
         with_bits(w.bits, [&](auto bits) {
-            linear<Scaled<Integers<decltype(bits)>>>(w, x, permutation, output, fixed_point::MAX_BLOCK, threads);
+            linear<Scaled<Numbers<decltype(bits)>>>(w, x, permutation, output, fixed_point::MAX_BLOCK, threads);
         });
     }
     return true;

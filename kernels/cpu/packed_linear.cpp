@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t DEPTH = 64;               // units whose weights stay in the L2 cache while many tokens pass
 constexpr int64_t MIN_MATRIX_TOKENS = 4;    // below, vectors are as fast as memory, and the matrix unit is not
-constexpr int64_t FIXED_POINT_TOKENS = 24;  // from which on it is faster
+constexpr int64_t FIXED_POINT_TOKENS = REGISTERS == 1 ? 24 : 12;  // from which on it is faster
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 constexpr int64_t WIDENED_TOKENS = 512;     // whose inputs are floats at a time
 
@@ -56,7 +56,7 @@ class DenseWeights {
     void block(int64_t index, uint32_t* pairs, float* scales) const {
         constexpr int64_t BLOCK_ROWS = fixed_point::MAX_BLOCK / 2;
         const int64_t row = index * BLOCK_ROWS, rows = std::min(BLOCK_ROWS, p_.units() * ROWS - row);
-        store(scales, fixed_point::fix(tile_ + row * TILE, (int)rows, pairs));
+        fixed_point::fix(tile_ + row * TILE, (int)rows, pairs, scales);
     }
 
    private:

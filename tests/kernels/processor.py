@@ -17,7 +17,7 @@ _LARGEST_INPUT, _LARGEST_WEIGHT = 8191, 4095
 
 def in_fixed_point(form: int, num_tokens: int, least: int) -> bool:
     """form: see the fixture `bf16_form`. least: the number of tokens from which fixed point is the fastest."""
-    if "avx512_vnni" not in CPU:
+    if "avx512_vnni" not in CPU and "avx_vnni" not in CPU:
         return False
     return form == 3 or (form == 0 and num_tokens >= least and "GenuineIntel" in CPU and "amx_bf16" not in CPU)
 
