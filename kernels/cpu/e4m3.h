@@ -11,12 +11,6 @@ struct E4m3Pairs {
     u32_register first, second;
 };
 
-// Inputs in that order.
-template <class V>
-static inline V in_order_of_e4m3_pairs(V x) {
-    return __builtin_shufflevector(x, x, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-}
-
 // Floats, in bits, of the codes in the lowest bytes; only their upper halves are not 0.
 static inline u32_register e4m3_bits(u32_register code) { return (u32_register)(e4m3_to_register(code) / E4M3_UNIT); }
 

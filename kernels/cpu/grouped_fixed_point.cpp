@@ -2,9 +2,9 @@
 
 #include "fixed_point.h"
 
-#include "e4m3.h"
 #include "grouped_input.h"
 #include "grouped_linear.h"
+#include "table_decoder.h"
 
 #if defined(PAGEWIRE_FIXED_POINT)
 
@@ -14,7 +14,7 @@ using fixed_point::i16_register;
 using fixed_point::Integers;
 using fixed_point::u16_register;
 
-constexpr int UNIT_ROWS = UNIT / 2;  // of pairs of inputs, in the order of `in_order_of_e4m3_pairs`
+constexpr int UNIT_ROWS = UNIT / 2;  // of pairs of inputs, in the order of `in_order_of_pairs`
 constexpr int HALF_ROWS = UNIT_ROWS / 2;
 constexpr int FACTOR_BITS = 15;      // a product of codes is divided by 2^15
 
@@ -49,6 +49,7 @@ class Table {
     explicit Table(const GroupedWeight& w)
         : lowest_(*std::min_element(w.codebook, w.codebook + SMALL_CODEBOOK)),
           highest_(*std::max_element(w.codebook, w.codebook + SMALL_CODEBOOK)) {
+        for (int i = 0; i < SMALL_CODEBOOK; i++) highest_ += w.codebook[i] * 0.0f;  // NaN must show in the result
         const float largest = std::max(highest_, -lowest_);
         unit_ = INT16_MAX / (largest > 0.0f ? largest : 1.0f);
         for (int i = 0; i < LANES_OF_WORDS; i++) table_[i] = (int16_t)std::lrint(w.codebook[i % SMALL_CODEBOOK] * unit_);
@@ -92,14 +93,14 @@ class Table {
     uint8_t low_[sizeof(Integers)], high_[sizeof(Integers)];
 };
 
-// The scales and offsets of a tile's groups.
+// The scales and offsets of a tile's groups; offsets of a codebook do not count.
 class TileGroups {
    public:
     explicit TileGroups(const GroupedWeight& w) : w_(w), floats_(w.padded_groups() * TILE), memory_(2 * floats_) {}
 
     void start(int64_t tile) {
         expand_groups(w_, tile, false, memory_.data());
-        expand_groups(w_, tile, true, memory_.data() + floats_);
+        if (!w_.codebook) expand_groups(w_, tile, true, memory_.data() + floats_);
     }
     const float* scales(int64_t group) const { return memory_.data() + group * TILE; }
     const float* offsets(int64_t group) const { return memory_.data() + floats_ + group * TILE; }
@@ -110,7 +111,7 @@ class TileGroups {
     std::vector<float> memory_;  // scales, then offsets
 };
 
-// Numbers times their group's scale, plus its minimum: rounded to 12 bits of the block's largest possible one.
+// Numbers times their group's scale, plus its minimum: rounded to 12 bits of the largest that the block could hold.
 template <class Codes>
 class Scaled {
    public:
@@ -137,22 +138,24 @@ class Scaled {
             const int64_t group = (first + h) * (UNIT / 2) / w_.padded_group();
             factors[h] = load_register(groups_.scales(group) + lane);
             const f32_register offset = load_register(groups_.offsets(group) + lane);
-            minimums[h] = w_.has_minimums() ? offset : w_.codebook ? f32_register{} : -factors[h] * offset;
+            minimums[h] = w_.has_minimums() ? offset : -factors[h] * offset;
             peak = max(peak, max(fixed_point::magnitude(factors[h] * codes_.lowest() + minimums[h]),
                                  fixed_point::magnitude(factors[h] * codes_.highest() + minimums[h])));
-            poison += (factors[h] + minimums[h]) * 0.0f;
+            poison += (factors[h] * codes_.highest() + minimums[h]) * 0.0f;
         }
         store_register(scales, peak / fixed_point::LARGEST_WEIGHT + poison);
         const f32_register unit =
-            peak > fixed_point::SMALLEST_PEAK ? fixed_point::LARGEST_WEIGHT / peak : f32_register{};
+            peak > SMALLEST_PEAK ? fixed_point::LARGEST_WEIGHT / peak : f32_register{};
         const float row_unit = (1 << FACTOR_BITS) / codes_.unit();
         const uint8_t* codes = w_.tile_codes(tile_) + first / 2 * w_.unit_bytes() + 4 * lane;
         for (int h = 0; h < halves; codes += w_.unit_bytes()) {
             i16_register rows[UNIT_ROWS];
-            __builtin_prefetch(codes + AHEAD_UNITS * Codes::BITS * 64);
+#pragma GCC unroll 8
+            for (int i = 0; i < Codes::BITS; i++) __builtin_prefetch(codes + (AHEAD_UNITS * Codes::BITS + i) * 64);
             codes_.unpack(codes, rows);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++, h++) {
+                // Of a code's range no more than 2 * LARGEST_WEIGHT is left: 16 bits hold a step, 2^BITS times as large.
                 const f32_register steps = factors[h] * unit * row_unit, least = minimums[h] * unit;
                 const i16_register factor = fixed_point::pairs_of(steps, steps);
                 const i16_register minimum = fixed_point::pairs_of(least, least);
@@ -174,34 +177,31 @@ class Scaled {
 // fp8 e4m3: blocks are parts of groups.
 class Fp8 {
    public:
-    Fp8(const GroupedWeight& w, int block) : w_(w), block_(block), groups_(w) {}
+    Fp8(const GroupedWeight& w, int block) : w_(w), block_units_(block / UNIT), decoder_(w), groups_(w) {}
 
     void start(int64_t tile) {
-        tile_ = tile;
+        codes_ = w_.tile_codes(tile);
         groups_.start(tile);
     }
 
     void block(int64_t index, uint32_t* pairs, float* scales) const {
-        alignas(64) uint32_t rows[fixed_point::MAX_BLOCK / 2 * TILE];
-        const uint8_t* codes = w_.tile_codes(tile_) + index * block_ / UNIT * w_.unit_bytes();
-        for (int row = 0; row < block_ / 2; row += 2, codes += 64) {
-            __builtin_prefetch(codes + packed::PREFETCH);
-            for (int lane = 0; lane < TILE; lane += REGISTER_LANES) {
-                const E4m3Pairs numbers = e4m3_pairs(codes + 4 * lane);
-                __builtin_memcpy(rows + row * TILE + lane, &numbers.first, sizeof numbers.first);
-                __builtin_memcpy(rows + (row + 1) * TILE + lane, &numbers.second, sizeof numbers.second);
-            }
+        alignas(64) uint32_t numbers[fixed_point::MAX_BLOCK / 2 * TILE];
+        const int64_t first = index * block_units_;
+        for (int i = 0; i < block_units_; i++) {
+            const uint8_t* const codes = codes_ + (first + i) * w_.unit_bytes();
+            for (int line = 0; line < QUADS; line++) __builtin_prefetch(codes + packed::PREFETCH + line * 64);
+            decoder_.unit(codes, numbers + i * UNIT_ROWS * TILE);
         }
-        fixed_point::fix(rows, block_ / 2, pairs, scales);
-        const float* const group_scales = groups_.scales(index * block_ / w_.padded_group());
-        store(scales, load(scales) * load(group_scales) * E4M3_UNIT);
+        fixed_point::to_fixed_point(numbers, block_units_ * UNIT_ROWS, pairs, scales);
+        store(scales, load(scales) * load(groups_.scales(first * UNIT / w_.padded_group())) * E4M3_UNIT);
     }
 
    private:
     const GroupedWeight& w_;
-    const int block_;
+    const int block_units_;
+    const TableDecoder decoder_;
     TileGroups groups_;
-    int64_t tile_ = 0;
+    const uint8_t* codes_ = nullptr;
 };
 
 template <class Weights>
@@ -209,7 +209,7 @@ void linear(const GroupedWeight& w, const void* x, const int32_t* permutation, c
             int threads) {
     const auto walk = [&](int64_t token) {
         return [inputs = TokenInputs<bf16>(w, x, permutation, token)]() mutable {
-            return in_order_of_e4m3_pairs(inputs.next());
+            return in_order_of_pairs(inputs.next());
         };
     };
     fixed_point::linear(output.tokens, w.padded_in(), block, w.tiles(), threads, walk,
@@ -222,7 +222,7 @@ void linear(const GroupedWeight& w, const void* x, const int32_t* permutation, c
 bool grouped_linear_fixed_point(const GroupedWeight& w, const void* x, const int32_t* permutation,
                                 const Output& output, int threads) {
     const bool is_fp8 = w.codebook && w.bits == 8;
-    if (output.dtype != BFLOAT16 || (w.codebook && w.bits < 4) || (is_fp8 && w.block() < UNIT)) return false;
+    if (output.dtype != BFLOAT16 || (w.codebook && !TableDecoder::fits(w)) || (is_fp8 && w.block() < UNIT)) return false;
     if (is_fp8) {
         linear<Fp8>(w, x, permutation, output, w.block(), threads);
     } else if (w.codebook) {

@@ -5,8 +5,7 @@
 
 #include "grouped.h"
 #include "parallel.h"
-
-constexpr int64_t SERIAL_INPUTS = 32 * 1024;  // elements of x below which other threads are not woken
+#include "passes.h"
 
 // Walks through one token's inputs, in padded order, 16 at a time.
 template <class T>
@@ -50,6 +49,12 @@ static void for_tokens(int threads, int64_t tokens, int64_t in, F&& f) {
                        });
 }
 
+// Inputs in the order of pairs that 4 codes, which lie side by side, are unpacked to: 0 and 2, 1 and 3.
+template <class V>
+static inline V in_order_of_pairs(V x) {
+    return __builtin_shufflevector(x, x, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+}
+
 // All tokens' inputs in the order of the codes, as numbers of type T: [tokens, padded_in]; reorder(16 of them) as they go.
 template <class T, class Reorder>
 static T* ordered_inputs(const GroupedWeight& w, int dtype, const void* x, const int32_t* permutation, int64_t tokens,
@@ -70,19 +75,6 @@ static T* ordered_inputs(const GroupedWeight& w, int dtype, const void* x, const
 constexpr int INPUT_BYTES = 2;                      // of a quantized input
 constexpr int LOW_BITS = 7;                         // of it that the lower byte stands for
 constexpr float LARGEST_CODE = 127 << LOW_BITS;
-constexpr float SMALLEST_PEAK = 1e-30f;             // smaller inputs count as zeros: LARGEST_CODE / peak stays finite
-
-// Tokens that are multiplied together, `per_pass` at a time, the last ones perhaps fewer.
-struct Passes {
-    int64_t tokens, per_pass;
-
-    Passes(int64_t tokens, int64_t most) : tokens(tokens) {
-        const int64_t passes = (tokens + most - 1) / most;
-        per_pass = (tokens + passes - 1) / passes;  // 9 tokens are 5 + 4, not 8 + 1
-    }
-    int64_t first(int64_t token) const { return token / per_pass * per_pass; }  // of the token's pass
-    int count(int64_t first) const { return (int)std::min(per_pass, tokens - first); }
-};
 
 // Inputs quantized to 15 bits, symmetrically, with a scale per block, as 128 * high + low with both in int8: 8 bits alone
 // cost 0.4 % of perplexity. Those of a pass lie together, by unit (codes: 32 high ones, then 32 low ones) or by block, and

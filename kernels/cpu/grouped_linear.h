@@ -41,7 +41,8 @@ void grouped_linear_float(const GroupedWeight& weight, const void* x, const int3
 bool grouped_linear_amx(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                         int threads);
 
-// In fixed point. False: not for this weight or dtype, or not on this machine; nothing was done.
+// In fixed point. False, and nothing was done: not bf16; a codebook of other than 4 bits or E4M3; E4M3 with groups of half a
+// unit; or a machine without it.
 bool grouped_linear_fixed_point(const GroupedWeight& weight, const void* x, const int32_t* permutation,
                                 const Output& output, int threads);
 

@@ -152,7 +152,7 @@ void linear_floats(const GroupedWeight& w, const float* x, const Output& output,
 template <class T>
 const T* table_inputs(const GroupedWeight& w, int dtype, const void* x, const int32_t* permutation, int64_t tokens,
                       int threads) {
-    const auto reorder = [&](f32x16 inputs) { return w.bits == 8 ? in_order_of_e4m3_pairs(inputs) : inputs; };
+    const auto reorder = [&](f32x16 inputs) { return w.bits == 8 ? in_order_of_pairs(inputs) : inputs; };
     return ordered_inputs<T>(w, dtype, x, permutation, tokens, threads, reorder);
 }
 

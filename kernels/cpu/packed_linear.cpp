@@ -1,5 +1,6 @@
 // y = x w^T + bias with packed bf16 weights, and rows of them.
 
+#include "amx.h"
 #include "fixed_point.h"
 #include "replay.h"
 #include "vector_products.h"
@@ -56,7 +57,9 @@ class DenseWeights {
     void block(int64_t index, uint32_t* pairs, float* scales) const {
         constexpr int64_t BLOCK_ROWS = fixed_point::MAX_BLOCK / 2;
         const int64_t row = index * BLOCK_ROWS, rows = std::min(BLOCK_ROWS, p_.units() * ROWS - row);
-        fixed_point::fix(tile_ + row * TILE, (int)rows, pairs, scales);
+        const uint32_t* const weights = tile_ + row * TILE;
+        for (int64_t i = 0; i < rows; i++) __builtin_prefetch((const char*)(weights + i * TILE) + PREFETCH);
+        fixed_point::to_fixed_point(weights, (int)rows, pairs, scales);
     }
 
    private:
@@ -136,6 +139,17 @@ extern "C" void pagewire_pack_dense(const void* weight, void* packed_weight, int
 
 // Which of the ways to multiply bf16 is taken from now on, a Bf16Form; for tests
 extern "C" void pagewire_set_bf16_form(int form) { bf16_form = (Bf16Form)form; }
+
+// Whether products of so many tokens are in fixed point if that is faster from `least` on; for tests
+extern "C" void pagewire_in_fixed_point(int64_t tokens, int64_t least, int* result) {
+    *result = false;
+#if defined(PAGEWIRE_FIXED_POINT)
+    *result = in_fixed_point(tokens, least);
+#endif
+#if defined(PAGEWIRE_AMX)
+    if (amx::permitted()) *result = false;
+#endif
+}
 
 // x bf16 [tokens, in], weight packed, bias bf16 [out] or null, result bf16 [tokens, out]
 extern "C" void pagewire_packed_linear(const void* x, const void* weight, const void* bias, void* result,

@@ -1,4 +1,4 @@
-// Dense bf16 weights in the layout of `packed_layout.py`, and what both products with them read.
+// Dense bf16 weights in the layout of `packed_layout.py`, and what all products with them read.
 //
 // Outputs come in tiles of 16. A tile's weights follow each other along the inputs in units of 32 inputs: 16 rows of a
 // pair of inputs for each of the 16 outputs. A unit is what the matrix unit multiplies with at once, a row what

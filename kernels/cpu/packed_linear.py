@@ -10,12 +10,20 @@ from torch import Tensor
 from kernels.cpu.library import I, L, P, bind, check_rows
 from kernels.cpu.packed_layout import packed_shape
 
-__all__ = ["pack", "packed_embedding", "packed_linear", "set_bf16_form"]
+__all__ = ["in_fixed_point", "pack", "packed_embedding", "packed_linear", "set_bf16_form"]
 
 _packed_linear = bind("packed_linear", *[P] * 4, *[L] * 3, I)
 set_bf16_form = bind("set_bf16_form", I)  # for tests: 0 is the fastest way to multiply, others are in processor.h
+_in_fixed_point = bind("in_fixed_point", L, L, P)
 _packed_embedding = bind("packed_embedding", P, L, P, P, L, I)
 _pack_dense = bind("pack_dense", P, P, L, L, I)
+
+
+def in_fixed_point(num_tokens: int, least: int) -> bool:
+    """For tests: whether products of so many tokens are in fixed point here, which pays from `least` on."""
+    result = torch.zeros(1, dtype=torch.int32)
+    _in_fixed_point(num_tokens, least, result.data_ptr())
+    return bool(result)
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -7,20 +7,29 @@
 enum Bf16Form : int { FASTEST = 0, PAIRS = 1, FLOATS = 2, FIXED_POINT = 3 };
 inline Bf16Form bf16_form = FASTEST;
 
+inline bool is_intel() {
+#if defined(__x86_64__) && !defined(PAGEWIRE_PORTABLE)
+    static const bool is = __builtin_cpu_is("intel");
+    return is;
+#else
+    return false;
+#endif
+}
+
 // Whether products of bf16 are faster as products of floats than as AVX512-BF16's dot products of pairs. Measured: an
 // Intel core (Emerald Rapids; with the matrix unit, which beats both, it does not matter) begins a dot product every other
 // cycle, but two vectors of float products in each. AMD's cores begin as many of one as of the other.
 inline bool floats_beat_bf16_pairs() {
 #if defined(__AVX512BF16__)
-    static const bool is_intel = __builtin_cpu_is("intel");
-    return bf16_form == FASTEST ? is_intel : bf16_form != PAIRS;
+    return bf16_form == FASTEST ? is_intel() : bf16_form != PAIRS;
 #else
     return true;
 #endif
 }
 
-// Whether this many tokens are multiplied in fixed point (fixed_point.h), given from how many on that was faster on the
-// same Intel core: weights have to be converted, which is shared by them.
+// Whether this many tokens are multiplied in fixed point (fixed_point.h) where there is no matrix unit. `least` is from how
+// many on that is faster, since they share what converting the weights takes; measured on that core, with AVX-512 and
+// compiled without. AMD's were not measured.
 inline bool in_fixed_point(int64_t tokens, int64_t least) {
-    return bf16_form == FASTEST ? tokens >= least && floats_beat_bf16_pairs() : bf16_form == FIXED_POINT;
+    return bf16_form == FASTEST ? tokens >= least && is_intel() : bf16_form == FIXED_POINT;
 }

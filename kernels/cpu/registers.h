@@ -85,6 +85,11 @@ static inline float sum(f32_register x) {
     __builtin_memcpy(&all, &x, sizeof x);
     return sum(all);
 }
+static inline float max(f32_register x) {
+    f32x16 all = splat(-INFINITY);
+    __builtin_memcpy(&all, &x, sizeof x);
+    return max(all);
+}
 
 #endif
 

@@ -1,4 +1,4 @@
-"""Which of their ways to multiply the C++ kernels take on this processor (kernels/cpu/processor.h)."""
+"""Which of their ways to multiply the C++ kernels take on this processor, and what rounding changes in one of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["CPU", "fixed_point_error", "in_fixed_point"]
+__all__ = ["CPU", "fixed_point_error"]
 
 CPU = cpuinfo.read_text() if (cpuinfo := Path("/proc/cpuinfo")).exists() else ""
 
@@ -15,17 +15,10 @@ _BLOCK = 64  # inputs that share a scale in fixed point
 _LARGEST_INPUT, _LARGEST_WEIGHT = 8191, 4095
 
 
-def in_fixed_point(form: int, num_tokens: int, least: int) -> bool:
-    """form: see the fixture `bf16_form`. least: the number of tokens from which fixed point is the fastest."""
-    if "avx512_vnni" not in CPU and "avx_vnni" not in CPU:
-        return False
-    return form == 3 or (form == 0 and num_tokens >= least and "GenuineIntel" in CPU and "amx_bf16" not in CPU)
-
-
 def fixed_point_error(x: Tensor, weight: Tensor, largest: Tensor, *, steps: float = 0.5) -> Tensor:
-    """What rounding can change of x [tokens, in] times weight [out, in], whose blocks begin at multiples of 64 inputs.
+    """The most that rounding can change of x [tokens, in] times weight [out, in], in kernels/cpu/fixed_point.h.
 
-    largest: [out, in], what a block's scale is chosen for; steps: the most that a weight changes by.
+    largest: [out, in], what a block's scale is chosen for; steps: of this scale, the most that a weight changes by.
     """
     error = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64)
     for inputs, weights, peaks in zip(

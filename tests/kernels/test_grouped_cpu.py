@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from kernels import reference_quantized as reference
 from kernels.cpu import grouped_layout, native
 from kernels.cpu import quantized as fallback
-from kernels.cpu.packed_linear import set_bf16_form
+from kernels.cpu.packed_linear import in_fixed_point, set_bf16_form
 from kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from kernels.quantized.packed import pack_grouped, unpack_grouped
 from tests.kernels.grouped_weights import grouped_weight
-from tests.kernels.processor import CPU, fixed_point_error, in_fixed_point
+from tests.kernels.processor import CPU, fixed_point_error
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
 FP32_ROUNDING = 1e-6
@@ -28,8 +28,9 @@ BF16_OPERANDS = 2**-8
 MAX_INPUT_BLOCK = 64  # inputs that share a scale when they are quantized
 LARGEST_CODE = 127 * 128  # of a quantized input
 AMX_MIN_TOKENS = 16  # from here on operands are rounded to bf16 where the machine has a matrix unit
-FIXED_POINT_TOKENS = 16  # from here on some products are in fixed point, where that is faster than floats
 AMX_MIN_TABLE_TOKENS = 12  # likewise, of weights with a table of numbers
+# From here on bf16 products are in fixed point, where that is the fastest: of tables, codes of 8 bits, other codes.
+FIXED_POINT_TOKENS = (16, 96, 40) if "avx512f" in CPU else (16, 32, 20)
 INTEGER_CODEBOOK = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 FRACTIONAL_CODEBOOK = torch.linspace(-1, 1, 16) ** 3
 
@@ -61,6 +62,8 @@ def weights(draw: st.DrawFn) -> GroupedWeight:
     kind = draw(st.sampled_from(["zero point", "zeros", "minimums", "codebook"]))
     if kind == "codebook" and bits <= 4:
         codebook = draw(st.sampled_from([INTEGER_CODEBOOK, FRACTIONAL_CODEBOOK]))[: 2**bits].clone()
+    elif kind == "codebook" and bits < 8:
+        codebook = torch.linspace(-1, 1, 2**bits) ** 3
     elif kind == "codebook" and bits == 8:
         codebook = E4M3
     elif kind == "zeros":
@@ -81,15 +84,29 @@ def weights(draw: st.DrawFn) -> GroupedWeight:
     )
 
 
+def has_table(weight: GroupedWeight) -> bool:
+    """Whether codes stand for numbers that are not bytes."""
+    codebook = weight.codebook
+    return codebook is not None and (weight.bits != 4 or not codebook.equal(codebook.round()))
+
+
+def is_fixed_point(weight: GroupedWeight, dtype: torch.dtype, num_tokens: int) -> bool:
+    """Whether the product is in fixed point, in the form that is set."""
+    table, byte, other = FIXED_POINT_TOKENS
+    least = table if has_table(weight) else byte if weight.bits == 8 else other
+    if weight.codebook is not None and weight.bits not in (4, 8):
+        return False
+    return dtype is torch.bfloat16 and in_fixed_point(num_tokens, least)
+
+
 def operands_rounded(weight: GroupedWeight, dtype: torch.dtype, num_tokens: int, form: int = 0) -> bool:
     """Whether inputs and weights, or 4 bits' numbers of a table, become bf16 here. form: see `bf16_form`."""
-    has_table = weight.codebook is not None and (weight.bits == 8 or not weight.codebook.equal(weight.codebook.round()))
-    if dtype is torch.float32:
+    if dtype is torch.float32 or is_fixed_point(weight, dtype, num_tokens):
         return False
-    if form == 0 and "amx_bf16" in CPU and num_tokens >= (AMX_MIN_TABLE_TOKENS if has_table else AMX_MIN_TOKENS):
+    if form == 0 and "amx_bf16" in CPU and num_tokens >= (AMX_MIN_TABLE_TOKENS if has_table(weight) else AMX_MIN_TOKENS):
         return True
     as_pairs = "avx512_bf16" in CPU and (form == 1 or (form == 0 and "GenuineIntel" not in CPU))
-    return has_table and weight.bits == 4 and dtype is torch.bfloat16 and (as_pairs or "avx512f" not in CPU)
+    return has_table(weight) and weight.bits == 4 and dtype is torch.bfloat16 and (as_pairs or "avx512f" not in CPU)
 
 
 def op_arguments(packed: PackedGrouped) -> tuple[Tensor | None, ...]:
@@ -119,7 +136,7 @@ def assert_product_is_close(
         columns = matrix if weight.permutation is None else matrix[:, weight.permutation.long()]
         if operands_rounded:
             tolerance += BF16_OPERANDS * magnitude
-        if fixed_point and x.dtype is torch.bfloat16:
+        if fixed_point:
             tolerance += _fixed_point_error(ordered, columns, weight)
         for first in range(0, weight.group_size * weight.scales.shape[1], weight.group_size):
             group, group_columns = (m[:, first : first + weight.group_size] for m in (ordered, columns))
@@ -134,7 +151,7 @@ def assert_product_is_close(
 
 def _fixed_point_error(x: Tensor, matrix: Tensor, weight: GroupedWeight) -> Tensor:
     """Of inputs and columns in the order of the codes. Scales of fp8 are chosen for the numbers that there are, others
-    for all numbers that there could be, and the products of codes are rounded, too."""
+    for all numbers that there could be; of these a minimum, a factor and the product of factor and code are rounded."""
 
     def padded(numbers: Tensor) -> Tensor:
         size = min(weight.group_size, weight.shape[1])
@@ -150,7 +167,7 @@ def _fixed_point_error(x: Tensor, matrix: Tensor, weight: GroupedWeight) -> Tens
         for code in extremes:
             numbers = replace(weight, codes=torch.full_like(weight.codes, code), permutation=None).dequantize()
             largest = largest.maximum(numbers.double().abs())
-    return fixed_point_error(padded(x), padded(matrix), padded(largest), steps=0.5 if is_fp8 else 1)
+    return fixed_point_error(padded(x), padded(matrix), padded(largest), steps=0.5 if is_fp8 else 1.5)
 
 
 def _uncancelled(x: Tensor, weight: GroupedWeight) -> Tensor:
@@ -193,27 +210,97 @@ def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dty
         assert actual.dtype is dtype
         assert actual.shape == (num_tokens, num_outputs)
         rounded = cpu is fallback or operands_rounded(weight, dtype, num_tokens)
-        fixed_point = cpu is native and in_fixed_point(0, num_tokens, FIXED_POINT_TOKENS)
+        fixed_point = cpu is native and is_fixed_point(weight, dtype, num_tokens)
         assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded, fixed_point=fixed_point)
+
+
+def assert_fixed_point_is_close(weight: GroupedWeight, x: Tensor) -> None:
+    """x: bf16"""
+    packed = pack_grouped(weight, "cpu")
+    set_bf16_form(3)
+    try:
+        actual, fixed_point = packed(x, None), is_fixed_point(weight, x.dtype, len(x))
+        rounded = operands_rounded(weight, x.dtype, len(x), 3)
+    finally:
+        set_bf16_form(0)
+    assert_product_is_close(actual, x, weight, None, operands_rounded=rounded, fixed_point=fixed_point)
 
 
 @settings(max_examples=100, deadline=None)
 @given(weight=weights(), num_tokens=st.sampled_from([1, 2, 11, 12, 13, 25, 40]), scale=st.sampled_from([1e-6, 1, 1e4]))
 def test_fixed_point(weight: GroupedWeight, num_tokens: int, scale: float) -> None:
-    """As `test_grouped_linear`; also of inputs of which one in each token is far larger than the others."""
+    """Also of inputs of which one in each token is far larger or smaller than the others."""
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, weight.shape[1], generator=generator)
     x[:, num_tokens % weight.shape[1]] *= scale
-    packed, x = pack_grouped(weight, "cpu"), x.bfloat16()
-    operands = packed.codes, packed.scales, packed.offsets, packed.codebook, packed.permutation
-    set_bf16_form(3)
-    try:
-        actual = native.grouped_linear(x, *operands, None, weight.shape[0], *form(packed))
-    finally:
-        set_bf16_form(0)
-    rounded = operands_rounded(weight, x.dtype, num_tokens, 3) or operands_rounded(weight, x.dtype, num_tokens)
-    fixed_point = in_fixed_point(3, num_tokens, FIXED_POINT_TOKENS)
-    assert_product_is_close(actual, x, weight, None, operands_rounded=rounded, fixed_point=fixed_point)
+    assert_fixed_point_is_close(weight, x.bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["minimums", "zeros", "nf4", "fp8", "fp8 groups of 96"])
+def test_fixed_point_of_more_inputs_than_a_stage_holds(kind: str) -> None:
+    torch.manual_seed(0)
+    num_outputs, num_inputs = 70, 2400
+    if kind == "nf4":
+        codes = torch.randint(0, 16, (num_outputs, num_inputs), dtype=torch.uint8)
+        weight = GroupedWeight(codes, 4, 64, torch.rand(num_outputs, 38), codebook=FRACTIONAL_CODEBOOK)
+    elif kind == "fp8 groups of 96":
+        codes = torch.randint(0, 127, (num_outputs, num_inputs), dtype=torch.uint8)
+        weight = GroupedWeight(codes, 8, 96, torch.rand(num_outputs, 25), codebook=E4M3)
+    elif kind == "fp8":
+        weight = random_fp8(num_outputs, num_inputs, blocks=True).as_grouped()
+    else:
+        weight = grouped_weight(num_outputs, num_inputs, 4, 32, kind)
+    assert_fixed_point_is_close(weight, torch.randn(40, num_inputs).bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["2 bits", "4 bits", "6 bits", "8 bits", "nf4", "fp8"])
+def test_fixed_point_is_as_precise_as_bf16(kind: str) -> None:
+    """It changes results by far less than their rounding does."""
+    torch.manual_seed(0)
+    if kind == "fp8":
+        weight = random_fp8(100, 576, blocks=False).as_grouped()
+    elif kind == "nf4":
+        codes = torch.randint(0, 16, (100, 576), dtype=torch.uint8)
+        weight = GroupedWeight(codes, 4, 64, torch.rand(100, 9) + 0.5, codebook=FRACTIONAL_CODEBOOK)
+    else:
+        bits = int(kind[0])
+        codes = torch.randint(0, 2**bits, (100, 576), dtype=torch.uint8)
+        weight = GroupedWeight(codes, bits, 32, torch.rand(100, 18) + 0.5, zero_point=2 ** (bits - 1))
+    x = torch.randn(40, 576).bfloat16()
+    exact = x.double() @ weight.dequantize().double().T
+    packed = pack_grouped(weight, "cpu")
+    errors = {}
+    for form in (2, 3):
+        set_bf16_form(form)
+        is_fixed = is_fixed_point(weight, x.dtype, len(x))
+        errors[form] = (packed(x, None).double() - exact).square().mean().sqrt()
+    set_bf16_form(0)
+    assert (errors[2] != errors[3]) == is_fixed
+    assert errors[3] < 1.05 * errors[2]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_largest_integers_fit(sign: int) -> None:
+    """Of codes that all are the largest of their block, with inputs that are, too."""
+    codes = torch.full((20, 640), 255, dtype=torch.uint8)
+    assert_fixed_point_is_close(GroupedWeight(codes, 8, 64, torch.ones(20, 10) * sign), torch.ones(40, 640).bfloat16())
+
+
+@pytest.mark.parametrize("place", ["scale", "minimum", "codebook"])
+@pytest.mark.usefixtures("bf16_form")
+def test_nan_in_a_weight_shows_in_the_result(place: str) -> None:
+    """In form 0, too, of many tokens."""
+    codes, scales = torch.randint(0, 15, (40, 64), dtype=torch.uint8), torch.ones(40, 2)
+    minimums, codebook = torch.ones(40, 2), FRACTIONAL_CODEBOOK.clone()
+    codes[3, 5], codebook[15] = 15, float("nan")
+    (scales if place == "scale" else minimums)[3, 0] = float("nan")
+    if place == "codebook":
+        weight = GroupedWeight(codes, 4, 32, torch.ones(40, 2), codebook=codebook)
+    else:
+        weight = GroupedWeight(codes, 4, 32, scales, offsets=minimums if place == "minimum" else None)
+    result = pack_grouped(weight, "cpu")(torch.ones(97, 64).bfloat16(), None)
+    assert result[:, 3].isnan().all()
+    assert place == "codebook" or not result[:, [*range(3), *range(4, 40)]].isnan().any()
 
 
 @pytest.mark.parametrize(
@@ -229,8 +316,8 @@ def test_products_of_many_tokens(num_tokens: int, num_outputs: int, num_inputs: 
     packed = pack_grouped(weight, "cpu")
     operands = packed.codes, packed.scales, packed.offsets, packed.codebook, packed.permutation
     actual = native.grouped_linear(x, *operands, bias, num_outputs, *form(packed))
-    fixed_point = in_fixed_point(0, num_tokens, FIXED_POINT_TOKENS)
-    assert_product_is_close(actual, x, weight, bias, operands_rounded=True, fixed_point=fixed_point)
+    rounded, fixed_point = operands_rounded(weight, x.dtype, num_tokens), is_fixed_point(weight, x.dtype, num_tokens)
+    assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded, fixed_point=fixed_point)
 
 
 @settings(max_examples=30, deadline=None)
@@ -253,6 +340,7 @@ def test_ids_that_are_not_rows_are_refused(token_id: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("bf16_form")
 def test_a_bad_input_shows_in_the_result(dtype: torch.dtype) -> None:
     codes = torch.randint(0, 16, (20, 64), dtype=torch.uint8)
     packed = pack_grouped(GroupedWeight(codes, 4, 32, torch.ones(20, 2), zero_point=8), "cpu")
@@ -327,7 +415,7 @@ def test_fp8_weights_are_packed_as_groups(
     actual, grouped = packed(x, bias), weight.as_grouped()
     assert actual.dtype is dtype
     rounded = operands_rounded(grouped, dtype, num_tokens)
-    fixed_point = in_fixed_point(0, num_tokens, FIXED_POINT_TOKENS)
+    fixed_point = is_fixed_point(grouped, dtype, num_tokens)
     assert_product_is_close(actual, x, grouped, bias, operands_rounded=rounded, fixed_point=fixed_point)
 
 
@@ -353,7 +441,7 @@ def test_tables_of_numbers_in_every_form(bf16_form: int, dtype: torch.dtype, kin
         for num_tokens in (1, 4, 7, 12, 16, 17, 40):
             tokens = x[:num_tokens]
             rounded = operands_rounded(weight, dtype, num_tokens, bf16_form)
-            fixed_point = in_fixed_point(bf16_form, num_tokens, FIXED_POINT_TOKENS)
+            fixed_point = is_fixed_point(weight, dtype, num_tokens)
             assert_product_is_close(
                 packed(tokens, None), tokens, weight, None, operands_rounded=rounded, fixed_point=fixed_point
             )

@@ -12,16 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu import fallback, native, packed_layout, packed_linear
-from tests.kernels.processor import CPU, fixed_point_error, in_fixed_point
+from kernels.cpu.packed_linear import in_fixed_point, set_bf16_form
+from tests.kernels.processor import CPU, fixed_point_error
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, and of a result.
 FP32_ROUNDING = 2e-6
 RESULT_ROUNDING = 2**-8
 
-# Numbers of tokens up to which products are computed in the same way: by vectors, where there is a matrix unit, too; as
-# floats, where more are multiplied in fixed point; all.
-FIXED_POINT_TOKENS = 24 if "avx512f" in CPU else 12
-LIMITS = (3, FIXED_POINT_TOKENS - 1, 257)
+FEW_TOKENS = 3  # up to here vectors multiply where there is a matrix unit, too
+FIXED_POINT_TOKENS = 24 if "avx512f" in CPU else 12  # from here on in fixed point, where that is the fastest
 
 
 @pytest.fixture(autouse=True)
@@ -35,45 +34,56 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def assert_is_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, form: int = 0) -> None:
+def assert_is_product(
+    actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, fixed_point: bool = False
+) -> None:
     wide_bias = None if bias is None else bias.double()
     expected = F.linear(x.double(), weight.double(), wide_bias)
     magnitude = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
     assert actual.dtype is torch.bfloat16 and actual.shape == expected.shape
     error = (actual.double() - expected).abs()
     tolerance = FP32_ROUNDING * magnitude + RESULT_ROUNDING * expected.abs()
-    if in_fixed_point(form, x.shape[0], FIXED_POINT_TOKENS):
+    if fixed_point:
         tolerance += fixed_point_error(x.double(), weight.double(), weight.double())
     assert (error <= tolerance).all()
 
 
+@pytest.mark.usefixtures("bf16_form")
 @pytest.mark.parametrize("num_threads", [1, 2, 16])
 @pytest.mark.parametrize(
     ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70), (64, 1041)]
 )
-def test_product(bf16_form: int, in_features: int, out_features: int, num_threads: int) -> None:
+def test_product(in_features: int, out_features: int, num_threads: int) -> None:
     """Of every number of tokens that a kernel treats in its own way. Among those that are computed in the same way it
     does not depend on the other tokens."""
     torch.set_num_threads(num_threads)
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
     packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
     whole = native.packed_linear(x, packed, bias, out_features)
-    assert_is_product(whole, x, weight, bias, bf16_form)
-    assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None, bf16_form)
-    wholes = {limit: native.packed_linear(x[:limit], packed, bias, out_features) for limit in LIMITS}
+    is_fixed = in_fixed_point(len(x), FIXED_POINT_TOKENS)
+    assert_is_product(whole, x, weight, bias, fixed_point=is_fixed)
+    assert_is_product(
+        native.packed_linear(x, packed, None, out_features), x, weight, None, fixed_point=is_fixed
+    )
+    limits = [FEW_TOKENS, len(x)]  # up to which products are computed in the same way
+    if is_fixed and not in_fixed_point(FIXED_POINT_TOKENS - 1, FIXED_POINT_TOKENS):
+        limits.insert(1, FIXED_POINT_TOKENS - 1)
+    wholes = {limit: native.packed_linear(x[:limit], packed, bias, out_features) for limit in limits}
     for num_tokens in (*range(26), 31, 32, 33, 47, 49, 64, 70):
         actual = native.packed_linear(x[:num_tokens], packed, bias, out_features)
-        assert_is_product(actual, x[:num_tokens], weight, bias, bf16_form)
-        same_way = wholes[next(limit for limit in LIMITS if num_tokens <= limit)]
+        is_fixed = in_fixed_point(num_tokens, FIXED_POINT_TOKENS)
+        assert_is_product(actual, x[:num_tokens], weight, bias, fixed_point=is_fixed)
+        same_way = wholes[next(limit for limit in limits if num_tokens <= limit)]
         assert torch.equal(actual, same_way[:num_tokens])
 
 
-def test_a_result_larger_than_caches(bf16_form: int) -> None:
+@pytest.mark.usefixtures("bf16_form")
+def test_a_result_larger_than_caches() -> None:
     """It is written past them, if its rows are aligned. So many tokens are also more than one part of the inputs."""
     for out_features in (3072, 3073):
         weight, bias, x = random(out_features, 40), random(out_features, seed=1), random(700, 40, seed=2)
         actual = native.packed_linear(x, packed_layout.pack(weight), bias, out_features)
-        assert_is_product(actual, x, weight, bias, bf16_form)
+        assert_is_product(actual, x, weight, bias, fixed_point=in_fixed_point(len(x), FIXED_POINT_TOKENS))
 
 
 @settings(max_examples=60, deadline=None)
@@ -91,8 +101,34 @@ def test_product_of_any_shape(
     x = x if strided else x.contiguous()
     weight, bias = random(out_features, in_features, seed=1), random(out_features, seed=2) if with_bias else None
     packed = packed_layout.pack(weight)
-    assert_is_product(native.packed_linear(x, packed, bias, out_features), x, weight, bias)
-    assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias, form=2)
+    actual = native.packed_linear(x, packed, bias, out_features)
+    assert_is_product(actual, x, weight, bias, fixed_point=in_fixed_point(num_tokens, FIXED_POINT_TOKENS))
+    assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias)
+
+
+def test_fixed_point_is_as_precise_as_bf16() -> None:
+    """It is taken, and changes results by far less than their rounding does."""
+    weight, x = random(100, 576), random(40, 576, seed=1)
+    packed, exact = packed_layout.pack(weight), F.linear(x.double(), weight.double())
+    errors = {}
+    for form in (2, 3):
+        set_bf16_form(form)
+        is_fixed = in_fixed_point(len(x), FIXED_POINT_TOKENS)
+        errors[form] = (native.packed_linear(x, packed, None, 100).double() - exact).square().mean().sqrt()
+    set_bf16_form(0)
+    assert (errors[2] != errors[3]) == is_fixed
+    assert errors[3] < 1.05 * errors[2]
+
+
+def test_sums_of_the_largest_integers_fit() -> None:
+    """Of inputs and weights that all are the largest of their block."""
+    for sign in (1, -1):
+        x, weight = torch.ones(40, 2200).bfloat16(), torch.full((33, 2200), sign).bfloat16()
+        packed = packed_layout.pack(weight)
+        set_bf16_form(3)
+        actual = native.packed_linear(x, packed, None, 33)
+        set_bf16_form(0)
+        assert torch.equal(actual, F.linear(x.double(), weight.double()).bfloat16())
 
 
 @pytest.mark.usefixtures("bf16_form")
