@@ -103,7 +103,8 @@ def operands_rounded(weight: GroupedWeight, dtype: torch.dtype, num_tokens: int,
     """Whether inputs and weights, or 4 bits' numbers of a table, become bf16 here. form: see `bf16_form`."""
     if dtype is torch.float32 or is_fixed_point(weight, dtype, num_tokens):
         return False
-    if form == 0 and "amx_bf16" in CPU and num_tokens >= (AMX_MIN_TABLE_TOKENS if has_table(weight) else AMX_MIN_TOKENS):
+    least = AMX_MIN_TABLE_TOKENS if has_table(weight) else AMX_MIN_TOKENS
+    if form == 0 and "amx_bf16" in CPU and num_tokens >= least:
         return True
     as_pairs = "avx512_bf16" in CPU and (form == 1 or (form == 0 and "GenuineIntel" not in CPU))
     return has_table(weight) and weight.bits == 4 and dtype is torch.bfloat16 and (as_pairs or "avx512f" not in CPU)
