@@ -62,9 +62,7 @@ def test_product(in_features: int, out_features: int, num_threads: int) -> None:
     whole = native.packed_linear(x, packed, bias, out_features)
     is_fixed = in_fixed_point(len(x), FIXED_POINT_TOKENS)
     assert_is_product(whole, x, weight, bias, fixed_point=is_fixed)
-    assert_is_product(
-        native.packed_linear(x, packed, None, out_features), x, weight, None, fixed_point=is_fixed
-    )
+    assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None, fixed_point=is_fixed)
     limits = [FEW_TOKENS, len(x)]  # up to which products are computed in the same way
     if is_fixed and not in_fixed_point(FIXED_POINT_TOKENS - 1, FIXED_POINT_TOKENS):
         limits.insert(1, FIXED_POINT_TOKENS - 1)
