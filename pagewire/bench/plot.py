@@ -14,8 +14,8 @@ from pagewire.errors import StartupError
 COLUMNS = 3
 PANEL_INCHES = (5.2, 4.0)
 FOOT_CHARACTERS = 120
-# One after the other, as colours are: more lines than colours would look alike.
-MARKERS = "osD^vPX*<>"
+COLORS, MARKERS = 10, "osD^vPX*<>"
+LINES = ("-", "--", ":", "-.")  # the next one where colours begin again
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,8 +92,9 @@ def _draw_panel(axes: Any, kind: Kind, quantity: Quantity, curves: Sequence[Curv
         axes.plot(
             *zip(*points, strict=True),
             label=curve.label,
-            color=f"C{style % 10}",
+            color=f"C{style % COLORS}",
             marker=MARKERS[style % len(MARKERS)],
+            linestyle=LINES[style // COLORS % len(LINES)],
             markersize=4,
         )
     if quantity.target is not None:

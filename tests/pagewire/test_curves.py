@@ -112,6 +112,12 @@ def test_a_panel_per_quantity_and_a_line_per_label() -> None:
     assert len(colors) == len({label for label, _ in colors}) == len({color for _, color in colors}) == 4
 
 
+def test_many_labels_look_different() -> None:
+    (panel,) = plot.draw([a_curve("model-size", f"number {index}") for index in range(23)]).axes
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in panel.get_lines()}
+    assert len(looks) == 23
+
+
 def test_curves_of_nothing_but_zeros_are_refused() -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'pagewire[bench]'")
     with pytest.raises(StartupError, match="nothing to draw: all values of ours are 0"):
