@@ -1,4 +1,4 @@
-// What products with quantized inputs have in common.
+// Tokens in passes, and what products with quantized inputs have in common.
 #pragma once
 
 #include <algorithm>

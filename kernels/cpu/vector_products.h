@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "packed_linear.h"
+#include "passes.h"
 
 namespace packed {
 
@@ -136,11 +137,11 @@ Multiply<M, GROUP> multiply_of(int64_t tokens) {
     return multiply_of<M, GROUP>(tokens, std::make_integer_sequence<int, tokens_with(GROUP)>{});
 }
 
-// f(first token, end) for passes over the tokens [0, count), of at most MOST and about as many: 14 are 7 + 7, not 12 + 2.
+// f(first token, end) for passes over the tokens [0, count), of at most MOST and about as many.
 template <int MOST, class F>
 void for_passes(int64_t count, F&& f) {
-    const int64_t passes = (count + MOST - 1) / MOST, step = (count + passes - 1) / passes;
-    for (int64_t t = 0; t < count; t += step) f(t, std::min(count, t + step));
+    const Passes passes(count, MOST);
+    for (int64_t t = 0; t < count; t += passes.per_pass) f(t, t + passes.count(t));
 }
 
 // f(std::integral_constant<int, GROUP>) of a group of 1, 2 or 4 tiles

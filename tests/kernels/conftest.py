@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels.cpu.packed_linear import set_bf16_form
+from tests.kernels.processor import bf16_multiplied_as
 
 
 @pytest.fixture(params=[0, 1, 2, 3], ids=["fastest", "bf16 pairs", "floats", "fixed point"])
 def bf16_form(request: pytest.FixtureRequest) -> Iterator[int]:
     """How bf16 is multiplied (kernels/cpu/processor.h): as is fastest here, then in all ways without a matrix unit."""
-    set_bf16_form(request.param)
-    yield request.param
-    set_bf16_form(0)
+    with bf16_multiplied_as(request.param):
+        yield request.param

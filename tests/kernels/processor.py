@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-__all__ = ["CPU", "fixed_point_error"]
+from kernels.cpu.packed_linear import set_bf16_form
+
+__all__ = ["CPU", "bf16_multiplied_as", "fixed_point_error"]
 
 CPU = cpuinfo.read_text() if (cpuinfo := Path("/proc/cpuinfo")).exists() else ""
 
 _BLOCK = 64  # inputs that share a scale in fixed point
 _LARGEST_INPUT, _LARGEST_WEIGHT = 8191, 4095
+
+
+@contextmanager
+def bf16_multiplied_as(form: int) -> Iterator[None]:
+    """form: a Bf16Form of kernels/cpu/processor.h"""
+    set_bf16_form(form)
+    try:
+        yield
+    finally:
+        set_bf16_form(0)
 
 
 def fixed_point_error(x: Tensor, weight: Tensor, largest: Tensor, *, steps: float = 0.5) -> Tensor:

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from kernels import reference_quantized as reference
 from kernels.cpu import grouped_layout, native
 from kernels.cpu import quantized as fallback
-from kernels.cpu.packed_linear import in_fixed_point, set_bf16_form
+from kernels.cpu.packed_linear import in_fixed_point
 from kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from kernels.quantized.packed import pack_grouped, unpack_grouped
 from tests.kernels.grouped_weights import grouped_weight
-from tests.kernels.processor import CPU, fixed_point_error
+from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
 FP32_ROUNDING = 1e-6
@@ -218,12 +218,9 @@ def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dty
 def assert_fixed_point_is_close(weight: GroupedWeight, x: Tensor) -> None:
     """x: bf16"""
     packed = pack_grouped(weight, "cpu")
-    set_bf16_form(3)
-    try:
+    with bf16_multiplied_as(3):
         actual, fixed_point = packed(x, None), is_fixed_point(weight, x.dtype, len(x))
         rounded = operands_rounded(weight, x.dtype, len(x), 3)
-    finally:
-        set_bf16_form(0)
     assert_product_is_close(actual, x, weight, None, operands_rounded=rounded, fixed_point=fixed_point)
 
 
@@ -272,10 +269,9 @@ def test_fixed_point_is_as_precise_as_bf16(kind: str) -> None:
     packed = pack_grouped(weight, "cpu")
     errors = {}
     for form in (2, 3):
-        set_bf16_form(form)
-        is_fixed = is_fixed_point(weight, x.dtype, len(x))
-        errors[form] = (packed(x, None).double() - exact).square().mean().sqrt()
-    set_bf16_form(0)
+        with bf16_multiplied_as(form):
+            is_fixed = is_fixed_point(weight, x.dtype, len(x))
+            errors[form] = (packed(x, None).double() - exact).square().mean().sqrt()
     assert (errors[2] != errors[3]) == is_fixed
     assert errors[3] < 1.05 * errors[2]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu import fallback, native, packed_layout, packed_linear
-from kernels.cpu.packed_linear import in_fixed_point, set_bf16_form
-from tests.kernels.processor import CPU, fixed_point_error
+from kernels.cpu.packed_linear import in_fixed_point
+from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, and of a result.
 FP32_ROUNDING = 2e-6
@@ -110,10 +110,9 @@ def test_fixed_point_is_as_precise_as_bf16() -> None:
     packed, exact = packed_layout.pack(weight), F.linear(x.double(), weight.double())
     errors = {}
     for form in (2, 3):
-        set_bf16_form(form)
-        is_fixed = in_fixed_point(len(x), FIXED_POINT_TOKENS)
-        errors[form] = (native.packed_linear(x, packed, None, 100).double() - exact).square().mean().sqrt()
-    set_bf16_form(0)
+        with bf16_multiplied_as(form):
+            is_fixed = in_fixed_point(len(x), FIXED_POINT_TOKENS)
+            errors[form] = (native.packed_linear(x, packed, None, 100).double() - exact).square().mean().sqrt()
     assert (errors[2] != errors[3]) == is_fixed
     assert errors[3] < 1.05 * errors[2]
 
@@ -123,9 +122,8 @@ def test_sums_of_the_largest_integers_fit() -> None:
     for sign in (1, -1):
         x, weight = torch.ones(40, 2200).bfloat16(), torch.full((33, 2200), sign).bfloat16()
         packed = packed_layout.pack(weight)
-        set_bf16_form(3)
-        actual = native.packed_linear(x, packed, None, 33)
-        set_bf16_form(0)
+        with bf16_multiplied_as(3):
+            actual = native.packed_linear(x, packed, None, 33)
         assert torch.equal(actual, F.linear(x.double(), weight.double()).bfloat16())
 
 

@@ -113,6 +113,7 @@ def test_a_panel_per_quantity_and_a_line_per_label() -> None:
 
 
 def test_many_labels_look_different() -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'pagewire[bench]'")
     (panel,) = plot.draw([a_curve("model-size", f"number {index}") for index in range(23)]).axes
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in panel.get_lines()}
     assert len(looks) == 23
