@@ -72,7 +72,9 @@ def sampling_from_proto(params: common_pb2.SamplingParams, request_id: int) -> R
     )
 
 
-def result_to_proto(output: StepOutput, tokens: HostTokens, execute_ns: int, queue_ns: int) -> executor_pb2.StepResult:
+def result_to_proto(
+    output: StepOutput, tokens: HostTokens, execute_ns: int, queue_ns: int, idle_ns: int
+) -> executor_pb2.StepResult:
     return executor_pb2.StepResult(
         step_id=output.step_id,
         request_ids=output.request_ids,
@@ -81,6 +83,7 @@ def result_to_proto(output: StepOutput, tokens: HostTokens, execute_ns: int, que
         logprobs=_logprobs(output, tokens),
         execute_ns=execute_ns,
         queue_ns=queue_ns,
+        idle_ns=idle_ns,
     )
 
 

@@ -40,6 +40,7 @@ class Session:
 
     deliver: Deliver
     last_step_id: int = 0
+    last_clock: _Clock | None = None  # of the last step that was returned
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,16 @@ class _Launched:
     output: StepOutput
     kind: str
     num_requests: int
-    queue_ns: int
     clock: _Clock
 
 
 class _Clock:
-    """Device time of one step."""
+    """Times of one step; all but the start are known once it was waited for."""
 
-    def __init__(self, on_cuda: bool) -> None:
-        self._started_ns = time.perf_counter_ns()
+    def __init__(self, on_cuda: bool, received_ns: int) -> None:
+        self._received_ns = received_ns
+        self._started_ns = self._ended_ns = time.perf_counter_ns()
+        self.queue_ns = self._started_ns - received_ns
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if on_cuda:
             self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))
@@ -87,10 +89,17 @@ class _Clock:
     def wait_ns(self) -> int:
         """Waits until the device is done with the step."""
         if self._events is None:
-            return time.perf_counter_ns() - self._started_ns
+            self._ended_ns = time.perf_counter_ns()
+            return self._ended_ns - self._started_ns
         start, end = self._events
         end.synchronize()
         return int(start.elapsed_time(end) * 1e6)
+
+    def idle_ns(self, previous: _Clock) -> int:
+        """How long the device had nothing to do between the end of the step before and this one."""
+        if self._events is None or previous._events is None:
+            return max(0, self._received_ns - previous._ended_ns)
+        return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))
 
 
 class Worker:
@@ -189,12 +198,11 @@ class Worker:
         if step.step_id != session.last_step_id + 1:
             raise ProtocolError(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
-        queue_ns = time.perf_counter_ns() - received_ns
-        clock = _Clock(self._on_cuda)
+        clock = _Clock(self._on_cuda, received_ns)
         output = runner.execute(step)
         clock.launched()
         self._spans.update(step)
-        return _Launched(session, output, stats.step_kind(step), runner.num_requests, queue_ns, clock)
+        return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
 
     def _return_results(self) -> None:
         try:
@@ -219,7 +227,10 @@ def _return(item: _Launched | _Closed) -> None:
     if isinstance(item, _Closed):
         item.session.deliver(item.error)
         return
-    execute_ns = item.clock.wait_ns()
+    clock, session = item.clock, item.session
+    execute_ns = clock.wait_ns()
+    idle_ns = clock.idle_ns(session.last_clock) if session.last_clock is not None else 0
+    session.last_clock = clock
     tokens = item.output.wait()
-    item.session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, item.queue_ns))
-    stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, item.queue_ns)
+    session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
+    stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)

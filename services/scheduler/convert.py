@@ -8,7 +8,7 @@ from protos.pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 from services.scheduler.news import News
 from services.scheduler.request import Request
 from services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
-from services.scheduler.step import ExecutorInfo, NewRequest, Step, StepResult
+from services.scheduler.step import ExecutorInfo, NewRequest, Step, StepClock, StepResult
 
 # -- clients ---------------------------------------------------------------------------------------------------------
 
@@ -206,3 +206,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         list(message.token_ids),
         dict(message.logprobs) if message.logprobs else {},
     )
+
+
+def to_step_clock(message: executor_pb2.StepResult) -> StepClock:
+    return StepClock(message.execute_ns / 1e9, message.queue_ns / 1e9, message.idle_ns / 1e9)

@@ -18,10 +18,11 @@ from protos.pagewire.v1 import scheduler_pb2
 from services.scheduler import convert, stats
 from services.scheduler.executor_client import ExecutorClient
 from services.scheduler.news import News, NewsBox
+from services.scheduler.pacing import Pacer
 from services.scheduler.request import FinishReason, Request, too_long
 from services.scheduler.sampling_params import InvalidRequest
 from services.scheduler.scheduler import QueueFull, Scheduler
-from services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from services.scheduler.step import ExecutorInfo, Outputs, Step, StepClock, StepResult
 from services.scheduler.suspicion import MAX_LOSSES
 
 logger = logging.getLogger(__name__)
@@ -52,12 +53,14 @@ class Engine:
     def __init__(self, config: SchedulerConfig, executor_channel: grpc.aio.Channel) -> None:
         self._config = config
         self.scheduler = Scheduler(config)
-        self._stats = stats.Stats(self.scheduler)
+        self._pacer = Pacer(config.pipeline_depth)
+        self._stats = stats.Stats(self.scheduler, self._pacer)
         self._client = ExecutorClient(executor_channel, self)
         self._live: dict[int, LiveRequest] = {}
         self._last_request_id = 0
         self._undelivered: Outputs | None = None  # of the latest result, not told yet
         self._work = asyncio.Event()  # there may be a step to schedule
+        self._work_timer: asyncio.TimerHandle | None = None  # sets it when a step is due
         self._idle = asyncio.Event()  # no request is live
         self._idle.set()
         self._info: ExecutorInfo | None = None  # of the present or of the last executor
@@ -174,14 +177,27 @@ class Engine:
         while True:
             await self._work.wait()
             self._work.clear()
-            while True:
+            while not self._is_too_early():
                 start = time.perf_counter()
                 step = self.scheduler.schedule()
                 if step is None:
                     break
-                self._stats.on_step(step, time.perf_counter() - start)
+                num_tokens = sum(step.num_scheduled_tokens)
+                self._pacer.on_sent(num_tokens, time.monotonic())
+                self._stats.on_step(num_tokens, time.perf_counter() - start)
                 await self._client.send(step, self._admit(step))
             self._stats.refresh()
+
+    def _is_too_early(self) -> bool:
+        """Whether the next step is better decided later; there will be work again then."""
+        if self._work_timer is not None:
+            self._work_timer.cancel()
+            self._work_timer = None
+        seconds = self._pacer.seconds_to_hold(time.monotonic())
+        if seconds == 0:
+            return False
+        self._work_timer = asyncio.get_running_loop().call_later(seconds, self._work.set)
+        return True
 
     def _admit(self, step: Step) -> list[str]:
         """Notes whose turn has come; returns their trace contexts."""
@@ -216,13 +232,14 @@ class Engine:
                 notify()
         self._work.set()
 
-    def on_result(self, result: StepResult, execute_ns: int, queue_ns: int) -> None:
+    def on_result(self, result: StepResult, clock: StepClock) -> None:
         self._deliver()
         self._undelivered = outputs = self.scheduler.update(result)
+        self._pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
         # The sender wakes first: the device gets its next step before anybody is told about this one.
         self._work.set()
         asyncio.get_running_loop().call_soon(self._deliver)
-        self._stats.on_result(len(outputs.token_ids), execute_ns, queue_ns)
+        self._stats.on_result(len(outputs.token_ids), clock)
 
     def on_executor_lost(self, reason: str) -> None:
         logger.warning(
@@ -231,6 +248,7 @@ class Engine:
         )
         stats.RECOVERIES.inc()
         self._deliver()
+        self._pacer.start_over()
         for request in self.scheduler.detach():
             self._end(
                 self._live[request.request_id],

@@ -9,7 +9,7 @@ import grpc
 from pagewire.streams import Link
 from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
 from services.scheduler import convert
-from services.scheduler.step import ExecutorInfo, Step, StepResult
+from services.scheduler.step import ExecutorInfo, Step, StepClock, StepResult
 
 
 class ExecutorListener(Protocol):
@@ -18,7 +18,7 @@ class ExecutorListener(Protocol):
     def on_executor(self, info: ExecutorInfo) -> None:
         """An executor is there, with empty rows and an empty KV cache; steps are counted from 1."""
 
-    def on_result(self, result: StepResult, execute_ns: int, queue_ns: int) -> None:
+    def on_result(self, result: StepResult, clock: StepClock) -> None:
         """A step is done. ProtocolError ends the stream; a new one follows."""
 
     def on_executor_lost(self, reason: str) -> None:
@@ -53,7 +53,7 @@ class ExecutorClient:
         return True
 
     def on_message(self, message: executor_pb2.StepResult) -> None:
-        self._listener.on_result(convert.to_step_result(message), message.execute_ns, message.queue_ns)
+        self._listener.on_result(convert.to_step_result(message), convert.to_step_clock(message))
 
     def on_disconnect(self, reason: str) -> None:
         task = asyncio.current_task()

@@ -3,9 +3,10 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.telemetry import LATENCY_BUCKETS
+from services.scheduler.pacing import Pacer
 from services.scheduler.request import FinishReason
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.step import Step
+from services.scheduler.step import StepClock
 
 _STEP_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 262144)
@@ -22,6 +23,8 @@ GENERATION_TOKENS = Counter("pagewire:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS = Counter("pagewire:request_success", "Requests that ended, by reason", ["finished_reason"])
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
 STEPS = Counter("pagewire:steps", "Steps sent to the executor")
+LATE_STEPS = Counter("pagewire:late_steps", "Steps that were decided too late: the device waited for them")
+STEP_LEAD = Gauge("pagewire:step_lead_seconds", "How long before the end of a step the next one is decided")
 STEP_TOKENS = Histogram("pagewire:iteration_tokens", "Tokens computed per step", buckets=_TOKEN_BUCKETS)
 SCHEDULE_TIME = Histogram("pagewire:schedule_time_seconds", "Time to decide one step", buckets=_STEP_BUCKETS)
 EXECUTE_TIME = Histogram("pagewire:execute_time_seconds", "Device time of one step", buckets=LATENCY_BUCKETS)
@@ -37,32 +40,39 @@ PREFILL_TIME = Histogram(
 INFERENCE_TIME = Histogram(
     "pagewire:request_inference_time_seconds", "Time from the first step to the end", buckets=LATENCY_BUCKETS
 )
+_COUNTERS = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS, LATE_STEPS)
 _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in FinishReason}
 
 
 class Stats:
     """Turns the scheduler's running totals into metrics."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, pacer: Pacer) -> None:
         self._scheduler = scheduler
-        self._totals = (0, 0, 0)
+        self._pacer = pacer
+        self._totals = (0, 0, 0, 0)
 
-    def on_step(self, step: Step, schedule_seconds: float) -> None:
+    def on_step(self, num_tokens: int, schedule_seconds: float) -> None:
         STEPS.inc()
-        STEP_TOKENS.observe(sum(step.num_scheduled_tokens))
+        STEP_TOKENS.observe(num_tokens)
         SCHEDULE_TIME.observe(schedule_seconds)
         scheduler = self._scheduler
-        totals = (scheduler.num_preemptions, scheduler.num_prefix_queries, scheduler.num_prefix_hits)
+        totals = (
+            scheduler.num_preemptions,
+            scheduler.num_prefix_queries,
+            scheduler.num_prefix_hits,
+            self._pacer.num_late,
+        )
         if totals != self._totals:
-            for counter, new, old in zip((PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS), totals, self._totals, strict=True):
+            for counter, new, old in zip(_COUNTERS, totals, self._totals, strict=True):
                 counter.inc(new - old)
             self._totals = totals
         self.refresh()
 
-    def on_result(self, num_tokens: int, execute_ns: int, queue_ns: int) -> None:
+    def on_result(self, num_tokens: int, clock: StepClock) -> None:
         GENERATION_TOKENS.inc(num_tokens)
-        EXECUTE_TIME.observe(execute_ns / 1e9)
-        EXECUTE_QUEUE_TIME.observe(queue_ns / 1e9)
+        EXECUTE_TIME.observe(clock.execute_seconds)
+        EXECUTE_QUEUE_TIME.observe(clock.queue_seconds)
 
     def on_end(self, reason: FinishReason) -> None:
         _REASONS[reason].inc()
@@ -72,6 +82,7 @@ class Stats:
         scheduler = self._scheduler
         NUM_RUNNING.set(scheduler.num_running)
         NUM_WAITING.set(scheduler.num_waiting)
+        STEP_LEAD.set(self._pacer.lead)
         NUM_EXECUTORS.set(scheduler.info is not None)
         num_blocks = scheduler.info.num_blocks if scheduler.info else 0
         KV_CACHE_USAGE.set(1 - scheduler.num_free_blocks / num_blocks if num_blocks else 0)

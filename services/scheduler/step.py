@@ -85,6 +85,15 @@ class StepResult:
     logprobs: Mapping[int, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StepClock:
+    """What the executor measured of one step, seconds."""
+
+    execute_seconds: float  # of the device
+    queue_seconds: float  # in the executor's queue
+    idle_seconds: float  # the device waited for the step
+
+
 @dataclass(slots=True)
 class Outputs:
     """What a step brought to the requests that are still alive: one token each, in parallel columns."""

@@ -72,7 +72,7 @@ class StepRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., finished_request_ids: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns")
+    __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns", "idle_ns")
     class LogprobsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class StepResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_NS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_NS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -94,4 +95,5 @@ class StepResult(_message.Message):
     logprobs: _containers.MessageMap[int, _common_pb2.Logprobs]
     execute_ns: int
     queue_ns: int
-    def __init__(self, step_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., execute_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ...) -> None: ...
+    idle_ns: int
+    def __init__(self, step_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., execute_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., idle_ns: _Optional[int] = ...) -> None: ...

@@ -152,6 +152,26 @@ async def test_a_request_through_the_stream(service: Service, model: Model):
     assert tokens == alone(model, prompt(9), 10)
 
 
+async def test_a_step_that_comes_late_tells_how_long_the_device_waited(service: Service):
+    call = service.stub.Execute()
+    await call.write(first_step(prompt(9)))
+    first = await call.read()
+    await asyncio.sleep(0.05)
+    await call.write(next_step(2))
+    second = await call.read()
+    assert first.idle_ns == 0, "nothing was before it"
+    assert second.idle_ns > 0.04e9 > second.queue_ns
+
+
+async def test_steps_that_lie_ready_find_no_idle_device(service: Service):
+    call = service.stub.Execute()
+    await call.write(first_step(prompt(9)))
+    for step_id in range(2, 21):
+        await call.write(next_step(step_id))
+    await call.done_writing()
+    assert [result.idle_ns async for result in call].count(0) > 10, "a message takes less than a step, mostly"
+
+
 async def test_results_of_submitted_steps_come_before_the_end(service: Service):
     call = service.stub.Execute()
     await call.write(first_step(prompt(9)))

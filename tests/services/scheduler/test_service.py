@@ -319,6 +319,22 @@ async def test_get_load(tmp_path: Path) -> None:
         assert load.model_info.model == "fake"
 
 
+async def test_who_arrives_during_a_long_step_is_in_the_next_one(tmp_path: Path) -> None:
+    """With two steps in flight: the second is decided when the first is about to end."""
+    async with make_line(tmp_path, step_seconds=0.1, pipeline_depth=2).running() as line:
+        running = line.stub.Generate(generate_request(prompt_of(0), max_tokens=500))
+        for _ in range(5):
+            await running.read()
+        steps_missed = []
+        for number in range(1, 7):
+            await running.read()  # a step has begun
+            num_steps = line.executor.num_steps
+            newcomer = line.stub.Generate(generate_request(prompt_of(number), max_tokens=1))
+            await newcomer.read()
+            steps_missed.append(line.executor.num_steps - num_steps - 1)
+        assert sorted(steps_missed)[len(steps_missed) // 2] == 1, f"{steps_missed}: only the one that ran already"
+
+
 async def test_a_full_queue_refuses(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.01, max_num_seqs=1, max_waiting_requests=1).running() as line:
         running = line.stub.Generate(generate_request(prompt_of(1), max_tokens=500))
