@@ -7,6 +7,7 @@ rely on: a wrong block table, a wrong prefix hit, a lost or repeated token or a 
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -300,7 +301,9 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._stream = current
         self.num_streams += 1
         self.executor.reset()
+        idle_since: float | None = None
         async for step in request_iterator:
+            idle_ns = None if idle_since is None else int((time.monotonic() - idle_since) * 1e9)
             if self.step_seconds:
                 await asyncio.sleep(self.step_seconds)
             if self._steps_until_failure is not None:
@@ -311,6 +314,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             self.new_requests.extend(step.new_requests)
             result = self.executor.execute(step)
             self.num_steps += 1
+            idle_since = time.monotonic()
             yield executor_pb2.StepResult(
                 step_id=result.step_id + self._take_step_id_error(),
                 request_ids=result.request_ids,
@@ -318,6 +322,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 token_ids=result.token_ids,
                 logprobs=result.logprobs,
                 execute_ns=int(self.step_seconds * 1e9),
+                idle_ns=idle_ns,
             )
 
 

@@ -73,7 +73,7 @@ def sampling_from_proto(params: common_pb2.SamplingParams, request_id: int) -> R
 
 
 def result_to_proto(
-    output: StepOutput, tokens: HostTokens, execute_ns: int, queue_ns: int, idle_ns: int
+    output: StepOutput, tokens: HostTokens, execute_ns: int, queue_ns: int, idle_ns: int | None
 ) -> executor_pb2.StepResult:
     return executor_pb2.StepResult(
         step_id=output.step_id,

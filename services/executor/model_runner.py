@@ -91,8 +91,11 @@ class ModelRunner:
         return len(self._state)
 
     @torch.inference_mode()
-    def execute(self, step: Step) -> StepOutput:
-        """Launches one step. Raises ProtocolError, after which the state is undefined until `reset()`."""
+    def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
+        """Launches one step. Raises ProtocolError, after which the state is undefined until `reset()`.
+
+        launching: called before the forward pass, when everything it reads is on its way to the device.
+        """
         self._remove_finished(step)
         self._add_new(step)
         if not step.request_ids:
@@ -100,6 +103,7 @@ class ModelRunner:
         batch = self._make_batch(step)
         shape = self._graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_table, shape)
+        launching()
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
         sampled = self._sample(hidden, batch, shape) if len(batch.sampled) else None
         self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows)

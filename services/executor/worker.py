@@ -40,7 +40,7 @@ class Session:
 
     deliver: Deliver
     last_step_id: int = 0
-    last_clock: _Clock | None = None  # of the last step that was returned
+    last_clock: Clock | None = None  # of the last step that was returned
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class _Launched:
     output: StepOutput
     kind: str
     num_requests: int
-    clock: _Clock
+    clock: Clock
 
 
-class _Clock:
+class Clock:
     """Times of one step; all but the start are known once it was waited for."""
 
     def __init__(self, on_cuda: bool, received_ns: int) -> None:
@@ -80,9 +80,17 @@ class _Clock:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if on_cuda:
             self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))
+        self._is_launching = False
+
+    def launching(self) -> None:
+        """The host has prepared the step: from here on the device works on it. On a CPU the preparation is its work."""
+        self._is_launching = True
+        if self._events is not None:
             self._events[0].record()
 
     def launched(self) -> None:
+        if not self._is_launching:
+            self.launching()  # a step that only frees rows
         if self._events is not None:
             self._events[1].record()
 
@@ -95,7 +103,7 @@ class _Clock:
         end.synchronize()
         return int(start.elapsed_time(end) * 1e6)
 
-    def idle_ns(self, previous: _Clock) -> int:
+    def idle_ns(self, previous: Clock) -> int:
         """How long the device had nothing to do between the end of the step before and this one."""
         if self._events is None or previous._events is None:
             return max(0, self._received_ns - previous._ended_ns)
@@ -198,8 +206,8 @@ class Worker:
         if step.step_id != session.last_step_id + 1:
             raise ProtocolError(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
-        clock = _Clock(self._on_cuda, received_ns)
-        output = runner.execute(step)
+        clock = Clock(self._on_cuda, received_ns)
+        output = runner.execute(step, clock.launching)
         clock.launched()
         self._spans.update(step)
         return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
@@ -229,7 +237,7 @@ def _return(item: _Launched | _Closed) -> None:
         return
     clock, session = item.clock, item.session
     execute_ns = clock.wait_ns()
-    idle_ns = clock.idle_ns(session.last_clock) if session.last_clock is not None else 0
+    idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
     session.last_clock = clock
     tokens = item.output.wait()
     session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))

@@ -209,4 +209,8 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
 
 
 def to_step_clock(message: executor_pb2.StepResult) -> StepClock:
-    return StepClock(message.execute_ns / 1e9, message.queue_ns / 1e9, message.idle_ns / 1e9)
+    return StepClock(
+        execute_seconds=message.execute_ns / 1e9,
+        queue_seconds=message.queue_ns / 1e9,
+        idle_seconds=message.idle_ns / 1e9 if message.HasField("idle_ns") else None,
+    )

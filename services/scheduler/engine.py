@@ -172,12 +172,13 @@ class Engine:
                 tasks.create_task(self._send_steps())
         finally:
             self._stop_watchdog()
+            self._stop_work_timer()
 
     async def _send_steps(self) -> None:
         while True:
             await self._work.wait()
             self._work.clear()
-            while not self._is_too_early():
+            while not self._holds_back():
                 start = time.perf_counter()
                 step = self.scheduler.schedule()
                 if step is None:
@@ -188,16 +189,19 @@ class Engine:
                 await self._client.send(step, self._admit(step))
             self._stats.refresh()
 
-    def _is_too_early(self) -> bool:
+    def _holds_back(self) -> bool:
         """Whether the next step is better decided later; there will be work again then."""
-        if self._work_timer is not None:
-            self._work_timer.cancel()
-            self._work_timer = None
-        seconds = self._pacer.seconds_to_hold(time.monotonic())
+        self._stop_work_timer()
+        seconds = self._pacer.hold(time.monotonic())
         if seconds == 0:
             return False
         self._work_timer = asyncio.get_running_loop().call_later(seconds, self._work.set)
         return True
+
+    def _stop_work_timer(self) -> None:
+        if self._work_timer is not None:
+            self._work_timer.cancel()
+            self._work_timer = None
 
     def _admit(self, step: Step) -> list[str]:
         """Notes whose turn has come; returns their trace contexts."""

@@ -5,22 +5,25 @@ second would lie in the executor's queue for as long as the first runs, and a re
 neither. Held back until the first is about to end, it takes along whatever has arrived.
 
 How long a step takes is guessed from the last one of its size. A guess that is too short costs nothing but some of that
-gain; after one that is too long the device waits for as long as a message takes. So the lead, by which the decision
-precedes the end, grows with every step that came too late, and shrinks slowly with every other: some in ten are late.
+gain. After one that is too long the device waits, at most until the result is here and the next step is decided and
+there: so long may a prompt of many thousand tokens take that is to be looked up and sent. So the lead, by which the
+decision precedes the guessed end, grows with every step that came too late and shrinks with every other.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 _FIRST_LEAD = 0.005  # seconds
-_MIN_LEAD = 0.001
-_MAX_LEAD = 0.1
+_MIN_LEAD = 0.001  # what messages take at least
+_MAX_LEAD = 0.1  # what one stall leaves behind is soon gone
+# One in twelve steps is late where guesses err at random: ln(1.25) = 11 * -ln(0.98).
 _GROWTH = 1.25
 _DECAY = 0.98
-# A shorter wait is not worth it: on a CPU the extra wake-up takes 0.7 ms from a step of 12.
+# A shorter hold is not worth it: on a CPU the extra wake-up takes time from the step that computes.
 _MIN_HOLD = 0.02
-# So long a device may do nothing between two steps that both were there in time.
-_TOLERANCE = 0.0001
+_TIMER_RESOLUTION = 0.001  # uvloop's timers: so much too early
+# So long a device may do nothing before a step that was there in time: on CUDA, copying what the host has staged.
+_TOLERANCE = 0.0005
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class _Sent:
     num_tokens: int
     time: float
     was_held: bool
+    followed_long: bool  # the step before was long enough that this one might have been held
 
 
 class Pacer:
@@ -46,27 +50,34 @@ class Pacer:
         self._last_of_size: dict[int, tuple[int, float]] = {}  # binary magnitude of tokens -> tokens, seconds
         self.lead = _FIRST_LEAD
 
-    def seconds_to_hold(self, now: float) -> float:
-        """How long to wait with the next decision; 0: decide now."""
+    def hold(self, now: float) -> float:
+        """Holds the next decision back, goes on with that or ends it; to be called before every decision.
+
+        Returns:
+            How many seconds to wait before asking again; 0: decide now.
+        """
         left = self._seconds_left(now) - self.lead
-        is_holding = left > (0.0 if self._is_holding else _MIN_HOLD)
+        is_holding = left > (_TIMER_RESOLUTION if self._is_holding else _MIN_HOLD)
         self._was_held, self._is_holding = self._is_holding and not is_holding, is_holding
         return left if is_holding else 0.0
 
     def on_sent(self, num_tokens: int, now: float) -> None:
-        """What was decided, right after seconds_to_hold() was 0, is on its way."""
-        self._in_flight.append(_Sent(num_tokens, now, self._was_held))
+        """What was decided is on its way."""
+        followed_long = bool(self._in_flight) and self._guess(self._in_flight[0].num_tokens) > _MIN_HOLD
+        self._in_flight.append(_Sent(num_tokens, now, self._was_held, followed_long))
 
-    def on_result(self, execute_seconds: float, idle_seconds: float, now: float) -> None:
-        """The oldest step in flight is done; before it the device had nothing to do for idle_seconds."""
+    def on_result(self, execute_seconds: float, idle_seconds: float | None, now: float) -> None:
+        """The oldest step in flight is done. idle_seconds: how long the device had waited for it; None if unknown."""
         done = self._in_flight.popleft()
         self._last_result_time = now
         if done.num_tokens:  # else it only freed rows
             self._last_of_size[done.num_tokens.bit_length()] = (done.num_tokens, execute_seconds)
+        if idle_seconds is None:
+            return
         if done.was_held and idle_seconds > _TOLERANCE:
             self.num_late += 1
             self.lead = min(self.lead * _GROWTH, _MAX_LEAD)
-        else:
+        elif done.was_held or done.followed_long:
             self.lead = max(self.lead * _DECAY, _MIN_LEAD)
 
     def _seconds_left(self, now: float) -> float:

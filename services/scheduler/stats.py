@@ -24,7 +24,7 @@ REQUEST_SUCCESS = Counter("pagewire:request_success", "Requests that ended, by r
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
 STEPS = Counter("pagewire:steps", "Steps sent to the executor")
 LATE_STEPS = Counter("pagewire:late_steps", "Steps that were decided too late: the device waited for them")
-STEP_LEAD = Gauge("pagewire:step_lead_seconds", "How long before the end of a step the next one is decided")
+STEP_LEAD = Gauge("pagewire:step_lead_seconds", "How long before a long step should end the next one is decided")
 STEP_TOKENS = Histogram("pagewire:iteration_tokens", "Tokens computed per step", buckets=_TOKEN_BUCKETS)
 SCHEDULE_TIME = Histogram("pagewire:schedule_time_seconds", "Time to decide one step", buckets=_STEP_BUCKETS)
 EXECUTE_TIME = Histogram("pagewire:execute_time_seconds", "Device time of one step", buckets=LATENCY_BUCKETS)

@@ -91,7 +91,7 @@ class StepClock:
 
     execute_seconds: float  # of the device
     queue_seconds: float  # in the executor's queue
-    idle_seconds: float  # the device waited for the step
+    idle_seconds: float | None  # the device waited for the step; None for a stream's first
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """A scheduler of a few lines that drives a model runner step by step, and a tiny model for it to run."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -167,10 +167,10 @@ def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: RowSamp
 class BrokenRunner(ModelRunner):
     """Its device fails at the second step of a stream."""
 
-    def execute(self, step: Step) -> StepOutput:
+    def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
         if step.step_id == 2:
             raise RuntimeError("unspecified launch failure")
-        return super().execute(step)
+        return super().execute(step, launching)
 
 
 SEEDED = RowSampling(seed=11, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01)

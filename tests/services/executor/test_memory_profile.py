@@ -27,9 +27,9 @@ class RecordingRunner(ModelRunner):
         self.steps: list[Step] = []
         super().__init__(tiny_llama(directory), LIMITS, 1, CPU)
 
-    def execute(self, step: Step) -> StepOutput:
+    def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
         self.steps.append(step)
-        return super().execute(step)
+        return super().execute(step, launching)
 
 
 def test_the_cache_gets_what_is_left():

@@ -19,7 +19,8 @@ from services.executor.loader import Model
 from services.executor.model_runner import ModelRunner
 from services.executor.servicer import ExecutorServicer
 from services.executor.startup import ExecutorInfo, start_runner
-from services.executor.worker import DeviceError, Worker
+from services.executor.step import Step, StepOutput
+from services.executor.worker import DeviceError, Session, Worker
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, BrokenRunner, alone, prompt, tiny_llama
 
 NUM_BLOCKS = 24
@@ -159,17 +160,36 @@ async def test_a_step_that_comes_late_tells_how_long_the_device_waited(service: 
     await asyncio.sleep(0.05)
     await call.write(next_step(2))
     second = await call.read()
-    assert first.idle_ns == 0, "nothing was before it"
-    assert second.idle_ns > 0.04e9 > second.queue_ns
+    assert not first.HasField("idle_ns"), "nothing was before it"
+    assert second.idle_ns > 0.04e9, "while nothing was in the queue"
 
 
-async def test_steps_that_lie_ready_find_no_idle_device(service: Service):
-    call = service.stub.Execute()
-    await call.write(first_step(prompt(9)))
-    for step_id in range(2, 21):
-        await call.write(next_step(step_id))
-    await call.done_writing()
-    assert [result.idle_ns async for result in call].count(0) > 10, "a message takes less than a step, mostly"
+async def test_steps_that_lie_ready_find_no_idle_device(
+    socket: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_are_there = threading.Event()
+
+    class PatientRunner(ModelRunner):
+        def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
+            assert all_are_there.wait(30)
+            return super().execute(step, launching)
+
+    async with serving(socket, lambda: (PatientRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
+        submit = service.worker.submit
+
+        def submit_and_tell(session: Session, step: Step) -> None:
+            submit(session, step)
+            if step.step_id == 5:
+                all_are_there.set()
+
+        monkeypatch.setattr(service.worker, "submit", submit_and_tell)
+        call = service.stub.Execute()
+        await call.write(first_step(prompt(9)))
+        for step_id in range(2, 6):
+            await call.write(next_step(step_id))
+        await call.done_writing()
+        results = [result async for result in call]
+        assert [result.idle_ns for result in results] == [0] * 5
 
 
 async def test_results_of_submitted_steps_come_before_the_end(service: Service):

@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from services.scheduler.news import new_outbox
@@ -327,12 +328,24 @@ async def test_who_arrives_during_a_long_step_is_in_the_next_one(tmp_path: Path)
             await running.read()
         steps_missed = []
         for number in range(1, 7):
-            await running.read()  # a step has begun
             num_steps = line.executor.num_steps
+            while line.executor.num_steps == num_steps:
+                await running.read()
+            num_steps = line.executor.num_steps  # one step has just ended, another runs
             newcomer = line.stub.Generate(generate_request(prompt_of(number), max_tokens=1))
             await newcomer.read()
             steps_missed.append(line.executor.num_steps - num_steps - 1)
         assert sorted(steps_missed)[len(steps_missed) // 2] == 1, f"{steps_missed}: only the one that ran already"
+
+
+async def test_steps_that_come_too_late_are_counted(tmp_path: Path) -> None:
+    async with make_line(tmp_path, step_seconds=0.06, pipeline_depth=2).running() as line:
+        before = REGISTRY.get_sample_value("pagewire:late_steps_total")
+        call = line.stub.Generate(generate_request(prompt_of(0), max_tokens=500))
+        async with asyncio.timeout(20):
+            while REGISTRY.get_sample_value("pagewire:late_steps_total") == before:
+                await call.read()
+                line.executor.step_seconds = 0.36 - line.executor.step_seconds  # long and short, which nobody foresees
 
 
 async def test_a_full_queue_refuses(tmp_path: Path) -> None:
@@ -357,9 +370,10 @@ async def test_a_full_queue_refuses(tmp_path: Path) -> None:
         assert [t for r in await rest_of(waiting) for t in r.token_ids] == output_of(2, 5)
 
 
-@pytest.mark.parametrize("pipeline_depth", [1, 2])
-async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_depth: int) -> None:
-    line = make_line(tmp_path, step_seconds=0.005, pipeline_depth=pipeline_depth)
+@pytest.mark.parametrize(("pipeline_depth", "step_seconds"), [(1, 0.005), (2, 0.005), (2, 0.05)])
+async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_depth: int, step_seconds: float) -> None:
+    """The longest steps are such that the next one is held back."""
+    line = make_line(tmp_path, step_seconds=step_seconds, pipeline_depth=pipeline_depth)
     async with line.running():
         call = line.stub.Connect()
         numbers = range(8)
