@@ -19,7 +19,7 @@ _MAX_LEAD = 0.1  # what one stall leaves behind is soon gone
 # One in twelve steps is late where guesses err at random: ln(1.25) = 11 * -ln(0.98).
 _GROWTH = 1.25
 _DECAY = 0.98
-# A shorter hold is not worth it: on a CPU the extra wake-up takes time from the step that computes.
+# A shorter hold gains little, and every hold risks a late step.
 _MIN_HOLD = 0.02
 _TIMER_RESOLUTION = 0.001  # uvloop's timers: so much too early
 # So long a device may do nothing before a step that was there in time: on CUDA, copying what the host has staged.
