@@ -14,13 +14,13 @@ from collections import deque
 from dataclasses import dataclass
 
 _FIRST_LEAD = 0.005  # seconds
-_MIN_LEAD = 0.001  # what messages take at least
+_MIN_LEAD = 0.003  # what messages take between processes that wait for a core now and then
 _MAX_LEAD = 0.1  # what one stall leaves behind is soon gone
 # One in twelve steps is late where guesses err at random: ln(1.25) = 11 * -ln(0.98).
 _GROWTH = 1.25
 _DECAY = 0.98
 # A shorter hold gains little, and every hold risks a late step.
-_MIN_HOLD = 0.02
+_MIN_HOLD = 0.01
 _TIMER_RESOLUTION = 0.001  # uvloop's timers: so much too early
 # So long a device may do nothing before a step that was there in time: on CUDA, copying what the host has staged.
 _TOLERANCE = 0.0005
@@ -63,7 +63,7 @@ class Pacer:
 
     def on_sent(self, num_tokens: int, now: float) -> None:
         """What was decided is on its way."""
-        followed_long = bool(self._in_flight) and self._guess(self._in_flight[0].num_tokens) > _MIN_HOLD
+        followed_long = bool(self._in_flight) and self._guess(self._in_flight[0].num_tokens) > _MIN_LEAD + _MIN_HOLD
         self._in_flight.append(_Sent(num_tokens, now, self._was_held, followed_long))
 
     def on_result(self, execute_seconds: float, idle_seconds: float | None, now: float) -> None:
