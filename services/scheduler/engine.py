@@ -183,9 +183,9 @@ class Engine:
                 step = self.scheduler.schedule()
                 if step is None:
                     break
-                num_tokens = sum(step.num_scheduled_tokens)
+                schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
                 self._pacer.on_sent(num_tokens, time.monotonic())
-                self._stats.on_step(num_tokens, time.perf_counter() - start)
+                self._stats.on_step(num_tokens, schedule_seconds)
                 await self._client.send(step, self._admit(step))
             self._stats.refresh()
 
