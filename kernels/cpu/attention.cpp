@@ -3,7 +3,7 @@
 #include "attention_run.h"
 #include "replay.h"
 
-constexpr int64_t SERIAL_WORK = 500'000;  // multiply-adds below which waking other threads costs more than it gains
+constexpr int64_t SERIAL_WORK = 100'000;  // multiply-adds below which another thread gains nothing
 
 extern "C" void pagewire_paged_attention(int query_dtype, int kv_dtype, const void* query, const void* kv_cache,
                                          void* output, const int32_t* block_table, const int32_t* query_start,
