@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.curve_output import CurveOutput
-from kernels.cpu import library
-from kernels.cpu.recording import Memory, Recorded, record
 from pagewire.bench.curves import Point
 from pagewire.config import DEFAULT_MODEL
+from pagewire.kernels.cpu import library
+from pagewire.kernels.cpu.recording import Memory, Recorded, record
 from pagewire.models import resolve_model
-from services.executor import kv_cache
-from services.executor.attention import AttentionMetadata
-from services.executor.loader import Model, load_model
-from services.executor.recorded_steps import MOST_TOKENS
+from pagewire.services.executor import kv_cache
+from pagewire.services.executor.attention import AttentionMetadata
+from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.recorded_steps import MOST_TOKENS
 
 BLOCK_SIZE = 16
 READ_BYTES = 1 << 29

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels import reference
-from kernels.cpu import native, packed_linear
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import native, packed_linear
 
 COLD_BYTES = 100_000_000  # more than the caches hold
 MOST_WORK = 1_000_000_000  # multiply-adds of a round, unless that were fewer than two calls

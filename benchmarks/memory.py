@@ -27,7 +27,7 @@ from benchmarks import serving
 from pagewire import flags
 from pagewire.config import ServeConfig
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, flag
-from services.executor.recorded_steps import TOKENS
+from pagewire.services.executor.recorded_steps import TOKENS
 
 MIB = 1 << 20
 _WEIGHTS = "pagewire:executor_weight_bytes"

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pagewire.models import resolve_model
-from services.executor import kv_cache
-from services.executor.attention import AttentionMetadata
-from services.executor.loader import Model, load_model
-from services.tokenizer.loading import load_tokenizer
+from pagewire.services.executor import kv_cache
+from pagewire.services.executor.attention import AttentionMetadata
+from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.tokenizer.loading import load_tokenizer
 
 BLOCK_SIZE = 16
 

@@ -17,14 +17,14 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from benchmarks.kernels_cpu import COLD_BYTES, MOST_WORK, best_times, for_each
-from kernels.cpu import native, packed_linear
-from kernels.quantized import PackedWeight, QuantizedWeight, pack
-from services.executor.quantization.awq import GemmFormat
-from services.executor.quantization.bitsandbytes import EightBitFormat, FourBitFormat
-from services.executor.quantization.eight_bit import Fp8Format, Int8Format
-from services.executor.quantization.gguf import GgufFormat
-from services.executor.quantization.gguf_blocks import FORMS
-from services.executor.quantization.gptq import GptqFormat
+from pagewire.kernels.cpu import native, packed_linear
+from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, pack
+from pagewire.services.executor.loading.quantization.awq import GemmFormat
+from pagewire.services.executor.loading.quantization.bitsandbytes import EightBitFormat, FourBitFormat
+from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format, Int8Format
+from pagewire.services.executor.loading.quantization.gguf import GgufFormat
+from pagewire.services.executor.loading.quantization.gguf_blocks import FORMS
+from pagewire.services.executor.loading.quantization.gptq import GptqFormat
 
 NUM_TOKENS = (1, 4, 8, 16, 32, 64, 256)
 SHAPES = ((768, 3072), (4096, 4096))  # (outputs, inputs); all formats' groups and blocks divide them

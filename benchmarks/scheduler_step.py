@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from benchmarks.curve_output import CurveOutput
 from pagewire.bench.curves import Point
 from pagewire.config import SchedulerConfig
-from protos.pagewire.v1 import executor_pb2, scheduler_pb2
-from services.scheduler import convert
-from services.scheduler.news import News
-from services.scheduler.request import Request
-from services.scheduler.sampling_params import SamplingParams
-from services.scheduler.scheduler import Scheduler
-from services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.news import News
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.sampling_params import SamplingParams
+from pagewire.services.scheduler.scheduler import Scheduler
+from pagewire.services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from pagewire.v1 import executor_pb2, scheduler_pb2
 
 T = TypeVar("T")
 

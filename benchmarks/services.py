@@ -20,15 +20,15 @@ from pagewire.config import ExecutorConfig, SchedulerConfig, ServeConfig
 from pagewire.fields import POSITIVE, flag
 from pagewire.models import resolve_model
 from pagewire.process import usable_cores
-from services.executor import convert as executor_convert
-from services.executor.model_runner import ModelRunner
-from services.executor.startup import start_runner
-from services.executor.step import Step
-from services.scheduler import convert
-from services.scheduler.request import Request
-from services.scheduler.sampling_params import SamplingParams
-from services.scheduler.scheduler import Scheduler
-from services.scheduler.step import ExecutorInfo, StepResult
+from pagewire.services.executor import convert as executor_convert
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.startup import start_runner
+from pagewire.services.executor.step import Step
+from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.sampling_params import SamplingParams
+from pagewire.services.scheduler.scheduler import Scheduler
+from pagewire.services.scheduler.step import ExecutorInfo, StepResult
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor")
 AROUND = ("gateway", "tokenizer", "scheduler", "gRPC")

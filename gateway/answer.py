@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.reply import Delta, Generation, Response
-from protos.pagewire.v1 import common_pb2
-from protos.pagewire.v1.inference_pb2 import TokenLogprob
+from pagewire.gateway.reply import Delta, Generation, Response
+from pagewire.v1 import common_pb2
+from pagewire.v1.inference_pb2 import TokenLogprob
 
 # JSON has no -Infinity; vLLM's and OpenAI's floor.
 MIN_LOGPROB = -9999.0

@@ -10,26 +10,26 @@ from fastapi import APIRouter, FastAPI, Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starlette.responses import JSONResponse, Response
 
-from gateway import docs, metrics
-from gateway.answer import Head
-from gateway.chat import ChatAnswer
-from gateway.completions import CompletionAnswer
-from gateway.edge import Drain, Edge, exchange_of
-from gateway.errors import ApiError, install_handlers
-from gateway.json_route import JsonRoute
-from gateway.schema import (
+from pagewire import __version__, rpc, telemetry
+from pagewire.config import GatewayConfig
+from pagewire.gateway import docs, metrics
+from pagewire.gateway.answer import Head
+from pagewire.gateway.chat import ChatAnswer
+from pagewire.gateway.completions import CompletionAnswer
+from pagewire.gateway.edge import Drain, Edge, exchange_of
+from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationParameters,
     TokenizeRequest,
 )
-from gateway.serving import GenerationResponse
-from gateway.tokenizer_link import TokenizerLink
-from gateway.translate import chat_requests, completion_requests, tokenize_request
-from pagewire import __version__, rpc, telemetry
-from pagewire.config import GatewayConfig
-from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pagewire.gateway.serving import GenerationResponse
+from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
 # For a tokenizer service that is away: as long as it takes to start again, and less than clients wait.

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
-from gateway.reply import Generation, Response
-from gateway.schema import CompletionRequest
-from gateway.sse import ChunkWriter, dumps
-from protos.pagewire.v1.inference_pb2 import TokenLogprob
+from pagewire.gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from pagewire.gateway.reply import Generation, Response
+from pagewire.gateway.schema import CompletionRequest
+from pagewire.gateway.sse import ChunkWriter, dumps
+from pagewire.v1.inference_pb2 import TokenLogprob
 
 
 class CompletionAnswer:

@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import metrics
-from gateway.errors import ApiError, error_response
-from gateway.schema import REQUEST_ID_PATTERN
+from pagewire.gateway import metrics
+from pagewire.gateway.errors import ApiError, error_response
+from pagewire.gateway.schema import REQUEST_ID_PATTERN
 
 logger = logging.getLogger(__name__)
 

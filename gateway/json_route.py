@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import ApiError
+from pagewire.gateway.errors import ApiError
 
 
 class JsonRoute(APIRoute):

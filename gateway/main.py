@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import grpc
 import uvicorn
 
-from gateway.app import Gateway, create_app
 from pagewire import rpc
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
+from pagewire.gateway.app import Gateway, create_app
 from pagewire.rpc import RpcError
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from prometheus_client import Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagewire.telemetry import LATENCY_BUCKETS
-from protos.pagewire.v1.admin_pb2 import ServiceMetrics
+from pagewire.v1.admin_pb2 import ServiceMetrics
 
 logger = logging.getLogger(__name__)
 

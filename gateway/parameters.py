@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.errors import ApiError
+from pagewire.gateway.errors import ApiError
 
 # Name -> values that ask for nothing (null always does). Clients send them without being asked.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {

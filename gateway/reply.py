@@ -7,9 +7,9 @@ aborted at MAX_PENDING_BYTES.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.errors import ApiError
-from protos.pagewire.v1 import common_pb2
-from protos.pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
+from pagewire.gateway.errors import ApiError
+from pagewire.v1 import common_pb2
+from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
 MAX_PENDING_BYTES = 1024 * 1024
 

@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.errors import ApiError
-from gateway.parameters import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.parameters import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

@@ -8,16 +8,16 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import metrics, sse
-from gateway.answer import Answer, UsageTotal, finish_reason
-from gateway.edge import CLIENT_GONE, Exchange, exchange_of
-from gateway.errors import ApiError, from_rpc
-from gateway.reply import Reply
-from gateway.schema import GenerationParameters
-from gateway.tokenizer_link import TokenizerLink
 from pagewire import telemetry
+from pagewire.gateway import metrics, sse
+from pagewire.gateway.answer import Answer, UsageTotal, finish_reason
+from pagewire.gateway.edge import CLIENT_GONE, Exchange, exchange_of
+from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.reply import Reply
+from pagewire.gateway.schema import GenerationParameters
+from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.rpc import RpcError
-from protos.pagewire.v1.inference_pb2 import GenerateRequest
+from pagewire.v1.inference_pb2 import GenerateRequest
 
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

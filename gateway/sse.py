@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gateway.errors import ApiError
+from pagewire.gateway.errors import ApiError
 
 DONE = "data: [DONE]\n\n"
 HEADERS = [

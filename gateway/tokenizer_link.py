@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import grpc
 
-from gateway import metrics
-from gateway.presence import Presence
-from gateway.reply import Delta, Generation, Reply
 from pagewire import rpc
+from pagewire.gateway import metrics
+from pagewire.gateway.presence import Presence
+from pagewire.gateway.reply import Delta, Generation, Reply
 from pagewire.rpc import RpcError
 from pagewire.streams import MAX_BACKOFF_S, Link
-from protos.pagewire.v1.inference_pb2 import (
+from pagewire.v1.inference_pb2 import (
     ConnectRequest,
     ConnectResponse,
     GenerateRequest,
     GenerateResponse,
     NumberedRequest,
 )
-from protos.pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
 # Requests that share one message; far below what gRPC takes.
 MAX_SEND_BYTES = 16 * 1024 * 1024

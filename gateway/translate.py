@@ -4,8 +4,8 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from gateway.errors import ApiError
-from gateway.schema import (
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema import (
     ChatCompletionRequest,
     ChatPromptParameters,
     CompletionRequest,
@@ -13,7 +13,7 @@ from gateway.schema import (
     Message,
     TokenizeRequest,
 )
-from protos.pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1 import common_pb2, inference_pb2
 
 COMPLETION_MAX_TOKENS = 16
 # Prompts times choices of one HTTP request; more would be a batch job in the way of everybody else.

@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 # service -> (module with `async def serve(config)`, configuration, positional argument)
 _SERVICES: dict[str, tuple[str, type[config.ServiceConfig], str | None]] = {
-    "gateway": ("gateway.main", config.GatewayConfig, None),
-    "tokenizer": ("services.tokenizer.main", config.TokenizerConfig, "model"),
-    "scheduler": ("services.scheduler.main", config.SchedulerConfig, None),
-    "executor": ("services.executor.main", config.ExecutorConfig, "model"),
+    "gateway": ("pagewire.gateway.main", config.GatewayConfig, None),
+    "tokenizer": ("pagewire.services.tokenizer.main", config.TokenizerConfig, "model"),
+    "scheduler": ("pagewire.services.scheduler.main", config.SchedulerConfig, None),
+    "executor": ("pagewire.services.executor.main", config.ExecutorConfig, "model"),
 }
 
 _HELP = """\
@@ -93,7 +93,6 @@ def _service(name: str, argv: list[str]) -> int:
         description=f"Runs the {name} service. {config_class.__doc__}",
         positional=positional,
     )
-    _check_packages()
     if isinstance(settings, config.GatewayConfig) and settings.api_server_count > 1:
         from pagewire import gateways
 
@@ -122,15 +121,9 @@ def _service(name: str, argv: list[str]) -> int:
 def _missing(extra: str, error: ModuleNotFoundError) -> Exception:
     """A dependency that the extra brings; a missing module of our own is a defect and surfaces as it is."""
     top = (error.name or "").partition(".")[0]
-    if top in ("pagewire", "gateway", "services", "kernels", "protos"):
+    if top == "pagewire":
         return error
     return StartupError(f"the Python package {top!r} is not installed: pip install 'pagewire[{extra}]'")
-
-
-def _check_packages() -> None:
-    from pagewire.environment import check_packages
-
-    check_packages()
 
 
 def _serve(argv: list[str]) -> int:
@@ -143,7 +136,6 @@ def _serve(argv: list[str]) -> int:
         positional="model",
         without=config.SET_BY_STACK,
     )
-    _check_packages()
     from pagewire import stack
 
     return stack.run(settings)
@@ -188,7 +180,7 @@ def _bench(argv: list[str]) -> int:
 
 
 def _quantize(argv: list[str]) -> int:
-    from quantize.config import QuantizeConfig
+    from pagewire.quantize.config import QuantizeConfig
 
     settings = flags.parse(
         QuantizeConfig,
@@ -200,7 +192,7 @@ def _quantize(argv: list[str]) -> int:
         flags_only=True,
     )
     try:
-        from quantize import command
+        from pagewire.quantize import command
     except ModuleNotFoundError as error:
         raise _missing("executor", error) from error
     return command.run(settings)

@@ -8,7 +8,7 @@ import grpc
 
 from pagewire import rpc
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 
 class Client:

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pagewire import telemetry
 from pagewire.errors import StartupError
-from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 logger = logging.getLogger(__name__)
 

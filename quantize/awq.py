@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quantize.activations import products_of
-from quantize.gptq import GptqOptions, gptq
-from quantize.grid import Grid, Rounded, min_max_scales, row_errors
+from pagewire.quantize.activations import products_of
+from pagewire.quantize.gptq import GptqOptions, gptq
+from pagewire.quantize.grid import Grid, Rounded, min_max_scales, row_errors
 
 _EXPONENTS = tuple(step / 10 for step in range(11))
 _SMALLEST = 1e-4  # of a mean magnitude: an input that is always zero must not get a scale of zero

@@ -16,20 +16,20 @@ from transformers.utils import logging as transformers_logging
 from pagewire.errors import StartupError
 from pagewire.models import resolve_model
 from pagewire.process import usable_cores
-from quantize import tune, tune_layer
-from quantize.config import QuantizeConfig
-from quantize.decoder import Decoder
-from quantize.gptq import GptqOptions
-from quantize.grid import Grid
-from quantize.layer import Method
-from quantize.output import check_free, new_directory
-from quantize.pipeline import Text, TuneSteps, quantize
-from quantize.progress import Progress
-from quantize.sampling import sample_sequences
-from quantize.source import Source
-from quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
-from quantize.training import steps_that_fit
-from services.executor.startup import resolve_device
+from pagewire.quantize import tune, tune_layer
+from pagewire.quantize.config import QuantizeConfig
+from pagewire.quantize.decoder import Decoder
+from pagewire.quantize.gptq import GptqOptions
+from pagewire.quantize.grid import Grid
+from pagewire.quantize.layer import Method
+from pagewire.quantize.output import check_free, new_directory
+from pagewire.quantize.pipeline import Text, TuneSteps, quantize
+from pagewire.quantize.progress import Progress
+from pagewire.quantize.sampling import sample_sequences
+from pagewire.quantize.source import Source
+from pagewire.quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
+from pagewire.quantize.training import steps_that_fit
+from pagewire.services.executor.startup import resolve_device
 
 logger = logging.getLogger(__name__)
 

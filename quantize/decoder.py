@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kernels.quantized import GroupedWeight
-from quantize.activations import InputStatistics
-from quantize.source import Source
-from quantize.student import QuantizedState
-from services.executor.model_config import ModelLoadError
-from services.executor.weights.kv_scales import is_attention_scale
+from pagewire.kernels.quantized import GroupedWeight
+from pagewire.quantize.activations import InputStatistics
+from pagewire.quantize.source import Source
+from pagewire.quantize.student import QuantizedState
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
 
 _TOKENS_PER_BATCH = 4096
 _TOKENS_PER_HEAD = 256  # logits of a large vocabulary are the largest thing there is

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from quantize.grid import Grid, Rounded, Scales, clipped_scales, min_max_scales, rounded
+from pagewire.quantize.grid import Grid, Rounded, Scales, clipped_scales, min_max_scales, rounded
 
 _BLOCK = 128  # columns whose effect on the rest is applied at once
 _DAMP_STEPS = 5  # tries with ten times the damping each, before a hessian counts as broken

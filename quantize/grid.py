@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
 from pagewire.errors import StartupError
+from pagewire.kernels.quantized import GroupedWeight
 
 _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16
 _SHRINKS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)  # parts of a group's range that clipping may keep

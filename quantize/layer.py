@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from kernels.quantized import GroupedWeight, rows
-from quantize.activations import InputStatistics
-from quantize.awq import awq, input_scales
-from quantize.gptq import GptqOptions, gptq
-from quantize.grid import Grid, Rounded, round_to_nearest, row_errors
+from pagewire.kernels.quantized import GroupedWeight, rows
+from pagewire.quantize.activations import InputStatistics
+from pagewire.quantize.awq import awq, input_scales
+from pagewire.quantize.gptq import GptqOptions, gptq
+from pagewire.quantize.grid import Grid, Rounded, round_to_nearest, row_errors
 
 # What a module receives, given the layer as it is.
 InputsOf = Callable[[nn.Linear], InputStatistics]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
-from quantize.grid import Grid
+from pagewire.kernels.quantized import GroupedWeight
+from pagewire.quantize.grid import Grid
 
 # Nibble i of an AutoAWQ word holds column _AWQ_ORDER[i] of the word's eight.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

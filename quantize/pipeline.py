@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.quantized import GroupedWeight
-from quantize.decoder import Decoder
-from quantize.layer import LayerQuantizer, Method
-from quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
-from quantize.output import CheckpointWriter
-from quantize.progress import Progress
-from quantize.report import Report, Tuning, perplexity
-from quantize.student import QuantizedState, Student
-from quantize.tune import tune
-from quantize.tune_layer import tune_layer
+from pagewire.kernels.quantized import GroupedWeight
+from pagewire.quantize.decoder import Decoder
+from pagewire.quantize.layer import LayerQuantizer, Method
+from pagewire.quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
+from pagewire.quantize.output import CheckpointWriter
+from pagewire.quantize.progress import Progress
+from pagewire.quantize.report import Report, Tuning, perplexity
+from pagewire.quantize.student import QuantizedState, Student
+from pagewire.quantize.tune import tune
+from pagewire.quantize.tune_layer import tune_layer
 
 
 @dataclass(frozen=True)

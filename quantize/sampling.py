@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from quantize.decoder import Decoder
+from pagewire.quantize.decoder import Decoder
 
 _BATCH = 32  # sequences sampled at once, to bound their KV cache
 

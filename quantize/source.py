@@ -12,12 +12,17 @@ import torch
 
 from pagewire.errors import StartupError
 from pagewire.gguf import GgufError
-from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint, open_checkpoint, read_json
-from services.executor.loader import resolve_dtype
-from services.executor.models import ARCHITECTURES
-from services.executor.weights.gguf import gguf_config_keys
-from services.executor.weights.gguf_file import GgufFile
-from services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.executor.loading.checkpoint import (
+    DirectoryCheckpoint,
+    GgufCheckpoint,
+    open_checkpoint,
+    read_json,
+)
+from pagewire.services.executor.loading.loader import resolve_dtype
+from pagewire.services.executor.loading.weights.gguf import gguf_config_keys
+from pagewire.services.executor.loading.weights.gguf_file import GgufFile
+from pagewire.services.executor.models import ARCHITECTURES
+from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

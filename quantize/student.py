@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.quantized import GroupedWeight
+from pagewire.kernels.quantized import GroupedWeight
 
 # By a parameter's name: the quantized weight, or the values as they are.
 QuantizedState: TypeAlias = dict[str, GroupedWeight | Tensor]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quantize.decoder import Decoder
-from services.executor.memory import available_bytes
+from pagewire.quantize.decoder import Decoder
+from pagewire.services.executor.memory import available_bytes
 
 logger = logging.getLogger(__name__)
 

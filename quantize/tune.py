@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from quantize.decoder import Decoder
-from quantize.distillation import Divergence
-from quantize.student import QuantizedState, Student
-from quantize.training import Descent, activation_bytes, batches
+from pagewire.quantize.decoder import Decoder
+from pagewire.quantize.distillation import Divergence
+from pagewire.quantize.student import QuantizedState, Student
+from pagewire.quantize.training import Descent, activation_bytes, batches
 
 STEPS = 60
 TOKENS_PER_STEP = 4096

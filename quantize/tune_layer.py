@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from pagewire.errors import StartupError
-from quantize.decoder import Decoder
-from quantize.student import Student
-from quantize.training import Descent, activation_bytes, batches
+from pagewire.quantize.decoder import Decoder
+from pagewire.quantize.student import Student
+from pagewire.quantize.training import Descent, activation_bytes, batches
 
 STEPS = 100
 TOKENS_PER_STEP = 2048

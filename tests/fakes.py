@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 
 from pagewire import rpc
-from protos.pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
-from services.scheduler.step import StepResult
+from pagewire.services.scheduler.step import StepResult
+from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 
 _MASK = (1 << 64) - 1
 EMPTY_HISTORY = 0x9E3779B97F4A7C15

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import num_sets
-from kernels import reference
+from pagewire.kernels import reference
 
 FP8 = torch.float8_e4m3fn
 # Tokens at either end of a long query that are compared with the specification.
@@ -21,7 +21,7 @@ TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class Features:
-    """Of `kernels.reference.paged_attention`, off by default; alibi: random slopes."""
+    """Of `pagewire.kernels.reference.paged_attention`, off by default; alibi: random slopes."""
 
     sliding_window: int = 0
     soft_cap: float = 0.0
@@ -68,7 +68,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """One batch's tables and several sets of its tensors; as `kernels.reference.paged_attention` describes them."""
+    """One batch's tables and several sets of its tensors; as the reference of `paged_attention` describes them."""
 
     shape: AttentionShape
     queries: list[Tensor]  # each [num_tokens, num_heads, head_dim]

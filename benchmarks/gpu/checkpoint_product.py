@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
+from pagewire.kernels.quantized import GroupedWeight
 
 NIBBLE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight outputs of a word
 BLOCK_N, BLOCK_K = 64, 64

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-import kernels  # noqa: F401  (registers the ops)
+import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu.measure import Call
 from benchmarks.gpu.peer_products import COMPILED_BY_TRITON
 from benchmarks.gpu.product_cases import cases, series

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.measure import MAX_GRAPH_CALLS, MAX_SETS, Call, num_sets, relative_error
 from benchmarks.gpu.peer_files import FlashInferBuild
-from kernels import reference
+from pagewire.kernels import reference
 
 ops = torch.ops.pagewire
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import kernels  # noqa: F401  (registers the ops)
+import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu import whole_line
 from benchmarks.gpu.engine_models import DENSE_MODELS, MODELS, SMALL_INT4_MODEL, SMALL_MODEL, BenchModel
 from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver
@@ -27,7 +27,7 @@ from benchmarks.gpu.engine_table import EngineTable
 from benchmarks.gpu.measure import measure_ceilings
 from benchmarks.gpu.report import RESULTS, Budget, Report
 from pagewire.models import resolve_model
-from services.executor.loader import Model, load_model
+from pagewire.services.executor.loading.loader import Model, load_model
 
 FP8_MODEL = "llama-3.1-8b"
 # About what a model takes of --budget.

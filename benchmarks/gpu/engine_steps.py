@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pagewire.bench.report import percentile
-from services.executor.cuda_graphs import Graph
-from services.executor.loader import Model
-from services.executor.model_runner import Limits, ModelRunner
-from services.executor.step import NewRequest, RowSampling, Step, StepOutput
+from pagewire.services.executor.cuda_graphs import Graph
+from pagewire.services.executor.loading.loader import Model
+from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.step import NewRequest, RowSampling, Step, StepOutput
 
 BLOCK_SIZE = 16
 GREEDY = RowSampling(temperature=0.0, ignore_eos=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-import kernels  # noqa: F401  (registers the ops)
+import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu import attention_cases, elementwise_cases, sampling_cases
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.measure import measure_ceilings

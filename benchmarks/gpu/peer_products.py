@@ -23,8 +23,8 @@ from benchmarks.gpu.cases import Contestant
 from benchmarks.gpu.measure import relative_error
 from benchmarks.gpu.peer_files import PeerMissingError
 from benchmarks.gpu.product_inputs import Layout, Weights
-from kernels.quantize_input import quantize_groups, quantize_tokens
-from kernels.quantized import GroupedWeight
+from pagewire.kernels.quantized import GroupedWeight
+from pagewire.kernels.triton.products.quantize_input import quantize_groups, quantize_tokens
 
 # vLLM's numbers of the types of a code: 4 or 8 bits without a sign, whose zero point is stored, or half the range.
 _SHIFT_OF_BITS, _SHIFT_OF_ZERO_POINT, _TYPE = 8, 17, 1 << 50

@@ -15,8 +15,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import num_sets
-from kernels import reference_quantized as reference
-from kernels.quantized import FP8_BLOCK, Fp8Weight, GroupedWeight, Int8Weight, PackedWeight, QuantizedWeight, pack
+from pagewire.kernels.quantized import (
+    FP8_BLOCK,
+    Fp8Weight,
+    GroupedWeight,
+    Int8Weight,
+    PackedWeight,
+    QuantizedWeight,
+    pack,
+)
+from pagewire.kernels.reference import products as reference
 
 Layout = tuple[Tensor, ...]  # a weight as a contestant wants it
 
@@ -33,7 +41,7 @@ class Form(Protocol):
     def random(self, num_outputs: int, num_inputs: int, device: torch.device) -> QuantizedWeight: ...
 
     def expected(self, x: Tensor, weight: Any) -> tuple[Tensor, ...]:
-        """x times the weight, as `kernels.reference_quantized` says; any of these is right."""
+        """x times the weight, as `pagewire.kernels.reference.products` says; any of these is right."""
 
 
 @dataclass(frozen=True)

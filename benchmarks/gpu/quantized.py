@@ -1,7 +1,7 @@
 """Products with quantized weights beside other people's: `python -m benchmarks.gpu.quantized [--only w4a16,fp8]`.
 
 First, in processes beside each other, every kernel in Triton is compiled. Then the device's ceilings, measured here,
-then every product: checked against `kernels.reference_quantized`, and timed in turn with torch's dense product and with
+then every product: checked against its reference, and timed in turn with torch's dense product and with
 whoever else multiplies such weights. benchmarks/README.md says how to read the tables. `--device cpu --small` proves
 the script where there is no GPU.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-import kernels  # noqa: F401  (registers the ops)
+import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu.cases import OURS, Case, peer_of
 from benchmarks.gpu.compile_ahead import compile_ahead
 from benchmarks.gpu.measure import Call, Ceilings, measure_ceilings, median_seconds

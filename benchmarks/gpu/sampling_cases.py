@@ -13,7 +13,7 @@ from benchmarks.gpu import peer_files
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.measure import Call, num_sets, relative_error
 from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
-from kernels import reference
+from pagewire.kernels import reference
 
 ops = torch.ops.pagewire
 

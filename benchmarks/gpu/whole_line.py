@@ -145,7 +145,7 @@ def token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -
 async def _token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Stream]:
     # Imported here: the executor alone can be measured where there is no gRPC.
     from pagewire import rpc
-    from protos.pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+    from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
     sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     requests = [

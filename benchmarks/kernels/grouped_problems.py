@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Call, num_sets, relative_error
-from kernels import grouped_layout, grouped_linear, reference_quantized, tuning
-from kernels.quantized.packed import PackedGrouped
-from kernels.quantized.weights import GroupedWeight
+from pagewire.kernels import tuning
+from pagewire.kernels.quantized.packed import PackedGrouped
+from pagewire.kernels.quantized.weights import GroupedWeight
+from pagewire.kernels.reference import products as reference_quantized
+from pagewire.kernels.triton.products import grouped_layout, grouped_linear
 
 Shape = Mapping[str, int]
 

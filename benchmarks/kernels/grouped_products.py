@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.kernels.compiler import Specialization
-from kernels import grouped_dequantize, grouped_gemm, grouped_gemv, tuning
+from pagewire.kernels import tuning
+from pagewire.kernels.triton.products import grouped_dequantize, grouped_gemm, grouped_gemv
 
 # Inputs of a linear layer: a multiple of every tile, and not.
 EVEN_INPUTS, RAGGED_INPUTS = 4096, 4304

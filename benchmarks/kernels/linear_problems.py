@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Call, num_sets, relative_error
-from kernels import fp8_linear, int8_linear, reference_quantized, tuning
+from pagewire.kernels import tuning
+from pagewire.kernels.reference import products as reference_quantized
+from pagewire.kernels.triton.products import fp8_linear, int8_linear
 
 Shape = Mapping[str, int]
 Product = Callable[..., Tensor]
@@ -38,7 +40,7 @@ class LinearProblem:
 
 
 def linear_problems(kernel: str, shape: Shape, device: torch.device) -> list[LinearProblem]:
-    """`shape` has the keys of the kernel's table (`kernels.tuning`)."""
+    """`shape` has the keys of the kernel's table (`pagewire.kernels.tuning`)."""
     if kernel == "int8_product":
         return [_problem(_int8, reference_quantized.int8_linear, shape, torch.int8, False, device)]
     product = _fp8 if kernel == "fp8_product" else _weight_only

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Call, num_sets, relative_error
-from kernels import paged_attention, reference
+from pagewire.kernels import reference
+from pagewire.kernels.triton.attention import paged_attention
 
 # query heads per KV head -> KV heads, as in models that have such groups
 NUM_KV_HEADS = {1: 16, 2: 8, 3: 3, 4: 8, 5: 8, 7: 4, 8: 8, 16: 2}
@@ -42,7 +43,7 @@ def _attend(module: ModuleType, buffers: Mapping[str, Tensor], query_len: int) -
 
 
 def attention_problem(shape: Mapping[str, int], context_len: int, device: torch.device) -> Problem:
-    """`shape` has the keys of the attention tables (`kernels.tuning`)."""
+    """`shape` has the keys of the attention tables (`pagewire.kernels.tuning`)."""
     seq_len = context_len + shape["query_len"]
     num_pages = -(-seq_len // shape["block_size"])
     num_kv_heads = NUM_KV_HEADS[shape["group"]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.kernels.compiler import Specialization
-from kernels import fp8_weights, quantize_input, scaled_product, tuning
+from pagewire.kernels import tuning
+from pagewire.kernels.triton.products import fp8_weights, quantize_input, scaled_product
 
 # Inputs of a linear layer: a multiple of every tile, and not.
 EVEN_INPUTS, RAGGED_INPUTS = 4096, 4304

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.kernels.grouped_problems import grouped_shapes
 from benchmarks.kernels.linear_problems import linear_shapes
-from kernels import tuning
+from pagewire.kernels import tuning
 
 Shape = Mapping[str, int]
 

@@ -11,20 +11,11 @@ import torch
 from benchmarks.kernels.compiler import Specialization
 from benchmarks.kernels.grouped_products import grouped_products
 from benchmarks.kernels.scaled_products import scaled_products
-from kernels import (
-    activation,
-    decode_attention,
-    kv_cache,
-    logprobs,
-    norm,
-    penalties,
-    prefill_attention,
-    rotary,
-    sampling,
-    step_inputs,
-    token_groups,
-    tuning,
-)
+from pagewire.kernels import tuning
+from pagewire.kernels.triton import step_inputs
+from pagewire.kernels.triton.attention import decode_attention, kv_cache, prefill_attention, rotary
+from pagewire.kernels.triton.elementwise import activation, norm
+from pagewire.kernels.triton.sampling import logprobs, penalties, sampling, token_groups
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.
 OTHER_HEAD_DIMS = (80, 96, 192)

@@ -1,4 +1,4 @@
-"""Measure the launch configurations of a kernel and write its tuning table (`kernels.tuning`)."""
+"""Measure the launch configurations of a kernel and write its tuning table (`pagewire.kernels.tuning`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from benchmarks.kernels.grouped_problems import grouped_problems
 from benchmarks.kernels.linear_problems import linear_problems
 from benchmarks.kernels.problems import attention_problem
 from benchmarks.kernels.shapes import CONTEXTS, TINY_CONTEXT, Shape, tuned_shapes
-from kernels import tuning
-from kernels.tuning import KERNELS, Entry, nearest
+from pagewire.kernels import tuning
+from pagewire.kernels.tuning import KERNELS, Entry, nearest
 
 Config = Mapping[str, int]
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from kernels.cpu.build import BuildError
+from pagewire.kernels.cpu.build import BuildError
 
 __all__ = ["backend", "choose", "implementation"]
 
@@ -33,7 +33,7 @@ def choose() -> str:
         logger.warning("CPU kernels: Triton's interpreter, as PAGEWIRE_CPU_KERNELS asks (for tests: extremely slow)")
     elif choice == "cpp":
         try:
-            importlib.import_module("kernels.cpu.native")
+            importlib.import_module("pagewire.kernels.cpu.native")
         except BuildError as error:
             logger.warning("CPU kernels: plain torch, several times slower than the C++ ones: %s", error)
             return "torch"
@@ -47,7 +47,7 @@ backend = functools.cache(choose)
 
 def implementation(name: str, module: str | None) -> Callable[..., Any]:
     """The CPU implementation of the op `name`, whose Triton one is in kernels.<module>, if there is one."""
-    in_torch = "kernels.cpu.fallback"
-    triton = in_torch if module is None else f"kernels.{module}"
-    modules = {"cpp": "kernels.cpu.native", "torch": in_torch, "triton": triton}
+    in_torch = "pagewire.kernels.cpu.fallback"
+    triton = in_torch if module is None else f"pagewire.kernels.triton.{module}"
+    modules = {"cpp": "pagewire.kernels.cpu.native", "torch": in_torch, "triton": triton}
     return getattr(importlib.import_module(modules[backend()]), name)

@@ -23,7 +23,7 @@ __all__ = ["BuildError", "cache_dir", "load_library"]
 
 logger = logging.getLogger(__name__)
 
-_SOURCE_DIR = Path(__file__).parent
+_SOURCE_DIR = Path(__file__).parent / "csrc"
 _FLAGS = (
     "-O3",
     "-march=native",

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels import reference
-from kernels.cpu import packed_layout, sampling
-from kernels.cpu.quantized import fp8_linear, grouped_embedding, grouped_linear, int8_linear
-from kernels.cpu.sampling import apply_penalties
-from kernels.reference import (
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import packed_layout, sampling
+from pagewire.kernels.cpu.quantized import fp8_linear, grouped_embedding, grouped_linear, int8_linear
+from pagewire.kernels.cpu.sampling import apply_penalties
+from pagewire.kernels.reference import (
     add_rms_norm,
     gelu_tanh_and_mul,
     linear,
@@ -22,7 +22,7 @@ from kernels.reference import (
     step_inputs,
     store_kv,
 )
-from kernels.reference_sampling import GROUP_SIZE
+from pagewire.kernels.reference.sampling import GROUP_SIZE
 
 __all__ = [
     "add_rms_norm",
@@ -115,7 +115,7 @@ def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size:
 
 
 class TokenGroups:
-    """See `kernels.cpu.sampling.TokenGroups`."""
+    """See `pagewire.kernels.cpu.sampling.TokenGroups`."""
 
     def __init__(self, logits: Tensor, lines: np.ndarray, scales: np.ndarray) -> None:
         if len(lines) < len(logits):

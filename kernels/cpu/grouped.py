@@ -7,8 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.cpu.grouped_layout import shape_of
-from kernels.cpu.library import I, L, P, bind, check_rows, dtype_code
+from pagewire.kernels.cpu.grouped_layout import shape_of
+from pagewire.kernels.cpu.library import I, L, P, bind, check_rows, dtype_code
 
 __all__ = ["grouped_embedding", "grouped_linear"]
 

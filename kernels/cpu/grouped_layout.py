@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.quantized.packed import PackedGrouped
-from kernels.quantized.weights import E4M3, SUPER_SIZE, GroupedWeight
+from pagewire.kernels.quantized.packed import PackedGrouped
+from pagewire.kernels.quantized.weights import E4M3, SUPER_SIZE, GroupedWeight
 
 TILE = 16  # outputs
 UNIT = 32  # inputs

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.cpu.build import load_library
+from pagewire.kernels.cpu.build import load_library
 
 # Argument types: pointer or None, int, int64, float
 P, I, L, F = c_void_p, c_int, c_int64, c_float  # noqa: E741

@@ -1,4 +1,4 @@
-"""The CPU ops in C++: argument checks, then one call. Shapes and meanings are those of `kernels.reference`.
+"""The CPU ops in C++: argument checks, then one call. Shapes and meanings are those of `pagewire.kernels.reference`.
 
 Importing this module raises BuildError where the C++ kernels cannot be compiled.
 """
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu import sampling
-from kernels.cpu.grouped import grouped_embedding, grouped_linear
-from kernels.cpu.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
-from kernels.cpu.packed_linear import packed_embedding, packed_linear
-from kernels.cpu.paged import paged_attention, rotary_store_kv, store_kv
-from kernels.cpu.quantized import fp8_linear, int8_linear
-from kernels.cpu.sampling import apply_penalties
-from kernels.cpu.token_groups import TokenGroups, sample_tokens
+from pagewire.kernels.cpu import sampling
+from pagewire.kernels.cpu.grouped import grouped_embedding, grouped_linear
+from pagewire.kernels.cpu.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
+from pagewire.kernels.cpu.packed_linear import packed_embedding, packed_linear
+from pagewire.kernels.cpu.paged import paged_attention, rotary_store_kv, store_kv
+from pagewire.kernels.cpu.quantized import fp8_linear, int8_linear
+from pagewire.kernels.cpu.sampling import apply_penalties
+from pagewire.kernels.cpu.token_groups import TokenGroups, sample_tokens
 
 __all__ = [
     "add_rms_norm",

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import I, L, P, bind, check_rows
-from kernels.cpu.packed_layout import packed_shape
+from pagewire.kernels.cpu.library import I, L, P, bind, check_rows
+from pagewire.kernels.cpu.packed_layout import packed_shape
 
 __all__ = ["in_fixed_point", "pack", "packed_embedding", "packed_linear", "set_bf16_form"]
 

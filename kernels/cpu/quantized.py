@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels import reference_quantized
-from kernels.cpu import grouped_layout
-from kernels.reference_quantized import int8_linear
+from pagewire.kernels.cpu import grouped_layout
+from pagewire.kernels.reference import products as reference_quantized
+from pagewire.kernels.reference.products import int8_linear
 
 __all__ = ["fp8_linear", "grouped_embedding", "grouped_linear", "int8_linear"]
 

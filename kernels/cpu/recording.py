@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels.cpu import implementation, library
+from pagewire.kernels.cpu import implementation, library
 
 __all__ = ["Memory", "NotRecorded", "Recorded", "Replay", "record"]
 

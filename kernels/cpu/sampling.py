@@ -1,4 +1,4 @@
-"""The sampling ops on the CPU, all rows at once, the way of the Triton kernels (`kernels.sampling`).
+"""The sampling ops on the CPU, all rows at once, the way of the Triton kernels (`kernels/triton/sampling`).
 
 Whole vocabularies are read by `TokenGroups` only: once for the maximum of each group of 128 token ids, and at most once
 a round for the masses of groups that matter. What is left is small, and numpy's: no OpenMP team has to meet.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.reference_sampling import GROUP_SIZE
+from pagewire.kernels.reference.sampling import GROUP_SIZE
 
 _INF = np.float32(np.inf)
 # SplitMix64, as in the reference; unsigned integers wrap and shift as it wants them

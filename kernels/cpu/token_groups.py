@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu import sampling
-from kernels.cpu.library import I, L, P, bind, dtype_code, from_python, threads_for
-from kernels.reference_sampling import GROUP_SIZE
+from pagewire.kernels.cpu import sampling
+from pagewire.kernels.cpu.library import I, L, P, bind, dtype_code, from_python, threads_for
+from pagewire.kernels.reference.sampling import GROUP_SIZE
 
 _LINES = (I, P, L, P, P, L, L)
 _group_maxima = bind("group_maxima", *_LINES, P, I)
@@ -18,7 +18,7 @@ _sample_greedy = bind("sample_greedy", I, P, L, L, L, P, P, P, L, P, P, P, I)
 
 
 class TokenGroups:
-    """See `kernels.cpu.sampling.TokenGroups`."""
+    """See `pagewire.kernels.cpu.sampling.TokenGroups`."""
 
     def __init__(self, logits: Tensor, lines: np.ndarray, scales: np.ndarray) -> None:
         self._logits = logits if logits.stride(1) == 1 else logits.contiguous()

@@ -1,7 +1,7 @@
 """Quantized weights: what they are (`weights`), and what they become on a device (`packed`)."""
 
-from kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack
-from kernels.quantized.weights import (
+from pagewire.kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack
+from pagewire.kernels.quantized.weights import (
     BITS,
     E4M3,
     FP8_BLOCK,

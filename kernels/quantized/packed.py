@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-import kernels
-from kernels.quantized.weights import ByteWeight, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight
+from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels.quantized.weights import ByteWeight, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight
 
 _grouped_linear = torch.ops.pagewire.grouped_linear.default
 _grouped_embedding = torch.ops.pagewire.grouped_embedding.default
@@ -21,7 +21,7 @@ _int8_linear = torch.ops.pagewire.int8_linear.default
 _fp8_linear = torch.ops.pagewire.fp8_linear.default
 
 # layout -> module with pack(GroupedWeight) -> PackedGrouped and unpack(PackedGrouped) -> GroupedWeight
-LAYOUTS = {"cpu": "kernels.cpu.grouped_layout", "cuda": "kernels.grouped_layout"}
+LAYOUTS = {"cpu": "pagewire.kernels.cpu.grouped_layout", "cuda": "pagewire.kernels.triton.products.grouped_layout"}
 
 
 class PackedWeight(Protocol):
@@ -115,7 +115,7 @@ class PackedFp8(_PackedBytes):
 def pack(weight: QuantizedWeight) -> PackedWeight:
     """Rearranges a weight for the kernels of the device that it is on."""
     device = weight.codes.device if isinstance(weight, GroupedWeight) else weight.weight.device
-    layout = "cuda" if device.type == "cuda" or kernels.cpu_backend() == "triton" else "cpu"
+    layout = "cuda" if device.type == "cuda" or cpu_backend() == "triton" else "cpu"
     if layout == "cpu" and not isinstance(weight, GroupedWeight):
         # Its kernels take activations more exactly than these formats do.
         return pack_grouped(weight.as_grouped(), layout)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.executor.layers import ops
+from pagewire.services.executor.layers import ops
 
 
 @dataclass(frozen=True)

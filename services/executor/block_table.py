@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.step import ProtocolError
-from services.executor.upload import upload
+from pagewire.services.executor.step import ProtocolError
+from pagewire.services.executor.upload import upload
 
 
 class BlockTable:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from protos.pagewire.v1 import common_pb2, executor_pb2
-from services.executor.startup import ExecutorInfo
-from services.executor.step import MAX_LOGPROBS, HostTokens, NewRequest, ProtocolError, RowSampling, Step, StepOutput
+from pagewire.services.executor.startup import ExecutorInfo
+from pagewire.services.executor.step import (
+    MAX_LOGPROBS,
+    HostTokens,
+    NewRequest,
+    ProtocolError,
+    RowSampling,
+    Step,
+    StepOutput,
+)
+from pagewire.v1 import common_pb2, executor_pb2
 
 
 def step_from_proto(message: executor_pb2.StepRequest) -> Step:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from services.executor.input_batch import BatchShape
+from pagewire.services.executor.input_batch import BatchShape
 
 Function = Callable[[], Tensor]
 

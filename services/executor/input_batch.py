@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.attention import AttentionMetadata
-from services.executor.block_table import BlockTable
-from services.executor.layers import ops
-from services.executor.request_state import RequestState
-from services.executor.step import ProtocolError, Step
-from services.executor.upload import upload_into
+from pagewire.services.executor.attention import AttentionMetadata
+from pagewire.services.executor.block_table import BlockTable
+from pagewire.services.executor.layers import ops
+from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.step import ProtocolError, Step
+from pagewire.services.executor.upload import upload_into
 
 PADDING_ROW = -1
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from services.executor.loader import Model
-from services.executor.memory import OutOfMemoryError, mib
+from pagewire.services.executor.loading.loader import Model
+from pagewire.services.executor.memory import OutOfMemoryError, mib
 
 FP8 = torch.float8_e4m3fn
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "fp8": FP8, "fp8_e4m3": FP8}

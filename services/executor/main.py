@@ -15,10 +15,10 @@ from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import resolve_model
-from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
-from services.executor.servicer import ExecutorServicer
-from services.executor.startup import ExecutorInfo, resolve_device, start_runner
-from services.executor.worker import DeviceError, Worker
+from pagewire.services.executor.servicer import ExecutorServicer
+from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
+from pagewire.services.executor.worker import DeviceError, Worker
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
 logger = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from typing import Any, Protocol
 
 import torch
 
-import kernels
 import pagewire
+from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
-from services.executor.cuda_graphs import Function, Graph, cuda_recorder
-from services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
-from services.executor.model_runner import ModelRunner
-from services.executor.step import MAX_LOGPROBS, RowSampling
+from pagewire.services.executor.cuda_graphs import Function, Graph, cuda_recorder
+from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.step import MAX_LOGPROBS, RowSampling
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def software_key() -> dict[str, Any]:
     """Our version, and when our code or tables changed last: a checkout changes without its version."""
-    folders = (Path(__file__).parent, Path(kernels.__file__).parent)
+    folders = (Path(__file__).parent, Path(kernel_ops.__file__).parents[1])
     files = (path for folder in folders for kind in ("*.py", "*.json") for path in folder.rglob(kind))
     changed = max(path.stat().st_mtime_ns for path in files)
     return {"pagewire": pagewire.__version__, "changed_ns": changed}

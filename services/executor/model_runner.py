@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from services.executor import kv_cache, stats
-from services.executor.block_table import BlockTable
-from services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
-from services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
-from services.executor.loader import Model
-from services.executor.request_state import RequestState
-from services.executor.sampler import SampledTokens, sample, sample_tokens
-from services.executor.step import NewRequest, PendingTokens, RowSampling, Step, StepOutput
+from pagewire.services.executor import kv_cache, stats
+from pagewire.services.executor.block_table import BlockTable
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
+from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
+from pagewire.services.executor.loading.loader import Model
+from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.sampler import SampledTokens, sample, sample_tokens
+from pagewire.services.executor.step import NewRequest, PendingTokens, RowSampling, Step, StepOutput
 
 DUMMY_SAMPLING = RowSampling(top_k=50, top_p=0.9)
 
@@ -59,7 +59,7 @@ class ModelRunner:
         attention_split_size: int = 0,
         graphs: Steps | None = None,
     ) -> None:
-        """kv_cache_dtype: by default the model's. attention_split_size: see `kernels.reference.paged_attention`.
+        """kv_cache_dtype: by default the model's. attention_split_size: see the reference of `paged_attention`.
 
         graphs: how steps are launched; by default eagerly, until `capture_graphs`.
         """

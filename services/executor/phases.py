@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from services.executor import stats
-from services.executor.memory import OutOfMemoryError
+from pagewire.services.executor import stats
+from pagewire.services.executor.memory import OutOfMemoryError
 
 
 class Phases:

@@ -12,9 +12,9 @@ import logging
 
 from torch import Tensor
 
-from kernels.cpu.recording import Memory, NotRecorded, Recorded, record
-from services.executor.cuda_graphs import Function
-from services.executor.input_batch import BatchShape
+from pagewire.kernels.cpu.recording import Memory, NotRecorded, Recorded, record
+from pagewire.services.executor.cuda_graphs import Function
+from pagewire.services.executor.input_batch import BatchShape
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.row_columns import RowColumns
-from services.executor.sampling_state import SamplingState, column_values
-from services.executor.step import NewRequest, ProtocolError
-from services.executor.upload import upload
+from pagewire.services.executor.row_columns import RowColumns
+from pagewire.services.executor.sampling_state import SamplingState, column_values
+from pagewire.services.executor.step import NewRequest, ProtocolError
+from pagewire.services.executor.upload import upload
 
 
 class RequestState:

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.upload import upload
+from pagewire.services.executor.upload import upload
 
 
 class RowColumns:
-    """What kernels know of each row; every column is [max_num_seqs]. Meanings: `kernels.reference`."""
+    """What kernels know of each row; every column is [max_num_seqs]. Meanings: `pagewire.kernels.reference`."""
 
     INTS = ("num_tokens", "num_computed_tokens", "num_prompt_tokens", "seed", "top_k")
     FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.executor.layers import ops
-from services.executor.row_columns import RowColumns
+from pagewire.services.executor.layers import ops
+from pagewire.services.executor.row_columns import RowColumns
 
 
 @dataclass(frozen=True)

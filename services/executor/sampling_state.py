@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.executor.sampler import LogitBias, LogprobsSelection, Penalties, SamplingExtras
-from services.executor.step import ProtocolError, RowSampling
-from services.executor.upload import upload
+from pagewire.services.executor.sampler import LogitBias, LogprobsSelection, Penalties, SamplingExtras
+from pagewire.services.executor.step import ProtocolError, RowSampling
+from pagewire.services.executor.upload import upload
 
 _NO_LOGPROBS = -1
 # Below it logits would overflow when they are divided; long before that only the most probable token is ever drawn.

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import grpc
 
 from pagewire.rpc import RpcError, cancel
-from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
-from services.executor import convert
-from services.executor.startup import ExecutorInfo
-from services.executor.step import ProtocolError
-from services.executor.worker import DeviceError, Session, Worker
+from pagewire.services.executor import convert
+from pagewire.services.executor.startup import ExecutorInfo
+from pagewire.services.executor.step import ProtocolError
+from pagewire.services.executor.worker import DeviceError, Session, Worker
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
 # None: the session was closed and all its results are there.
 _Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]

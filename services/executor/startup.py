@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-import kernels
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
+from pagewire.kernels.ops import cpu_backend
 from pagewire.process import release_unused_memory, usable_cores
-from services.executor import kv_cache, memory, memory_profile, stats
-from services.executor.capture_sizes import capture_sizes
-from services.executor.cuda_graphs import Steps
-from services.executor.loader import Model, load_model
-from services.executor.memory import MemoryProfile, mib
-from services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
-from services.executor.model_runner import Limits, ModelRunner
-from services.executor.phases import Phases
-from services.executor.warm_up import warm_up
-from services.executor.weights.identity import model_key
+from pagewire.services.executor import kv_cache, memory, memory_profile, stats
+from pagewire.services.executor.capture_sizes import capture_sizes
+from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.weights.identity import model_key
+from pagewire.services.executor.memory import MemoryProfile, mib
+from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
+from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.phases import Phases
+from pagewire.services.executor.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,9 @@ class Setup:
 
 
 def _recorded_steps(limits: Limits) -> Steps:
-    from services.executor.recorded_steps import RecordedSteps  # compiles the C++ kernels, which a GPU has no use for
+    from pagewire.services.executor.recorded_steps import (
+        RecordedSteps,  # compiles the C++ kernels, which a GPU has no use for
+    )
 
     return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens)
 
@@ -174,7 +176,7 @@ def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
 def _cpu_kernels() -> str:
     """Raises StartupError if the environment asks for kernels that there are not."""
     try:
-        return kernels.cpu_backend()
+        return cpu_backend()
     except ValueError as error:
         raise StartupError(str(error)) from error
 
@@ -187,7 +189,7 @@ def _check_model(model: Model, device: torch.device) -> None:
             f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {_MAX_HEAD_DIM}; this "
             f"model's have {config.head_dim}"
         )
-    if device.type == "cpu" and kernels.cpu_backend() == "triton" and config.dtype == torch.bfloat16:
+    if device.type == "cpu" and cpu_backend() == "triton" and config.dtype == torch.bfloat16:
         raise StartupError(
             "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
         )
@@ -221,7 +223,7 @@ def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> 
 
 def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
     """What stands for CUDA graphs on a CPU: it takes the C++ kernels, and a model that calls nothing else."""
-    return device.type == "cpu" and kernels.cpu_backend() == "cpp" and model.capturable and not config.enforce_eager
+    return device.type == "cpu" and cpu_backend() == "cpp" and model.capturable and not config.enforce_eager
 
 
 def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:

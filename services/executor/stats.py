@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire import telemetry
-from services.executor.step import Step
+from pagewire.services.executor.step import Step
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from services.executor.sampler import LogprobsTensors, SampledTokens
+from pagewire.services.executor.sampler import LogprobsTensors, SampledTokens
 
 # Most alternatives that a request may ask log probabilities of.
 MAX_LOGPROBS = 20

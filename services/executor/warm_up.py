@@ -6,8 +6,8 @@ from itertools import count, takewhile
 
 import torch
 
-from services.executor.memory_profile import COSTLY_SAMPLING
-from services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.memory_profile import COSTLY_SAMPLING
+from pagewire.services.executor.model_runner import Limits, ModelRunner
 
 
 def warm_up(runner: ModelRunner, device: torch.device) -> None:

@@ -17,11 +17,11 @@ from queue import SimpleQueue
 
 import torch
 
-from protos.pagewire.v1 import executor_pb2
-from services.executor import convert, stats
-from services.executor.model_runner import ModelRunner
-from services.executor.startup import ExecutorInfo
-from services.executor.step import ProtocolError, Step, StepOutput
+from pagewire.services.executor import convert, stats
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.startup import ExecutorInfo
+from pagewire.services.executor.step import ProtocolError, Step, StepOutput
+from pagewire.v1 import executor_pb2
 
 logger = logging.getLogger(__name__)
 

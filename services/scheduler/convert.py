@@ -4,11 +4,11 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from protos.pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
-from services.scheduler.news import News
-from services.scheduler.request import Request
-from services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
-from services.scheduler.step import ExecutorInfo, NewRequest, Step, StepClock, StepResult
+from pagewire.services.scheduler.news import News
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
+from pagewire.services.scheduler.step import ExecutorInfo, NewRequest, Step, StepClock, StepResult
+from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
 

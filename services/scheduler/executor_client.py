@@ -6,10 +6,10 @@ from typing import Protocol
 
 import grpc
 
+from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.step import ExecutorInfo, Step, StepClock, StepResult
 from pagewire.streams import Link
-from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
-from services.scheduler import convert
-from services.scheduler.step import ExecutorInfo, Step, StepClock, StepResult
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
 
 class ExecutorListener(Protocol):

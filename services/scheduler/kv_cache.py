@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block
-from services.scheduler.request import Request
+from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block
+from pagewire.services.scheduler.request import Request
 
 NO_BLOCKS: list[int] = []
 

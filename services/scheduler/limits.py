@@ -1,9 +1,9 @@
 """What fits into a step."""
 
 from pagewire.config import SchedulerConfig
-from services.scheduler.request import Request
-from services.scheduler.sampling_params import InvalidRequest
-from services.scheduler.step import ExecutorInfo
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.sampling_params import InvalidRequest
+from pagewire.services.scheduler.step import ExecutorInfo
 
 
 class StepLimits:

@@ -4,9 +4,9 @@ import asyncio
 
 from pagewire import rpc, telemetry
 from pagewire.config import SchedulerConfig
-from protos.pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.engine import Engine
-from services.scheduler.servicer import SchedulerServicer
+from pagewire.services.scheduler.engine import Engine
+from pagewire.services.scheduler.servicer import SchedulerServicer
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import grpc
 
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import scheduler_pb2
-from services.scheduler import convert
-from services.scheduler.engine import Engine, LiveRequest
-from services.scheduler.news import News, new_outbox
-from services.scheduler.request import FinishReason
+from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.engine import Engine, LiveRequest
+from pagewire.services.scheduler.news import News, new_outbox
+from pagewire.services.scheduler.request import FinishReason
+from pagewire.v1 import scheduler_pb2
 
 
 class Neighbour:

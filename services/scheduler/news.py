@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from pagewire.rpc import RpcError
+from pagewire.services.scheduler.request import FinishReason
 from pagewire.streams import Outbox
-from protos.pagewire.v1 import common_pb2
-from services.scheduler.request import FinishReason
+from pagewire.v1 import common_pb2
 
 # Tokens that may wait for a client of a call of its own; one that does not read at all is cut off.
 MAX_UNREAD = 32_768

@@ -4,8 +4,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
-from services.scheduler.kv_cache import KVCacheManager
-from services.scheduler.request import Request
+from pagewire.services.scheduler.kv_cache import KVCacheManager
+from pagewire.services.scheduler.request import Request
 
 # request, arrival number -> its place; unique, smaller first.
 Policy = Callable[[Request, int], tuple[int, int]]

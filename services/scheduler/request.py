@@ -3,11 +3,11 @@
 import enum
 from typing import TYPE_CHECKING
 
-from services.scheduler.sampling_params import InvalidRequest, SamplingParams, check_token_ids
+from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams, check_token_ids
 
 if TYPE_CHECKING:
-    from services.scheduler.block_pool import Block
-    from services.scheduler.step import ExecutorInfo
+    from pagewire.services.scheduler.block_pool import Block
+    from pagewire.services.scheduler.step import ExecutorInfo
 
 
 class RequestStatus(enum.Enum):

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from pagewire.config import SchedulerConfig
-from services.scheduler.kv_cache import KVCacheManager
-from services.scheduler.limits import StepLimits
-from services.scheduler.policy import POLICIES, WaitingQueue, by_order, has_priority, num_victims
-from services.scheduler.request import FinishReason, Request, RequestStatus
-from services.scheduler.sampling_params import InvalidRequest
-from services.scheduler.step import ExecutorInfo, NewRequest, Outputs, ProtocolError, Step, StepResult
-from services.scheduler.suspicion import Quarantine, charge, is_suspect
+from pagewire.services.scheduler.kv_cache import KVCacheManager
+from pagewire.services.scheduler.limits import StepLimits
+from pagewire.services.scheduler.policy import POLICIES, WaitingQueue, by_order, has_priority, num_victims
+from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
+from pagewire.services.scheduler.sampling_params import InvalidRequest
+from pagewire.services.scheduler.step import ExecutorInfo, NewRequest, Outputs, ProtocolError, Step, StepResult
+from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
 
 
 class QueueFull(Exception):

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import grpc
 
 from pagewire import rpc
-from protos.pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler import convert
-from services.scheduler.engine import Engine
-from services.scheduler.neighbour import Neighbour
-from services.scheduler.news import MAX_UNREAD, new_outbox
+from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.engine import Engine
+from pagewire.services.scheduler.neighbour import Neighbour
+from pagewire.services.scheduler.news import MAX_UNREAD, new_outbox
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):

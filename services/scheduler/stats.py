@@ -2,11 +2,11 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from pagewire.services.scheduler.pacing import Pacer
+from pagewire.services.scheduler.request import FinishReason
+from pagewire.services.scheduler.scheduler import Scheduler
+from pagewire.services.scheduler.step import StepClock
 from pagewire.telemetry import LATENCY_BUCKETS
-from services.scheduler.pacing import Pacer
-from services.scheduler.request import FinishReason
-from services.scheduler.scheduler import Scheduler
-from services.scheduler.step import StepClock
 
 _STEP_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 262144)

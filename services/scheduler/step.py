@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.scheduler.request import Request
-from services.scheduler.sampling_params import SamplingParams
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.sampling_params import SamplingParams
 
 
 class ProtocolError(Exception):

@@ -7,8 +7,8 @@ and ends. A request that brings down every executor thereby costs the others a p
 
 from collections.abc import Iterable
 
-from services.scheduler.request import Request, RequestStatus
-from services.scheduler.step import Step
+from pagewire.services.scheduler.request import Request, RequestStatus
+from pagewire.services.scheduler.step import Step
 
 # Executors lost in a row, without a token in between, while they ran the request.
 MAX_LOSSES = 3

@@ -6,10 +6,10 @@ import logging
 import grpc
 
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import inference_pb2
-from services.tokenizer import stats
-from services.tokenizer.delivery import MAX_UNREAD, Delta, News, Unread, new_response_box, unread_error
-from services.tokenizer.text_generator import LiveGeneration, TextGenerator
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.delivery import MAX_UNREAD, Delta, News, Unread, new_response_box, unread_error
+from pagewire.services.tokenizer.text_generator import LiveGeneration, TextGenerator
+from pagewire.v1 import inference_pb2
 
 logger = logging.getLogger(__name__)
 

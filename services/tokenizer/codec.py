@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.tokenizer.chat import Chat, ChatError, render_chat
-from services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.tokenizer.chat import Chat, ChatError, render_chat
+from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.streams import Outbox
-from protos.pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1 import common_pb2, inference_pb2
 
 # Tokens and log probabilities of one request that may wait unread. Far more than any reader in trouble needs; a
 # request's whole output usually fits.

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from protos.pagewire.v1 import inference_pb2
-from services.tokenizer.pool import TokenizerPool
-from services.tokenizer.prompts import adds_special_tokens, encode_prompt
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.prompts import adds_special_tokens, encode_prompt
+from pagewire.v1 import inference_pb2
 
 # Short texts that the event loop encodes in a row: a millisecond, which is what others wait then.
 MOST_AT_ONCE = 16

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import inference_pb2
-from services.tokenizer.client_requests import ClientRequests
-from services.tokenizer.delivery import Delta, Unread
-from services.tokenizer.text_generator import TextGenerator
+from pagewire.services.tokenizer.client_requests import ClientRequests
+from pagewire.services.tokenizer.delivery import Delta, Unread
+from pagewire.services.tokenizer.text_generator import TextGenerator
+from pagewire.v1 import inference_pb2
 
 # Tokens and log probabilities in one message: a few megabytes, where a message may have 64.
 MAX_PER_MESSAGE = 100_000

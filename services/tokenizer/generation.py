@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagewire.rpc import RpcError
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.delivery import Delta, News
+from pagewire.services.tokenizer.detokenizer import Detokenizers
+from pagewire.services.tokenizer.stop import StopChecker, StopHit
 from pagewire.telemetry import Span
-from protos.pagewire.v1 import common_pb2, inference_pb2
-from services.tokenizer import stats
-from services.tokenizer.delivery import Delta, News
-from services.tokenizer.detokenizer import Detokenizers
-from services.tokenizer.stop import StopChecker, StopHit
+from pagewire.v1 import common_pb2, inference_pb2
 
 STOP = common_pb2.FINISH_REASON_STOP
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from services.tokenizer.byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
-from services.tokenizer.gguf_pre_tokenizers import (
+from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
+from pagewire.services.tokenizer.gguf_pre_tokenizers import (
     ADDS_BOS,
     IGNORES_MERGES,
     is_default,

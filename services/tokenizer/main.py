@@ -13,13 +13,13 @@ from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.models import default_served_name, resolve_model
 from pagewire.process import release_unused_memory
-from protos.pagewire.v1 import inference_pb2, inference_pb2_grpc
-from services.tokenizer.chat import read_template
-from services.tokenizer.codec import CodecSource
-from services.tokenizer.pool import TokenizerPool
-from services.tokenizer.scheduler_link import SchedulerLink
-from services.tokenizer.servicer import InferenceServicer
-from services.tokenizer.text_generator import TextGenerator
+from pagewire.services.tokenizer.chat import read_template
+from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.scheduler_link import SchedulerLink
+from pagewire.services.tokenizer.servicer import InferenceServicer
+from pagewire.services.tokenizer.text_generator import TextGenerator
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pagewire.process import usable_cores
-from services.tokenizer import stats
-from services.tokenizer.chat import Chat
-from services.tokenizer.codec import Codec, CodecSource
-from services.tokenizer.worker import WorkerDiedError, WorkerProcess
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.chat import Chat
+from pagewire.services.tokenizer.codec import Codec, CodecSource
+from pagewire.services.tokenizer.worker import WorkerDiedError, WorkerProcess
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import inference_pb2
-from services.tokenizer.chat import Chat, ChatError
-from services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.chat import Chat, ChatError
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.v1 import inference_pb2
 
 
 async def encode_prompt(

@@ -12,9 +12,9 @@ from typing import Protocol
 import grpc
 
 from pagewire.rpc import RpcError
+from pagewire.services.tokenizer import stats
 from pagewire.streams import Link
-from protos.pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.tokenizer import stats
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
 

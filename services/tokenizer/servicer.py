@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import grpc
 
 from pagewire import rpc
-from protos.pagewire.v1 import inference_pb2, inference_pb2_grpc
-from services.tokenizer.client_requests import ClientRequests
-from services.tokenizer.delivery import Delta
-from services.tokenizer.gateway_session import GatewaySession
-from services.tokenizer.prompts import encode_prompt
-from services.tokenizer.text_generator import TextGenerator
+from pagewire.services.tokenizer.client_requests import ClientRequests
+from pagewire.services.tokenizer.delivery import Delta
+from pagewire.services.tokenizer.gateway_session import GatewaySession
+from pagewire.services.tokenizer.prompts import encode_prompt
+from pagewire.services.tokenizer.text_generator import TextGenerator
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 _ONLY = 0  # the number of a unary call's request
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import grpc
 
 from pagewire.rpc import RpcError
+from pagewire.services.tokenizer.detokenizer import Detokenizers
+from pagewire.services.tokenizer.encoder import PromptEncoder
+from pagewire.services.tokenizer.generation import Deliver, Generation, OutputOptions, generate_span
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.prompts import invalid
+from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.telemetry import Span
-from protos.pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
-from services.tokenizer.detokenizer import Detokenizers
-from services.tokenizer.encoder import PromptEncoder
-from services.tokenizer.generation import Deliver, Generation, OutputOptions, generate_span
-from services.tokenizer.pool import TokenizerPool
-from services.tokenizer.prompts import invalid
-from services.tokenizer.scheduler_link import SchedulerLink
+from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 
 # Each is looked for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024

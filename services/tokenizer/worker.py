@@ -6,7 +6,7 @@ import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
-from services.tokenizer.codec import Codec, CodecSource
+from pagewire.services.tokenizer.codec import Codec, CodecSource
 
 logger = logging.getLogger(__name__)
 

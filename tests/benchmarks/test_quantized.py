@@ -23,7 +23,7 @@ from benchmarks.gpu.product_inputs import Fp8, Grouped, Int8, Weights
 from benchmarks.gpu.quantized import ProductTable
 from benchmarks.gpu.report import Budget, Report
 from benchmarks.gpu.table import Measured
-from services.executor.quantization.awq import GemmFormat
+from pagewire.services.executor.loading.quantization.awq import GemmFormat
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(copy=4.3e12, read=4.3e12, matmul=790e12)

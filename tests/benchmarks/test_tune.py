@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.gpu.report import Budget
 from benchmarks.kernels import tune
-from kernels import tuning
+from pagewire.kernels import tuning
 
 CPU = torch.device("cpu")
 PREFILL = "prefill_attention"

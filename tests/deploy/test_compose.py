@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagewire import flags
-from protos.pagewire.v1 import executor_pb2, inference_pb2, scheduler_pb2
+from pagewire.v1 import executor_pb2, inference_pb2, scheduler_pb2
 from tests.deploy.stack_files import (
     COMPOSE,
     CONFIGURATIONS,

@@ -83,13 +83,14 @@ assert app in pathlib.Path(module.__file__).parents, module.__file__
 def test_image_holds_the_folders_that_its_service_imports(name, tmp_path):
     for source, destination in targets()[name].copied():
         if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, tmp_path / destination, ignore=shutil.ignore_patterns("__pycache__"))
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, tmp_path / destination, symlinks=True, ignore=ignored)
         else:
             (tmp_path / destination).mkdir(exist_ok=True)
             shutil.copy(ROOT / source, tmp_path / destination)
     folder = "gateway" if name == "gateway" else f"services/{name}"
     assert (tmp_path / folder).is_dir()
-    module = folder.replace("/", ".") + ".main"
+    module = f"pagewire.{folder.replace('/', '.')}.main"
     finished = subprocess.run(
         [sys.executable, "-P", "-c", START, tmp_path, ROOT, module],
         cwd=tmp_path,

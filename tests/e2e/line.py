@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI
 
 from pagewire import rpc
-from protos.pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 REPOSITORY = Path(__file__).parents[2]
 FULL_NAMES = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from protos.pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1 import common_pb2, inference_pb2
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from gateway import main
 from pagewire.config import GatewayConfig
+from pagewire.gateway import main
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
 

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from pagewire import rpc
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
-from protos.pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz é漢"
 DEFAULT_MAX_TOKENS = 24

@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway import docs, main
 from pagewire import __version__, telemetry
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
+from pagewire.gateway import docs, main
 from pagewire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
@@ -105,7 +105,7 @@ def test_runs_without_torch_transformers_and_the_services() -> None:
     code = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'tokenizers', 'services', 'kernels'): sys.modules[name] = None\n"
-        "import gateway.main"
+        "import pagewire.gateway.main"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
@@ -169,7 +169,7 @@ async def test_a_path_cannot_forge_log_lines(client: httpx.AsyncClient, caplog: 
 
 
 def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "gateway.edge"]
+    return [record for record in caplog.records if record.name == "pagewire.gateway.edge"]
 
 
 async def test_trace_context_passes_through(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

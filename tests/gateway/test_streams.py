@@ -154,7 +154,7 @@ async def test_client_that_does_not_read_is_aborted_and_delays_nobody(fake: Fake
 async def test_client_that_never_reads_is_cut_off(
     fake: FakeTokenizer, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.main.UNREAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pagewire.gateway.main.UNREAD_TIMEOUT_S", 0.3)
     async with running_gateway(address, send_buffer=16 * 1024) as client, lazy_client(fake, client):
         await eventually(lambda: fake.aborted == ["lazy"])
         await eventually(lambda: REGISTRY.get_sample_value("pagewire:http_requests_in_flight") == 0)
@@ -274,7 +274,7 @@ async def test_new_requests_wait_for_a_tokenizer_that_is_away(
 async def test_calls_wait_for_a_tokenizer_no_longer_than_a_moment(
     client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.app.AWAY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("pagewire.gateway.app.AWAY_TIMEOUT_S", 0.2)
     await fake.stop()
     response = await client.get("/v1/models")
     assert response.status_code == 503

@@ -1,10 +1,10 @@
-"""Random grouped weights in all forms that `kernels.quantized.weights.GroupedWeight` has."""
+"""Random grouped weights in all forms that `pagewire.kernels.quantized.weights.GroupedWeight` has."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.quantized.weights import SUPER_SIZE, GroupedWeight
+from pagewire.kernels.quantized.weights import SUPER_SIZE, GroupedWeight
 
 # As checkpoints have them: GPTQ, AWQ, Q4_1, bf16 checkpoints, K-quants.
 FORMS = ("symmetric", "zeros", "minimums", "fp32", "fp32 zeros", "supers", "super minimums")

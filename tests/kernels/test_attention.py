@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import reference
-from kernels.cpu import fallback, native
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import fallback, native
 from tests.kernels.batches import Batch, make_batch
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

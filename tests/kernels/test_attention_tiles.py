@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kernels import reference
-from kernels.cpu import native
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import native
 from tests.kernels.batches import Batch, make_batch
 
 TOLERANCE = 2e-2  # of bf16

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels import cpu
-from kernels.cpu import build
+from pagewire.kernels import cpu
+from pagewire.kernels.cpu import build
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from kernels import fp8_weights
+from pagewire.kernels.triton.products import fp8_weights
 from tests.kernels.ptx import halves, run
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from kernels import grouped_gemv, grouped_layout, grouped_tile
-from kernels.quantized.weights import BITS, GroupedWeight
+from pagewire.kernels.quantized.weights import BITS, GroupedWeight
+from pagewire.kernels.triton.products import grouped_gemv, grouped_layout, grouped_tile
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.ptx import halves, register_of, run, single
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import reference
-from kernels.cpu import fallback, native
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import fallback, native
 from tests.kernels.batches import make_heads
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.

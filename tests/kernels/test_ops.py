@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-import kernels
-from kernels import reference
-from kernels.cpu import fallback, native, packed_layout
-from kernels.quantized import GroupedWeight
-from kernels.quantized.packed import pack_grouped
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import fallback, native, packed_layout
+from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels.quantized import GroupedWeight
+from pagewire.kernels.quantized.packed import pack_grouped
 from tests.kernels.batches import StepRows, make_batch, make_heads, make_step
 from tests.kernels.sampling_batches import Row, SamplingBatch, random_logits
 
@@ -140,7 +140,7 @@ def comparable(*values: object) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", list(op_arguments()))
 def test_registered_op_is_the_reference(name: str) -> None:
-    assert kernels.cpu_backend() == "cpp"
+    assert cpu_backend() == "cpp"
     actual_args, expected_args = op_arguments()[name], op_arguments()[name]
     for actual, expected in zip(actual_args, expected_args, strict=True):
         if isinstance(actual, torch.Tensor):

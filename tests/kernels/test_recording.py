@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels
+from pagewire.kernels.ops import cpu_backend
 
-if kernels.cpu_backend() != "cpp":
+if cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
-from kernels.cpu.recording import Memory, NotRecorded, record
+from pagewire.kernels.cpu.recording import Memory, NotRecorded, record
 from tests.kernels.sampling_batches import Row, SamplingBatch
 
 ops = torch.ops.pagewire

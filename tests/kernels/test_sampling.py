@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference
-from kernels.cpu import fallback, native
-from kernels.reference_sampling import GROUP_SIZE, gumbel_noise
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import fallback, native
+from pagewire.kernels.reference.sampling import GROUP_SIZE, gumbel_noise
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
     Row,

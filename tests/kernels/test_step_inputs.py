@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import reference
-from kernels.cpu import native
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import native
 from tests.kernels.batches import StepRows, make_step
 
 BLOCK_SIZE, MAX_NUM_SEQS = StepRows.BLOCK_SIZE, StepRows.MAX_NUM_SEQS

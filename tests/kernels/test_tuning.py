@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import tuning
-from kernels.tuning import KERNELS, lookup
+from pagewire.kernels import tuning
+from pagewire.kernels.tuning import KERNELS, lookup
 
 ARCHITECTURES = (80, 89, 90)
 # No fp8 is multiplied on sm_80.

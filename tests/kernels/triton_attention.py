@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import decode_attention, paged_attention, reference, split_kv
+from pagewire.kernels import reference
+from pagewire.kernels.triton.attention import decode_attention, paged_attention, split_kv
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.interpreted import run_cases
 

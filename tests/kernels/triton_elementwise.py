@@ -18,7 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import activation, fp8, kv_cache, norm, reference, rotary
+from pagewire.kernels import reference
+from pagewire.kernels.triton.attention import kv_cache, rotary
+from pagewire.kernels.triton.elementwise import activation, norm
+from pagewire.kernels.triton.products import fp8
 from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}

@@ -19,9 +19,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from kernels import grouped_gemm, grouped_layout, grouped_linear, reference_quantized, split_kv, tuning
-from kernels.quantized.packed import PackedGrouped
-from kernels.quantized.weights import BITS
+from pagewire.kernels import tuning
+from pagewire.kernels.quantized.packed import PackedGrouped
+from pagewire.kernels.quantized.weights import BITS
+from pagewire.kernels.reference import products as reference_quantized
+from pagewire.kernels.triton.attention import split_kv
+from pagewire.kernels.triton.products import grouped_gemm, grouped_layout, grouped_linear
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.interpreted import run_cases
 
@@ -110,7 +113,7 @@ def split_case(path: str) -> None:
     for tiles in (1, 3, 8):
         with (
             mock.patch.object(grouped_gemm, "tiles_of_split", lambda *_, tiles=tiles: tiles),
-            mock.patch("kernels.grouped_gemv.tiles_of_split", lambda *_, tiles=tiles: tiles),
+            mock.patch("pagewire.kernels.triton.products.grouped_gemv.tiles_of_split", lambda *_, tiles=tiles: tiles),
             configured(**PATHS[path]),
         ):
             results.append(multiply(x, packed, None))

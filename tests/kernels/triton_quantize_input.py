@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels import fp8_weights, quantize_input
-from kernels.quantized.weights import Fp8Weight
+from pagewire.kernels.quantized.weights import Fp8Weight
+from pagewire.kernels.triton.products import fp8_weights, quantize_input
 from tests.kernels.interpreted import run_cases
 
 F32, F16, FP8, INT8 = torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8

@@ -17,7 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels import logprobs, penalties, reference, sampling
+from pagewire.kernels import reference
+from pagewire.kernels.triton.sampling import logprobs, penalties, sampling
 from tests.kernels.interpreted import run_cases
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,

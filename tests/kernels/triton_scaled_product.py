@@ -19,9 +19,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from kernels import fp8_linear, int8_linear, scaled_product, tuning
-from kernels import reference_quantized as reference
-from kernels.split_kv import arrival_counters
+from pagewire.kernels import tuning
+from pagewire.kernels.reference import products as reference
+from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.products import fp8_linear, int8_linear, scaled_product
 from tests.kernels.interpreted import run_cases
 from tests.kernels.triton_quantize_input import F16, F32, FP8, INT8, NAN, fp8_weight, tokens_of
 

@@ -12,7 +12,7 @@ from pagewire import process
 process.spare_grpc_threads()
 
 from pagewire import rpc  # noqa: E402  gRPC reads its settings when it is imported
-from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc  # noqa: E402
+from pagewire.v1 import admin_pb2, admin_pb2_grpc  # noqa: E402
 
 
 async def main(num_calls: int, address: str) -> None:

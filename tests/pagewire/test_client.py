@@ -15,7 +15,7 @@ import pytest
 from pagewire import rpc
 from pagewire.client import Client
 from pagewire.rpc import RpcError
-from protos.pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pagewire import rpc
-from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
 
 class _Endless(executor_pb2_grpc.ExecutorServiceServicer):

@@ -17,17 +17,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from pagewire import cli
 from pagewire.errors import StartupError
-from quantize import command, output
-from quantize.config import QuantizeConfig
-from quantize.decoder import Decoder
-from quantize.gptq import GptqOptions
-from quantize.grid import Grid
-from quantize.layer import LayerQuantizer, Method
-from quantize.output import CheckpointWriter
-from quantize.source import Source
-from quantize.texts import bundled_documents, held_out, read_documents, sequences
-from services.tokenizer.byte_alphabet import BYTE_TO_CHAR
-from services.tokenizer.loading import load_tokenizer
+from pagewire.quantize import command, output
+from pagewire.quantize.config import QuantizeConfig
+from pagewire.quantize.decoder import Decoder
+from pagewire.quantize.gptq import GptqOptions
+from pagewire.quantize.grid import Grid
+from pagewire.quantize.layer import LayerQuantizer, Method
+from pagewire.quantize.output import CheckpointWriter
+from pagewire.quantize.source import Source
+from pagewire.quantize.texts import bundled_documents, held_out, read_documents, sequences
+from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR
+from pagewire.services.tokenizer.loading import load_tokenizer
 from tests.quantize.test_quantize_layouts import decode_awq, decode_gptq
 from tests.services.executor.test_models import save_tiny
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
-from quantize.grid import Grid
-from quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
+from pagewire.kernels.quantized import GroupedWeight
+from pagewire.quantize.grid import Grid
+from pagewire.quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
 
 _SHIFT_OF_COLUMN = [0, 16, 4, 20, 8, 24, 12, 28]  # AutoAWQ: bit at which column 0..7 of a word begins
 

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.pagewire.v1 import admin_pb2 as protos_dot_pagewire_dot_v1_dot_admin__pb2
+from pagewire.v1 import admin_pb2 as pagewire_dot_v1_dot_admin__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/pagewire/v1/admin_pb2_grpc.py depends on'
+        + ' but the generated code in pagewire/v1/admin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,8 +37,8 @@ class AdminServiceStub:
         """
         self.GetMetrics = channel.unary_unary(
                 '/pagewire.v1.AdminService/GetMetrics',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
 
 
@@ -58,8 +58,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMetrics,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,8 +88,8 @@ class AdminService:
             request,
             target,
             '/pagewire.v1.AdminService/GetMetrics',
-            protos_dot_pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
+            pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.pagewire.v1 import executor_pb2 as protos_dot_pagewire_dot_v1_dot_executor__pb2
+from pagewire.v1 import executor_pb2 as pagewire_dot_v1_dot_executor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/pagewire/v1/executor_pb2_grpc.py depends on'
+        + ' but the generated code in pagewire/v1/executor_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -38,13 +38,13 @@ class ExecutorServiceStub:
         """
         self.Describe = channel.unary_unary(
                 '/pagewire.v1.ExecutorService/Describe',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.DescribeResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.Execute = channel.stream_stream(
                 '/pagewire.v1.ExecutorService/Execute',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.StepRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.StepResult.FromString,
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.StepRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.StepResult.FromString,
                 _registered_method=True)
 
 
@@ -73,13 +73,13 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.DescribeRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.DescribeResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.DescribeRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.DescribeResponse.SerializeToString,
             ),
             'Execute': grpc.stream_stream_rpc_method_handler(
                     servicer.Execute,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.StepRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_executor__pb2.StepResult.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.StepRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.StepResult.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -109,8 +109,8 @@ class ExecutorService:
             request,
             target,
             '/pagewire.v1.ExecutorService/Describe',
-            protos_dot_pagewire_dot_v1_dot_executor__pb2.DescribeRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_executor__pb2.DescribeResponse.FromString,
+            pagewire_dot_v1_dot_executor__pb2.DescribeRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -136,8 +136,8 @@ class ExecutorService:
             request_iterator,
             target,
             '/pagewire.v1.ExecutorService/Execute',
-            protos_dot_pagewire_dot_v1_dot_executor__pb2.StepRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_executor__pb2.StepResult.FromString,
+            pagewire_dot_v1_dot_executor__pb2.StepRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.StepResult.FromString,
             options,
             channel_credentials,
             insecure,

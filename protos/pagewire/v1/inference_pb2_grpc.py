@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.pagewire.v1 import inference_pb2 as protos_dot_pagewire_dot_v1_dot_inference__pb2
+from pagewire.v1 import inference_pb2 as pagewire_dot_v1_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/pagewire/v1/inference_pb2_grpc.py depends on'
+        + ' but the generated code in pagewire/v1/inference_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,28 +37,28 @@ class InferenceServiceStub:
         """
         self.Generate = channel.unary_stream(
                 '/pagewire.v1.InferenceService/Generate',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/pagewire.v1.InferenceService/Tokenize',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
         self.Detokenize = channel.unary_unary(
                 '/pagewire.v1.InferenceService/Detokenize',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/pagewire.v1.InferenceService/ListModels',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/pagewire.v1.InferenceService/Connect',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ConnectResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.ConnectResponse.FromString,
                 _registered_method=True)
 
 
@@ -107,28 +107,28 @@ def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Detokenize,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ConnectRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_inference__pb2.ConnectResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.ConnectRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.ConnectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -157,8 +157,8 @@ class InferenceService:
             request,
             target,
             '/pagewire.v1.InferenceService/Generate',
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -184,8 +184,8 @@ class InferenceService:
             request,
             target,
             '/pagewire.v1.InferenceService/Tokenize',
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -211,8 +211,8 @@ class InferenceService:
             request,
             target,
             '/pagewire.v1.InferenceService/Detokenize',
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -238,8 +238,8 @@ class InferenceService:
             request,
             target,
             '/pagewire.v1.InferenceService/ListModels',
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -265,8 +265,8 @@ class InferenceService:
             request_iterator,
             target,
             '/pagewire.v1.InferenceService/Connect',
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_inference__pb2.ConnectResponse.FromString,
+            pagewire_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.ConnectResponse.FromString,
             options,
             channel_credentials,
             insecure,

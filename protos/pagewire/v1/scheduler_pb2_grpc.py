@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.pagewire.v1 import scheduler_pb2 as protos_dot_pagewire_dot_v1_dot_scheduler__pb2
+from pagewire.v1 import scheduler_pb2 as pagewire_dot_v1_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/pagewire/v1/scheduler_pb2_grpc.py depends on'
+        + ' but the generated code in pagewire/v1/scheduler_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,23 +37,23 @@ class SchedulerServiceStub:
         """
         self.Generate = channel.unary_stream(
                 '/pagewire.v1.SchedulerService/Generate',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateResponse.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/pagewire.v1.SchedulerService/Abort',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
                 _registered_method=True)
         self.GetLoad = channel.unary_unary(
                 '/pagewire.v1.SchedulerService/GetLoad',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/pagewire.v1.SchedulerService/Connect',
-                request_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.SerializeToString,
-                response_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.FromString,
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.FromString,
                 _registered_method=True)
 
 
@@ -94,23 +94,23 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.SerializeToString,
             ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
-                    request_deserializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.FromString,
-                    response_serializer=protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.SerializeToString,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -139,8 +139,8 @@ class SchedulerService:
             request,
             target,
             '/pagewire.v1.SchedulerService/Generate',
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateResponse.FromString,
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceGenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -166,8 +166,8 @@ class SchedulerService:
             request,
             target,
             '/pagewire.v1.SchedulerService/Abort',
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
+            pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -193,8 +193,8 @@ class SchedulerService:
             request,
             target,
             '/pagewire.v1.SchedulerService/GetLoad',
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
+            pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -220,8 +220,8 @@ class SchedulerService:
             request_iterator,
             target,
             '/pagewire.v1.SchedulerService/Connect',
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.SerializeToString,
-            protos_dot_pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.FromString,
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.executor.layers.placement import Placement
-from services.executor.layers.weights import Dense, NotLoaded, PackedDense, PackedGrouped, PackedWeight, Shard
-from services.executor.model_config import ModelLoadError
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedDense, PackedGrouped, PackedWeight, Shard
+from pagewire.services.executor.loading.model_config import ModelLoadError
 
 
 class Embedding:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from services.executor.layers.placement import Placement
-from services.executor.layers.weights import Dense, NotLoaded, PackedWeight, Shard, Stacked
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedWeight, Shard, Stacked
 
 
 class Linear:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from services.executor.layers import ops
-from services.executor.layers.linear import Linear
-from services.executor.layers.placement import Placement
-from services.executor.layers.weights import WeightModule
-from services.executor.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.layers import ops
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weights import WeightModule
+from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError
 
 _GATED_ACTIVATIONS = {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
 

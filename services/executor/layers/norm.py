@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from services.executor.layers import ops
-from services.executor.layers.placement import Placement
+from pagewire.services.executor.layers import ops
+from pagewire.services.executor.layers.placement import Placement
 
 
 class RMSNorm:

@@ -2,7 +2,7 @@
 
 import torch
 
-import kernels  # noqa: F401  (registers the ops)
+import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 
 paged_attention = torch.ops.pagewire.paged_attention.default
 store_kv = torch.ops.pagewire.store_kv.default

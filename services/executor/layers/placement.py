@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from services.executor.quantization import Quantization, WeightFormat
+from pagewire.services.executor.loading.quantization import Quantization, WeightFormat
 
 
 @dataclass(frozen=True)

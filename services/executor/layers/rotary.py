@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from services.executor.model_config import ModelConfig, RopeConfig
+from pagewire.services.executor.loading.model_config import ModelConfig, RopeConfig
 
 
 class RotaryEmbedding:

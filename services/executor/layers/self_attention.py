@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from services.executor.attention import AttentionMetadata, PagedAttention
-from services.executor.layers import ops
-from services.executor.layers.linear import Linear
-from services.executor.layers.norm import RMSNorm
-from services.executor.layers.placement import Placement
-from services.executor.layers.rotary import RotaryEmbedding
-from services.executor.layers.weights import WeightModule
-from services.executor.model_config import ModelConfig
+from pagewire.services.executor.attention import AttentionMetadata, PagedAttention
+from pagewire.services.executor.layers import ops
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.norm import RMSNorm
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.weights import WeightModule
+from pagewire.services.executor.loading.model_config import ModelConfig
 
 
 class SelfAttention:

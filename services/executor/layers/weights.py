@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.quantized import PackedGrouped, PackedWeight
-from services.executor.layers import ops
-from services.executor.quantization import WeightFormat
+from pagewire.kernels.quantized import PackedGrouped, PackedWeight
+from pagewire.services.executor.layers import ops
+from pagewire.services.executor.loading.quantization import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """A bfloat16 weight in the layout of the CPU's kernels, `kernels.cpu.packed_layout`."""
+    """A bfloat16 weight in the layout of the CPU's kernels, `pagewire.kernels.cpu.packed_layout`."""
 
     shape: tuple[int, int]  # [out_features, in_features]
     tensor: Tensor

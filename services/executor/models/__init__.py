@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from services.executor.model_config import ModelConfig
-from services.executor.models.llama import llama_config, mistral_config
-from services.executor.models.qwen2 import qwen2_config
-from services.executor.models.qwen3 import qwen3_config
+from pagewire.services.executor.loading.model_config import ModelConfig
+from pagewire.services.executor.models.llama import llama_config, mistral_config
+from pagewire.services.executor.models.qwen2 import qwen2_config
+from pagewire.services.executor.models.qwen3 import qwen3_config
 
 ARCHITECTURES: dict[str, Callable[[Mapping[str, Any], torch.dtype], ModelConfig]] = {
     "LlamaForCausalLM": llama_config,

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from services.executor.attention import AttentionMetadata, PagedAttention
-from services.executor.layers.embedding import Embedding
-from services.executor.layers.linear import Linear
-from services.executor.layers.mlp import GatedMLP
-from services.executor.layers.norm import RMSNorm
-from services.executor.layers.placement import Placement
-from services.executor.layers.rotary import RotaryEmbedding
-from services.executor.layers.self_attention import SelfAttention
-from services.executor.layers.weights import WeightModule
-from services.executor.model_config import ModelConfig
-from services.executor.quantization import Quantization
+from pagewire.services.executor.attention import AttentionMetadata, PagedAttention
+from pagewire.services.executor.layers.embedding import Embedding
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.mlp import GatedMLP
+from pagewire.services.executor.layers.norm import RMSNorm
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.self_attention import SelfAttention
+from pagewire.services.executor.layers.weights import WeightModule
+from pagewire.services.executor.loading.model_config import ModelConfig
+from pagewire.services.executor.loading.quantization import Quantization
 
 
 class DecoderLayer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.executor.model_config import ModelConfig, decoder_config, required
+from pagewire.services.executor.loading.model_config import ModelConfig, decoder_config, required
 
 
 def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:

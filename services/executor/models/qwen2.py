@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.executor.model_config import ModelConfig, decoder_config, layer_windows
+from pagewire.services.executor.loading.model_config import ModelConfig, decoder_config, layer_windows
 
 
 def qwen2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:

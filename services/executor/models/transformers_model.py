@@ -17,13 +17,13 @@ from transformers.utils import ModelOutput
 from transformers.utils import logging as transformers_logging
 
 from pagewire.errors import StartupError
-from services.executor import memory
-from services.executor.attention import AttentionMetadata, PagedAttention
-from services.executor.checkpoint import DirectoryCheckpoint, GgufCheckpoint
-from services.executor.model_config import ModelConfig, ModelLoadError, token_ids
-from services.executor.models import ARCHITECTURES
-from services.executor.weights.kv_scales import is_attention_scale
-from services.executor.weights.safetensors import SafetensorsSource
+from pagewire.services.executor import memory
+from pagewire.services.executor.attention import AttentionMetadata, PagedAttention
+from pagewire.services.executor.loading.checkpoint import DirectoryCheckpoint, GgufCheckpoint
+from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError, token_ids
+from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
+from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
+from pagewire.services.executor.models import ARCHITECTURES
 
 _ATTENTION_NAME = "pagewire_paged"
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")

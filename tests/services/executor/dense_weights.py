@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cpu import packed_layout
-from services.executor.layers.weights import Dense, PackedDense, PackedWeight
-from services.executor.models.decoder import DecoderModel
+from pagewire.kernels.cpu import packed_layout
+from pagewire.services.executor.layers.weights import Dense, PackedDense, PackedWeight
+from pagewire.services.executor.models.decoder import DecoderModel
 
 
 def matrix(part: PackedWeight) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from services.executor.memory import DeviceMemory
+from pagewire.services.executor.memory import DeviceMemory
 
 
 class FakeMeter:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.executor.attention import AttentionMetadata
-from services.executor.loader import Model
+from pagewire.services.executor.attention import AttentionMetadata
+from pagewire.services.executor.loading.loader import Model
 
 BLOCK_SIZE = 4
 

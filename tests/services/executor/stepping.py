@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.executor import stats
-from services.executor.loader import Model, load_model
-from services.executor.model_runner import Limits, ModelRunner
-from services.executor.models.decoder import DecoderModel
-from services.executor.step import HostTokens, NewRequest, RowSampling, Step, StepOutput
+from pagewire.services.executor import stats
+from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.step import HostTokens, NewRequest, RowSampling, Step, StepOutput
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8

@@ -1,6 +1,6 @@
 """Which decode steps are captured; what is refused is in test_startup.py."""
 
-from services.executor.capture_sizes import capture_sizes
+from pagewire.services.executor.capture_sizes import capture_sizes
 
 
 def test_default_capture_sizes():

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from pagewire.errors import StartupError
 from pagewire.gguf import GgufError, read_header
-from services.executor.loader import load_model
-from services.executor.weights.gguf_file import GgufFile
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from tests.gguf_bytes import Entry, header, number_fields, string
 from tests.limited_memory import address_space, python_peak
 from tests.services.executor.test_gguf import tiny_model

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from pagewire.errors import StartupError
-from services.executor.loader import load_model
-from services.executor.weights.safetensors import SafetensorsSource
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from tests.limited_memory import address_space
 from tests.services.executor.test_models import CPU, save_tiny
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.executor.cuda_graphs import Function
-from services.executor.model_runner import ModelRunner
-from services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.cuda_graphs import Function
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.stepping import (
     CPU,
     LIMITS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.perplexity import perplexity, text_windows
-from services.executor.loader import Model, load_model
+from pagewire.services.executor.loading.loader import Model, load_model
 
 TEXT = Path(__file__).parents[3] / "quantize" / "evaluation.txt"
 WINDOW = 128

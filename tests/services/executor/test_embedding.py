@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.quantized import Fp8Weight, GroupedWeight, PackedFp8, QuantizedWeight, pack
-from services.executor.layers.embedding import Embedding
-from services.executor.layers.placement import Placement
-from services.executor.model_config import ModelLoadError
-from services.executor.quantization.formats import TensorSpec
+from pagewire.kernels.quantized import Fp8Weight, GroupedWeight, PackedFp8, QuantizedWeight, pack
+from pagewire.services.executor.layers.embedding import Embedding
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.quantization.formats import TensorSpec
 
 
 class AnyFormat:

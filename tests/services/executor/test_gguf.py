@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from services.executor.loader import Model, load_model
-from services.executor.model_config import ModelLoadError
-from services.executor.models.decoder import DecoderModel
-from services.executor.weights import gguf as gguf_weights
-from services.executor.weights.gguf_file import GgufFile
+from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.weights import gguf as gguf_weights
+from pagewire.services.executor.loading.weights.gguf_file import GgufFile
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.dense_weights import padding_bytes
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.test_models import CPU, ROPE, TINY, assert_same_logits

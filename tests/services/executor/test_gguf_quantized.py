@@ -14,11 +14,11 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
-from kernels.quantized import PackedGrouped
-from services.executor.layers.weights import Dense
-from services.executor.loader import load_model
-from services.executor.model_config import ModelLoadError
-from services.executor.models.decoder import DecoderModel
+from pagewire.kernels.quantized import PackedGrouped
+from pagewire.services.executor.layers.weights import Dense
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.quantization.gguf_tensors import HALVES, random_weight
 from tests.services.executor.test_gguf import gguf_name, tiny_model, write_gguf

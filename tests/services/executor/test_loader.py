@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.executor.loader import Model, load_model
-from services.executor.model_config import ModelLoadError
-from services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.dense_weights import dense_tensors, padding_bytes
 from tests.services.executor.test_models import CPU, assert_same_logits, load, save_tiny
 

@@ -16,10 +16,10 @@ from pagewire import rpc
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.health import grpc_problem
-from protos.pagewire.v1 import executor_pb2, executor_pb2_grpc
-from services.executor import main
-from services.executor.model_runner import ModelRunner
-from services.executor.startup import ExecutorInfo, start_runner
+from pagewire.services.executor import main
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.startup import ExecutorInfo, start_runner
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from tests.services.executor.stepping import CPU, BrokenRunner, tiny_llama, write_tiny_llama
 
 SERVICE = "pagewire.v1.ExecutorService"
@@ -108,7 +108,7 @@ async def test_a_fatal_device_error_ends_the_process(
 def test_progress_is_a_log_line_twice_a_second(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
     progress = main.LoadProgress()
-    with caplog.at_level("INFO", logger="services.executor.main"):
+    with caplog.at_level("INFO", logger="pagewire.services.executor.main"):
         for percent in range(100):
             progress(percent / 100, f"layer {percent}")
     assert caplog.messages[0] == "loading 0.00 layer 0" and len(caplog.messages) < 10

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
-from services.executor import stats
-from services.executor.memory import resident_bytes
-from services.executor.startup import start_runner
+from pagewire.services.executor import stats
+from pagewire.services.executor.memory import resident_bytes
+from pagewire.services.executor.startup import start_runner
 from tests.services.executor.stepping import BLOCK_SIZE, Driver, prompt, write_tiny_llama
 
 MIB = 1 << 20

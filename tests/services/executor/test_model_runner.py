@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.model_runner import ModelRunner
-from services.executor.models.decoder import DecoderModel
-from services.executor.step import NewRequest, ProtocolError, RowSampling, Step
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.step import NewRequest, ProtocolError, RowSampling, Step
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
     CPU,

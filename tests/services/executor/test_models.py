@@ -11,11 +11,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from kernels import reference
-from services.executor.attention import PagedAttention
-from services.executor.layers.rotary import RotaryEmbedding
-from services.executor.loader import Model, load_model
-from services.executor.model_config import ModelConfig, ModelLoadError, RopeConfig
+from pagewire.kernels import reference
+from pagewire.services.executor.attention import PagedAttention
+from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError, RopeConfig
 from tests.services.executor.paged_batch import PagedBatch, mixed_batch_logits
 
 CPU = torch.device("cpu")
@@ -279,7 +279,7 @@ def test_rope_that_depends_on_the_batch_is_refused_beyond_its_unscaled_length(tm
 def test_our_kernels_package_is_not_taken_for_hugging_faces() -> None:
     from transformers.utils.import_utils import is_kernels_available
 
-    import kernels
+    from pagewire import kernels
 
     assert Path(kernels.__file__).parent == Path(__file__).parents[3] / "kernels"
     assert not is_kernels_available()

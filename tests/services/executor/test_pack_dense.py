@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import packed_linear
-from services.executor import load_decoder
-from services.executor.layers.weights import Dense, PackedDense, PackedGrouped
-from services.executor.loader import load_model
-from services.executor.models.decoder import DecoderModel
-from services.executor.weights.pack_dense import pack_dense, packs_dense
+from pagewire.kernels.cpu import packed_linear
+from pagewire.services.executor.layers.weights import Dense, PackedDense, PackedGrouped
+from pagewire.services.executor.loading import load_decoder
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.dense_weights import dense_tensors, padding_bytes
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.test_gguf import tiny_model

@@ -19,19 +19,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, packed
-from services.executor.layers.linear import Linear
-from services.executor.layers.placement import Placement
-from services.executor.layers.weights import Dense, Shard
-from services.executor.loader import load_model
-from services.executor.model_config import ModelLoadError
-from services.executor.models.decoder import DecoderModel
-from services.executor.quantization import dequantize, install
-from services.executor.quantization.dequantize import dequantize_into
-from services.executor.quantization.formats import TensorSpec
-from services.executor.quantization.install import install_jobs, num_weights, read_shard
-from services.executor.weights.jobs import run_jobs
-from services.executor.weights.safetensors import SafetensorsSource
+from pagewire.kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, packed
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weights import Dense, Shard
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.quantization import dequantize, install
+from pagewire.services.executor.loading.quantization.dequantize import dequantize_into
+from pagewire.services.executor.loading.quantization.formats import TensorSpec
+from pagewire.services.executor.loading.quantization.install import install_jobs, num_weights, read_shard
+from pagewire.services.executor.loading.weights.jobs import run_jobs
+from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.pagewire.test_cli import pagewire_command
 from tests.services.executor.dense_weights import dense_tensors, padding_bytes
 from tests.services.executor.quantization.checkpoints import save_quantized

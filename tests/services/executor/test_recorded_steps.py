@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels
-from services.executor.loader import load_model
-from services.executor.model_runner import ModelRunner
-from services.executor.models.decoder import DecoderModel
+from pagewire.kernels.ops import cpu_backend
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.stepping import (
     CPU,
     GREEDY,
@@ -27,10 +27,10 @@ from tests.services.executor.stepping import (
     tiny_llama,
 )
 
-if kernels.cpu_backend() != "cpp":
+if cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
-from services.executor.recorded_steps import RecordedSteps
+from pagewire.services.executor.recorded_steps import RecordedSteps
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.row_columns import RowColumns
-from services.executor.sampler import SampledTokens, SamplingExtras, sample
-from services.executor.sampling_state import SamplingState, column_values
-from services.executor.step import ProtocolError, RowSampling
+from pagewire.services.executor.row_columns import RowColumns
+from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
+from pagewire.services.executor.sampling_state import SamplingState, column_values
+from pagewire.services.executor.step import ProtocolError, RowSampling
 
 CPU = torch.device("cpu")
 EOS = (2, 5)

@@ -14,13 +14,13 @@ import pytest
 
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
-from protos.pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
-from services.executor.loader import Model
-from services.executor.model_runner import ModelRunner
-from services.executor.servicer import ExecutorServicer
-from services.executor.startup import ExecutorInfo, start_runner
-from services.executor.step import Step, StepOutput
-from services.executor.worker import DeviceError, Session, Worker
+from pagewire.services.executor.loading.loader import Model
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.servicer import ExecutorServicer
+from pagewire.services.executor.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.step import Step, StepOutput
+from pagewire.services.executor.worker import DeviceError, Session, Worker
+from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, BrokenRunner, alone, prompt, tiny_llama
 
 NUM_BLOCKS = 24

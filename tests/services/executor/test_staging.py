@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.executor.model_config import ModelLoadError
-from services.executor.weights import WeightSource
-from services.executor.weights.gguf import GgufSource, gguf_config
-from services.executor.weights.gguf_file import GgufFile
-from services.executor.weights.jobs import run_jobs
-from services.executor.weights.read import read_jobs
-from services.executor.weights.safetensors import SafetensorsSource
-from services.executor.weights.staging import Staging
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.loading.weights.gguf import GgufSource, gguf_config
+from pagewire.services.executor.loading.weights.gguf_file import GgufFile
+from pagewire.services.executor.loading.weights.jobs import run_jobs
+from pagewire.services.executor.loading.weights.read import read_jobs
+from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
+from pagewire.services.executor.loading.weights.staging import Staging
 from tests.services.executor.test_gguf import tiny_model, write_gguf
 
 NUM_THREADS, NUM_BUFFERS, BUFFER_BYTES = 2, 3, 1000

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import cpu
 from pagewire import cgroup
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from services.executor import kv_cache, memory, stats
-from services.executor.loader import load_model
-from services.executor.memory import OutOfMemoryError
-from services.executor.model_runner import Limits, ModelRunner
-from services.executor.phases import Phases
-from services.executor.startup import ExecutorInfo, Setup, cuda_cache_bytes, resolve_device, start_runner
+from pagewire.kernels import cpu
+from pagewire.services.executor import kv_cache, memory, stats
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.memory import OutOfMemoryError
+from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.phases import Phases
+from pagewire.services.executor.startup import ExecutorInfo, Setup, cuda_cache_bytes, resolve_device, start_runner
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
 
@@ -218,7 +218,7 @@ def test_wrong_capture_sizes(directory: Path, settings: dict[str, Any], message:
 
 
 def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level("INFO", logger="services.executor.startup"):
+    with caplog.at_level("INFO", logger="pagewire.services.executor.startup"):
         start(directory)
         assert not any("CUDA graphs" in message for message in caplog.messages)
         start(directory, cudagraph_capture_sizes=(1, 2))
@@ -226,7 +226,7 @@ def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.Lo
 
 
 def test_seconds_per_phase_are_told(directory: Path, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level("INFO", logger="services.executor.startup"):
+    with caplog.at_level("INFO", logger="pagewire.services.executor.startup"):
         start(directory)
     (line,) = caplog.messages
     assert re.fullmatch(r"ready: weights [\d.]+ s, kv cache [\d.]+ s, warm up [\d.]+ s", line)

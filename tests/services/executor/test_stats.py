@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pagewire import telemetry
-from services.executor.stats import RequestSpans, step_kind
-from services.executor.step import NewRequest, Step
+from pagewire.services.executor.stats import RequestSpans, step_kind
+from pagewire.services.executor.step import NewRequest, Step
 from tests.services.executor.stepping import GREEDY
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

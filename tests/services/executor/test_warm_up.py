@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels import decode_attention, paged_attention, prefill_attention, tuning
-from services.executor.model_runner import Limits
-from services.executor.warm_up import warm_up_steps
+from pagewire.kernels import tuning
+from pagewire.kernels.triton.attention import decode_attention, paged_attention, prefill_attention
+from pagewire.services.executor.model_runner import Limits
+from pagewire.services.executor.warm_up import warm_up_steps
 
 
 class Compiled(set[tuple[object, ...]]):

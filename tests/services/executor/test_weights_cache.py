@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from services.executor.load_decoder import _Filler
-from services.executor.loader import load_model
-from services.executor.models.decoder import DecoderModel
-from services.executor.weights import cache, tensor_file
-from services.executor.weights.cache import copied
-from services.executor.weights.staging import Staging
+from pagewire.services.executor.loading.load_decoder import _Filler
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.weights import cache, tensor_file
+from pagewire.services.executor.loading.weights.cache import copied
+from pagewire.services.executor.loading.weights.staging import Staging
+from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.test_gguf import tiny_model
 from tests.services.executor.test_gguf_quantized import MIXTURES, SIZES, write_quantized

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.executor import worker
+from pagewire.services.executor import worker
 
 
 class FakeEvent:

@@ -12,9 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-import kernels
-from services.executor.model_runner import ModelRunner
-from services.executor.step import RowSampling
+from pagewire.kernels.ops import cpu_backend
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.step import RowSampling
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama
 from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
@@ -40,7 +40,7 @@ def generate(directory: Path) -> dict[int, list[int]]:
 
 def main() -> None:
     tokens = generate(Path(sys.argv[1]))
-    print(json.dumps({"backend": kernels.cpu_backend(), "tokens": tokens}))
+    print(json.dumps({"backend": cpu_backend(), "tokens": tokens}))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import cpu
-from kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
-from services.executor.layers.linear import Linear
-from services.executor.loader import load_model
-from services.executor.model_runner import Limits, ModelRunner
-from services.executor.models.decoder import DecoderModel
-from services.executor.step import RowSampling
-from services.executor.warm_up import warm_up
+from pagewire.kernels import cpu
+from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.step import RowSampling
+from pagewire.services.executor.warm_up import warm_up
 from tests.kernels.grouped_weights import grouped_weight
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, write_tiny_llama
 
@@ -94,7 +94,7 @@ def main() -> int:
         return self.device_caches[device][0].setdefault(key, Form())
 
     def implementation(name: str, module: str | None) -> Any:
-        return getattr(importlib.import_module(f"kernels.{module}"), name)
+        return getattr(importlib.import_module(f"pagewire.kernels.triton.{module}"), name)
 
     triton.runtime.driver.set_active(Device())
     JITFunction._do_compile = compile_nothing

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.config import SchedulerConfig
-from services.scheduler.request import FinishReason, Request
-from services.scheduler.sampling_params import InvalidRequest, SamplingParams
-from services.scheduler.scheduler import Scheduler
-from services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from pagewire.services.scheduler.request import FinishReason, Request
+from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams
+from pagewire.services.scheduler.scheduler import Scheduler
+from pagewire.services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
 from tests.fakes import FakeExecutor
 
 

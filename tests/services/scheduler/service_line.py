@@ -10,9 +10,9 @@ import grpc
 
 from pagewire import rpc
 from pagewire.config import SchedulerConfig
-from protos.pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.engine import Engine
-from services.scheduler.main import make_server, report_availability
+from pagewire.services.scheduler.engine import Engine
+from pagewire.services.scheduler.main import make_server, report_availability
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tests.fakes import FakeExecutorServicer, serve_fake_executor
 
 

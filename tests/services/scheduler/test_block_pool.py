@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block
+from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block
 
 
 def allocate(pool: BlockPool, count: int) -> list[Block]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.request import FinishReason, Request
-from services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.request import FinishReason, Request
+from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 

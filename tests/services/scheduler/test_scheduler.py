@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.kv_cache import ComputedBlocks
-from services.scheduler.request import FinishReason, Request, RequestStatus
-from services.scheduler.sampling_params import InvalidRequest
-from services.scheduler.scheduler import QueueFull
-from services.scheduler.step import ProtocolError, Step, StepResult
+from pagewire.services.scheduler.kv_cache import ComputedBlocks
+from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
+from pagewire.services.scheduler.sampling_params import InvalidRequest
+from pagewire.services.scheduler.scheduler import QueueFull
+from pagewire.services.scheduler.step import ProtocolError, Step, StepResult
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 

@@ -8,9 +8,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
-from protos.pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
-from services.scheduler.news import new_outbox
-from services.scheduler.step import Outputs, StepResult
+from pagewire.services.scheduler.news import new_outbox
+from pagewire.services.scheduler.step import Outputs, StepResult
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
 
@@ -227,7 +227,7 @@ async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> N
 
 
 async def test_much_news_comes_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.scheduler.convert.MAX_TOKENS_PER_MESSAGE", 10)
+    monkeypatch.setattr("pagewire.services.scheduler.convert.MAX_TOKENS_PER_MESSAGE", 10)
     async with make_line(tmp_path).running() as line:
         call = line.stub.Connect()
         numbers = range(12)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.request import FinishReason
-from services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.request import FinishReason
+from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from tests.fakes import FakeExecutor, FakeExecutorDied, expected_output
 from tests.services.scheduler.pure_line import PureLine
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from services.tokenizer.detokenizer import Detokenizers
-from services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.tokenizer.detokenizer import Detokenizers
+from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")

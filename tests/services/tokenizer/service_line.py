@@ -10,10 +10,10 @@ import grpc
 
 from pagewire import rpc
 from pagewire.config import TokenizerConfig
-from protos.pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from services.tokenizer.main import load_pool, make_generator, make_server, report_availability
-from services.tokenizer.pool import TokenizerPool
-from services.tokenizer.scheduler_link import SchedulerLink
+from pagewire.services.tokenizer.main import load_pool, make_generator, make_server, report_availability
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.scheduler_link import SchedulerLink
+from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 EOS = 2
 _SCHEDULER = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name

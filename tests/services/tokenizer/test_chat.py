@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from services.tokenizer.chat import Chat, ChatError, read_template, render_chat
-from services.tokenizer.loading import load_tokenizer
+from pagewire.services.tokenizer.chat import Chat, ChatError, read_template, render_chat
+from pagewire.services.tokenizer.loading import load_tokenizer
 from tests.services.tokenizer import tiny_tokenizers
 
 CONVERSATIONS = [

@@ -4,9 +4,9 @@ import gguf
 import pytest
 from transformers import LlamaTokenizer
 
-from services.tokenizer.gguf_pre_tokenizers import UnknownPreTokenizerError, pre_tokenizer_for
-from services.tokenizer.gguf_tokenizer import GgufTokenizerError, TokenType, build_gguf_tokenizer
-from services.tokenizer.loading import load_tokenizer
+from pagewire.services.tokenizer.gguf_pre_tokenizers import UnknownPreTokenizerError, pre_tokenizer_for
+from pagewire.services.tokenizer.gguf_tokenizer import GgufTokenizerError, TokenType, build_gguf_tokenizer
+from pagewire.services.tokenizer.loading import load_tokenizer
 from tests.services.tokenizer.texts import TEXTS
 from tests.services.tokenizer.tiny_tokenizers import sentencepiece_vocabulary
 

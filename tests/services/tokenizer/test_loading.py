@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.tokenizer.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
+from pagewire.services.tokenizer.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 
@@ -128,8 +128,8 @@ class NoTorch:
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, NoTorch())
-import services.tokenizer.main
-from services.tokenizer.loading import load_tokenizer
+import pagewire.services.tokenizer.main
+from pagewire.services.tokenizer.loading import load_tokenizer
 print(load_tokenizer(sys.argv[1]).decode([504, 3575], skip_special_tokens=True))
 """
     result = subprocess.run(

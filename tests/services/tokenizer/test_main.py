@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire import rpc
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
-from protos.pagewire.v1 import inference_pb2
-from services.tokenizer.main import load_pool, served_names
+from pagewire.services.tokenizer.main import load_pool, served_names
+from pagewire.v1 import inference_pb2
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from services.tokenizer.chat import Chat, ChatError
-from services.tokenizer.codec import CodecSource
-from services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.chat import Chat, ChatError
+from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.pool import TokenizerPool
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 

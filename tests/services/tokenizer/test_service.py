@@ -9,10 +9,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 
 from pagewire import rpc, telemetry
-from protos.pagewire.v1 import common_pb2, inference_pb2
-from services.tokenizer import delivery, encoder, stats, text_generator
-from services.tokenizer.codec import CodecSource
-from services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer import delivery, encoder, stats, text_generator
+from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.v1 import common_pb2, inference_pb2
 from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
@@ -638,7 +638,7 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
-    monkeypatch.setattr("services.tokenizer.client_requests.MAX_UNREAD", 20_000)
+    monkeypatch.setattr("pagewire.services.tokenizer.client_requests.MAX_UNREAD", 20_000)
     output = [504] * 400_000
     line = make_line(script=lambda request: output, max_model_len=10**6, tokens_per_step=500, auto=False)
     async with line.running(pool=pool):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from services.executor.quantization import WeightFormat
+from pagewire.services.executor.loading.quantization import WeightFormat
 from tests.services.executor.test_models import assert_same_logits, load, save_tiny
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.executor.model_config import ModelLoadError
-from services.executor.quantization import WeightFormat
-from services.executor.quantization.methods import quantization_of
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.quantization import WeightFormat
+from pagewire.services.executor.loading.quantization.methods import quantization_of
 from tests.services.executor.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.quantized import pack
-from services.executor.model_config import ModelLoadError
-from services.executor.quantization import WeightFormat
-from services.executor.quantization.eight_bit import Fp8Format, Int8Format
-from services.executor.quantization.integers import IntegerFormat
-from services.executor.quantization.methods import quantization_of
-from services.executor.weights_report import form
+from pagewire.kernels.quantized import pack
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.quantization import WeightFormat
+from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format, Int8Format
+from pagewire.services.executor.loading.quantization.integers import IntegerFormat
+from pagewire.services.executor.loading.quantization.methods import quantization_of
+from pagewire.services.executor.loading.weights_report import form
 from tests.services.executor.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,

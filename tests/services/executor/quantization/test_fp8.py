@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
-from kernels.quantized import Fp8Weight
-from services.executor.model_config import ModelLoadError
-from services.executor.quantization import WeightFormat
-from services.executor.quantization.eight_bit import Fp8Format
-from services.executor.quantization.methods import quantization_of
+from pagewire.kernels.quantized import Fp8Weight
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.quantization import WeightFormat
+from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format
+from pagewire.services.executor.loading.quantization.methods import quantization_of
 from tests.services.executor.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,

@@ -13,9 +13,9 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.model_config import ModelLoadError
-from services.executor.quantization import gguf_blocks
-from services.executor.quantization.gguf import GgufFormat, GgufQuantization
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.quantization import gguf_blocks
+from pagewire.services.executor.loading.quantization.gguf import GgufFormat, GgufQuantization
 from tests.services.executor.quantization.gguf_tensors import HALVES, random_blocks
 
 TYPES = list(HALVES)

@@ -1,0 +1,180 @@
+"""The specification of the sampling ops, in plain torch, on any device. Re-exported by `pagewire.kernels.reference`.
+
+A token is a pure function of its own logits, its request's parameters, the seed and its position: not of its
+neighbours in the batch, of chunking, or of a restart in between.
+
+Drawing uses Gumbel-max in two levels, which needs noise for G + 128 values per request in place of one per vocabulary
+entry: the maximum over a group of `z_i + gumbel_i` is distributed as `logsumexp(z_group) + gumbel`. So first one of
+the G groups of 128 neighbouring token ids is drawn by its logsumexp, then a token within it. The distribution is
+softmax(z) exactly.
+
+Nucleus (top-p) sampling needs no sort: a token is drawn from all that min-p and top-k leave. If it belongs to the
+nucleus it is taken; if not, the nucleus consists of more probable tokens only, and the next round draws, with fresh
+noise, among those. That is rejection sampling, so the distribution is exact, and with top_p = 0.9 nine draws of ten
+are taken at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP_SIZE = 128
+
+_NEGATIVE_INFINITY = float("-inf")
+
+
+def _int64(value: int) -> int:
+    """The two's complement reading of an unsigned 64-bit constant, as torch's int64 arithmetic wants it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+# SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
+_GOLDEN_GAMMA = _int64(0x9E3779B97F4A7C15)
+_MIX_1 = _int64(0xBF58476D1CE4E5B9)
+_MIX_2 = _int64(0x94D049BB133111EB)
+
+
+def sample_tokens(
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+) -> Tensor:
+    """Chooses a token per position and appends it to its row.
+
+    logits       fp32, bf16 or fp16 [S, vocab_size]; computed with in fp32
+    rows         int32 [S], index into everything below, distinct; -1 = padding: result undefined, nothing written
+    temperature  fp32 [max_num_seqs], 0 = the most probable token (of equals the one with the lowest id)
+    top_k        int64 [max_num_seqs], vocab_size = off
+    top_p        fp32 [max_num_seqs], 1 = off
+    min_p        fp32 [max_num_seqs], 0 = off
+    seeds        int64 [max_num_seqs]
+    token_ids    int32 [max_num_seqs, max_model_len]: the token is written to [row, num_tokens[row]]
+    num_tokens   int64 [max_num_seqs]: += 1
+    returns      int64 [S]
+
+    min-p: tokens at least min_p times as probable as the most probable one stay. top-k: those at least as probable as
+    the k-th most probable one. top-p: of what these leave, the smallest set of most probable tokens with mass >= top_p.
+    Tokens of equal probability stay or go together.
+
+    A row with NaN or inf, or with nothing but -inf, is a broken model's: it yields some id of the vocabulary.
+    """
+    sampled = logits.float().argmax(-1)
+    for s, row in enumerate(rows.tolist()):
+        if row < 0:
+            continue
+        position = int(num_tokens[row])
+        if temperature[row] > 0:
+            # Times the reciprocal, rounded once: the same fp32 values, and so the same ties, on every device.
+            scaled = logits[s].float() * temperature[row].reciprocal()
+            sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], num_tokens[row])
+        token_ids[row, position] = sampled[s]
+        num_tokens[row] += 1
+    return sampled
+
+
+def _draw(scaled: Tensor, top_k: int, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    """A token id for the scaled logits [vocab_size] of one request."""
+    keep = scaled >= scaled.max() + min_p.log()
+    if top_k < scaled.shape[0]:
+        keep &= scaled >= scaled.topk(top_k).values[-1]
+    probs = scaled.masked_fill(~keep, _NEGATIVE_INFINITY).softmax(-1)
+    draw = 0
+    while True:
+        token = gumbel_max(scaled.masked_fill(~keep, _NEGATIVE_INFINITY), seed, position, draw)
+        more_probable = keep & (scaled > scaled[token])
+        if top_p >= 1 or not more_probable.any() or probs[more_probable].sum() < top_p:
+            return token
+        keep = more_probable
+        draw += 1
+
+
+def gumbel_max(scaled: Tensor, seed: Tensor, position: Tensor, draw: int) -> Tensor:
+    """Draws from softmax(scaled) [vocab_size], with the noise of the draw-th attempt."""
+    padding = -scaled.shape[0] % GROUP_SIZE
+    groups = torch.nn.functional.pad(scaled, (0, padding), value=_NEGATIVE_INFINITY).view(-1, GROUP_SIZE)
+    num_groups = groups.shape[0]
+    noise = gumbel_noise(seed, position, draw, num_groups + GROUP_SIZE)
+    group = (groups.logsumexp(-1) + noise[:num_groups]).argmax()
+    return group * GROUP_SIZE + (groups[group] + noise[num_groups:]).argmax()
+
+
+def gumbel_noise(seed: Tensor, position: Tensor, draw: int, count: int) -> Tensor:
+    """fp32 [count] of standard Gumbel noise, a pure function of (seed, position, draw, column).
+
+    SplitMix64 as a counter-based generator: the key of a (seed, position) is two rounds of its finalizer, the columns
+    are the stream from there, `count` of them for each draw. Integer arithmetic wraps alike on every device.
+    """
+    key = _mix(_mix(seed * _GOLDEN_GAMMA + _GOLDEN_GAMMA) + position * _GOLDEN_GAMMA)
+    columns = torch.arange(1, count + 1, dtype=torch.int64, device=seed.device) + draw * count
+    bits = _mix(key + columns * _GOLDEN_GAMMA)
+    # 52 random bits and a half: never 0, never 1, exact in fp64.
+    uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+    return uniform.log_().neg_().log_().neg_().float()
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own is arithmetic."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def apply_penalties(
+    logits: Tensor,
+    batch_indices: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_prompt_tokens: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Lowers, in place, the logits of tokens that a request has seen.
+
+    logits         fp32 [S, vocab_size]
+    batch_indices  int32 [P], which of the S positions have penalties
+    rows           int32 [P], their rows: index into everything below
+    token_ids      int32 [max_num_seqs, max_model_len]; num_tokens, num_prompt_tokens  int64 [max_num_seqs]
+    repetition     fp32 [max_num_seqs], 1 = off: for prompt and output; positive logits are divided, others multiplied
+    presence, frequency  fp32 [max_num_seqs], 0 = off: count the output only; subtracted once, and per occurrence
+
+    Occurrences are counted afresh from the rows' tokens: no counters have to be kept in step with rows that come, go
+    and resume.
+    """
+    for index, row in zip(batch_indices.tolist(), rows.tolist(), strict=True):
+        known = token_ids[row, : int(num_tokens[row])].long()
+        output = known[int(num_prompt_tokens[row]) :]
+        seen, values = known.unique(), logits[index]
+        values[seen] = torch.where(values[seen] > 0, values[seen] / repetition[row], values[seen] * repetition[row])
+        counts = torch.bincount(output, minlength=logits.shape[-1])
+        values -= frequency[row] * counts + presence[row] * (counts > 0)
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities of chosen tokens and of the most probable ones.
+
+    logits     fp32, bf16 or fp16 [L, vocab_size]
+    token_ids  int64 [L], the chosen ones
+    num_top    0 <= num_top <= vocab_size
+    returns    (token ids int64 [L, 1 + num_top], the chosen token first, then the most probable, of equals the lowest
+               id first; their log probabilities fp32 [L, 1 + num_top]; the chosen token's rank int64 [L], 1 = most
+               probable)
+    """
+    logits, chosen = logits.float(), token_ids[:, None]
+    chosen_logits = logits.gather(-1, chosen)
+    ranks = (logits > chosen_logits).sum(-1) + 1
+    top_logits, top_ids = (part[:, :num_top] for part in logits.sort(dim=-1, descending=True, stable=True))
+    logprobs = torch.cat([chosen_logits, top_logits], dim=-1) - logits.logsumexp(-1, keepdim=True)
+    return torch.cat([chosen, top_ids], dim=-1), logprobs, ranks

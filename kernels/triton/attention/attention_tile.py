@@ -1,0 +1,285 @@
+"""One tile of paged attention, shared by the decode and the prefill kernel: queries against BLOCK_N keys of a request.
+
+Rows of a tile are (query token, head of the group) pairs, so the query heads that share a KV head read it once. A tile
+of keys is a whole number of pages, or an aligned part of one page. Scores are kept in powers of two (log2(e) is folded
+into the scale), so that weights are exp2.
+
+A head size that is no power of two is cut in two where padding would waste much: 80 and 96 are in 64 + 32, 192 in
+128 + 64. The first part has DIMS elements, the second REST (0 = none); every `*_rest` below is the second part's.
+
+Values of an fp8 cache are read as pairs of neighbours, 16 bits each: no instruction transposes bytes on their way from
+shared memory to the tensor cores. Then `acc` holds the even elements of a head and `acc_rest` the odd ones, until
+`in_order` puts them together. (With an fp8 cache REST is 0.)
+
+The two kernels repeat each other's lines before the loop and the call of `attend` in it. They are two programs
+because one that branches between short and long queries loses its software pipelining; a helper for those lines
+would return a dozen values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from pagewire.kernels.triton.products import fp8
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# Queries of up to this many tokens are the decode kernel's, longer ones the prefill kernel's.
+SHORT_QUERY = tl.constexpr(16)
+# The largest score of a row that has seen no key: finite, so that no difference of two is NaN.
+NO_KEY = tl.constexpr(-1e30)
+
+_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Specialization(NamedTuple):
+    """What one kernel is compiled for: enough to compile it without a GPU, in the terms of triton's ASTSource."""
+
+    kernel: Any  # the @triton.jit function
+    types: dict[str, str]  # argument -> Triton type, in the kernel's order; "constexpr" for an absent pointer
+    constants: dict[str, Any]  # constexpr -> value
+    num_warps: int
+    num_stages: int
+
+
+def argument_types(
+    types: dict[str, str], dtype: torch.dtype, fp8_cache: bool, alibi: bool
+) -> tuple[dict[str, str], dict[str, None]]:
+    """The Triton types of a kernel's arguments, and those arguments that are absent."""
+    element = f"*{_TYPES[dtype]}"
+    types = types | {"query_ptr": element, "out_ptr": element, "kv_cache_ptr": "*u8" if fp8_cache else element}
+    absent = dict.fromkeys([*([] if fp8_cache else ["kv_scales_ptr"]), *([] if alibi else ["alibi_slopes_ptr"])])
+    return types | dict.fromkeys(absent, "constexpr"), absent
+
+
+def head_parts(head_dim: int, fp8_cache: bool) -> tuple[int, int]:
+    """(DIMS, REST): powers of two that hold head_dim elements with little padding, REST 0 if one does.
+
+    No REST of 16: where a result has 16 rows and 16 columns, Triton has every warp compute all of it.
+    """
+    whole = max(32 if fp8_cache else 16, triton.next_power_of_2(head_dim))
+    first = whole // 2
+    rest = max(32, triton.next_power_of_2(head_dim - first))
+    return (whole, 0) if fp8_cache or first + rest >= whole else (first, rest)
+
+
+def requests_padded(num_reqs: int) -> int:
+    """REQS: few different values, because each one is another compilation; at 128 a thread holds one request."""
+    padded = 128
+    while padded < num_reqs:
+        padded *= 4
+    return padded
+
+
+def as_stored(kv_cache: Tensor) -> Tensor:
+    """The cache as kernels see it: fp8 as bytes (see `pagewire.kernels.triton.products.fp8`)."""
+    return kv_cache.view(torch.uint8) if kv_cache.dtype == torch.float8_e4m3fn else kv_cache
+
+
+@triton.jit
+def load_rows(
+    pointers,  # [rows], where each row's vector of HEAD_DIM elements begins
+    in_rows,  # [rows]; looked at where MASKED
+    FIRST: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+    EVICTION: tl.constexpr,
+):
+    """[rows, SIZE]: elements FIRST .. FIRST + SIZE of each row; zero past HEAD_DIM and, MASKED, where not in_rows."""
+    dims = FIRST + tl.arange(0, SIZE)
+    tile = pointers[:, None] + dims[None, :]
+    if MASKED:
+        mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+        loaded = tl.load(tile, mask=mask, other=0, eviction_policy=EVICTION)
+    elif FIRST + SIZE > HEAD_DIM:
+        loaded = tl.load(tile, mask=(dims < HEAD_DIM)[None, :], other=0, eviction_policy=EVICTION)
+    else:
+        loaded = tl.load(tile, eviction_policy=EVICTION)
+    return loaded
+
+
+@triton.jit
+def load_keys(
+    pointers,
+    in_rows,
+    FIRST: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+    EVICTION: tl.constexpr,
+    DTYPE: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """`load_rows` of stored keys, as DTYPE."""
+    stored = load_rows(pointers, in_rows, FIRST, SIZE, HEAD_DIM, MASKED, EVICTION)
+    if stored.dtype == tl.uint8:
+        stored = fp8.e4m3_to_fp16(stored, NATIVE_FP8)
+    return stored.to(DTYPE)
+
+
+@triton.jit
+def load_values(
+    pointers,
+    in_rows,
+    DIMS: tl.constexpr,
+    REST: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+    EVICTION: tl.constexpr,
+    DTYPE: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """Stored values as DTYPE: the two parts of `acc` and `acc_rest`."""
+    if pointers.dtype.element_ty == tl.uint8:
+        pairs = pointers.to(tl.pointer_type(tl.uint16), bitcast=True)
+        stored = load_rows(pairs, in_rows, 0, DIMS // 2, HEAD_DIM // 2, MASKED, EVICTION)
+        even, odd = fp8.e4m3_pairs_to_fp16(stored, NATIVE_FP8)
+        value = even.to(DTYPE)
+        value_rest = odd.to(DTYPE)
+    else:
+        value = load_rows(pointers, in_rows, 0, DIMS, HEAD_DIM, MASKED, EVICTION)
+        value_rest = value
+        if REST > 0:
+            value_rest = load_rows(pointers, in_rows, DIMS, REST, HEAD_DIM, MASKED, EVICTION)
+    return value, value_rest
+
+
+@triton.jit
+def zero_parts(BLOCK_M: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr, FP8_CACHE: tl.constexpr):
+    """acc and acc_rest before the first key."""
+    acc = tl.zeros([BLOCK_M, DIMS // 2 if FP8_CACHE else DIMS], tl.float32)
+    if FP8_CACHE:
+        acc_rest = acc
+    elif REST > 0:
+        acc_rest = tl.zeros([BLOCK_M, REST], tl.float32)
+    else:
+        acc_rest = tl.zeros([BLOCK_M], tl.float32)
+    return acc, acc_rest
+
+
+@triton.jit
+def in_order(acc, acc_rest, FP8_CACHE: tl.constexpr):
+    """acc [BLOCK_M, DIMS] and acc_rest [BLOCK_M, REST] from what `attend` returned."""
+    if FP8_CACHE:
+        acc = tl.interleave(acc, acc_rest)
+    return acc, acc_rest
+
+
+@triton.jit
+def load_query(
+    pointers, in_rows, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, FP8_CACHE: tl.constexpr
+):  # fmt: skip
+    """`load_rows` of the query, in the dtype that the tile is computed in.
+
+    That is the query's own, but fp16 for bf16 with an fp8 cache: every e4m3 number is one in fp16, where a conversion
+    to bf16 would cost three instructions more for each pair; and fp16 keeps more of the query and of the weights.
+    """
+    query = load_rows(pointers, in_rows, FIRST, SIZE, HEAD_DIM, True, "")
+    return query.to(tl.float16) if FP8_CACHE and query.dtype == tl.bfloat16 else query
+
+
+@triton.jit
+def store_rows(pointers, in_rows, values, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The reverse of `load_rows`, MASKED."""
+    dims = FIRST + tl.arange(0, SIZE)
+    mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(pointers[:, None] + dims[None, :], values.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """int32 [pages of a tile]: the block ids of the keys start .. start + BLOCK_N, 0 for pages from `end` on.
+
+    Loops load them one tile ahead and carry them: a load of block ids inside the tile that needs them would take half
+    of the compiler's pipeline stages from the loads of keys and values, which depend on it.
+    """
+    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)  # of one page in the tile
+    page = tl.arange(0, BLOCK_N // PAGE_TOKENS)
+    return tl.load(table_ptr + start // BLOCK_SIZE + page, mask=start + page * PAGE_TOKENS < end, other=0)
+
+
+@triton.jit
+def token_offsets(
+    blocks, start, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """int64 [BLOCK_N]: where the keys start .. start + BLOCK_N of a head lie in the cache."""
+    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
+    base = blocks.to(tl.int64) * block_stride  # a pool may have more than 2^31 elements
+    if BLOCK_SIZE > BLOCK_N:
+        base += start % BLOCK_SIZE * HEAD_DIM
+    offsets = base[:, None] + (tl.arange(0, PAGE_TOKENS) * HEAD_DIM)[None, :]
+    # The reshape would hide that rows are aligned, and without that loads are not 16 bytes wide.
+    return tl.multiple_of(tl.reshape(offsets, [BLOCK_N]), 16 if HEAD_DIM % 16 == 0 else 8)
+
+
+@triton.jit
+def attend(
+    query,  # [BLOCK_M, DIMS]
+    query_rest,  # [BLOCK_M, REST]
+    acc,  # fp32 [BLOCK_M, DIMS], not normalised
+    acc_rest,  # fp32 [BLOCK_M, REST], [BLOCK_M] and unused where REST is 0
+    maximum,  # fp32 [BLOCK_M], of the scores so far
+    denominator,  # fp32 [BLOCK_M]
+    keys_ptr,  # the KV head's keys in block 0
+    blocks,  # int32 [pages of a tile], from `load_blocks`
+    start,
+    end,  # MASKED: no key from here on is read
+    position,  # int32 [BLOCK_M], of each row's token
+    slope,  # fp32 [BLOCK_M], or unused without ALIBI
+    scale,
+    block_stride,
+    value_offset,  # from the keys of a block to its values
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    EVICTION: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+    MASKED: tl.constexpr,  # some row may not see some key of the tile
+):
+    """One step of the online softmax: the keys start .. start + BLOCK_N. Returns the new acc .. denominator."""
+    keys = start + tl.arange(0, BLOCK_N)
+    in_keys = keys < end
+    pointers = keys_ptr + token_offsets(blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
+    key = load_keys(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+    # Here, not where they are used: where the loop is not pipelined all are on their way together.
+    value, value_rest = load_values(
+        pointers + value_offset, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8
+    )
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if REST > 0:
+        key = load_keys(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+        scores = tl.dot(query_rest, tl.trans(key), scores, input_precision="ieee")
+
+    factor = scale * LOG2E
+    if SOFT_CAP > 0:
+        # tanh(x) = 2 * sigmoid(2 * x) - 1
+        scores = SOFT_CAP * (2 * tl.sigmoid(scores * (scale * (2 / SOFT_CAP))) - 1)
+        factor = LOG2E
+    if ALIBI:
+        scores = scores * factor + slope[:, None] * LOG2E * (keys[None, :] - position[:, None]).to(tl.float32)
+        factor = 1.0
+    if MASKED:
+        visible = keys[None, :] <= position[:, None]
+        if WINDOW > 0:
+            visible &= keys[None, :] > position[:, None] - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
+    # The factor is positive, so it may come after the maximum: one multiply-add per score.
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
+    weights = tl.exp2(scores * factor - new_maximum[:, None])
+    correction = tl.exp2(maximum - new_maximum)
+    denominator = denominator * correction + tl.sum(weights, axis=1)
+    weights = weights.to(query.dtype)
+    acc = tl.dot(weights, value, acc * correction[:, None], input_precision="ieee")
+    if len(acc_rest.shape) == 2:
+        acc_rest = tl.dot(weights, value_rest, acc_rest * correction[:, None], input_precision="ieee")
+    return acc, acc_rest, new_maximum, denominator

@@ -1,0 +1,98 @@
+"""paged_attention on CUDA: argument checks, and the choice of kernels and their configurations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels import tuning
+from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY, as_stored
+from pagewire.kernels.triton.attention.decode_attention import decode_attention
+from pagewire.kernels.triton.attention.prefill_attention import prefill_attention
+
+# What a table is asked for in the mode of fixed splits, where no configuration may depend on the batch.
+_FIXED_BATCH = 64
+_FIXED_QUERY_LEN = 1024
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+    split_size: int = 0,
+) -> Tensor:
+    """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
+
+    Short queries go to one kernel, long ones to another: a batch with a long query launches both. With split_size, and
+    many long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size
+    partial rows of num_heads * head_dim fp32.
+    """
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    num_reqs = seq_lens.shape[0]
+    if query.shape[0] == 0 or num_reqs == 0:
+        return out
+    _check(query, kv_cache, block_table, query_start_loc, seq_lens, kv_scales)
+    _, num_kv_heads, block_size, head_dim = kv_cache.shape[1:]
+    stored = as_stored(kv_cache)
+    capability = tuning.capability_of(query.device)
+    shape = {
+        "head_dim": head_dim,
+        "group": query.shape[1] // num_kv_heads,
+        "block_size": block_size,
+        "kv_bytes": stored.dtype.itemsize,
+        "batch": _FIXED_BATCH if split_size else _next_power_of_2(num_reqs),
+    }
+    short = SHORT_QUERY.value
+    # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
+    decode_len = 1 if split_size or max_query_len > short else max_query_len
+    config = tuning.lookup("decode_attention", capability, **shape, query_len=decode_len)
+    decode_attention(
+        query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
+        alibi_slopes, kv_scales, split_size, config,
+    )  # fmt: skip
+    if max_query_len > short:
+        query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
+        config = tuning.lookup("prefill_attention", capability, **shape, query_len=query_len)
+        prefill_attention(
+            query, stored, out, block_table, query_start_loc, seq_lens, scale, sliding_window, soft_cap, alibi_slopes,
+            kv_scales, config,
+        )  # fmt: skip
+    return out
+
+
+def _next_power_of_2(n: int) -> int:
+    """Triton's own takes microseconds."""
+    return 1 << (n - 1).bit_length()
+
+
+def _check(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    kv_scales: Tensor | None,
+) -> None:
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, block_size, cache_head_dim = kv_cache.shape[2:]
+    assert head_dim == cache_head_dim, "query and kv_cache differ in head_dim"
+    assert head_dim % 8 == 0, "head_dim must be a multiple of 8"
+    assert block_size & (block_size - 1) == 0, "block_size must be a power of two"
+    assert num_heads % num_kv_heads == 0, "num_heads must be a multiple of num_kv_heads"
+    assert query.stride(2) == 1 and query.stride(1) == head_dim, "the heads of a token must be contiguous"
+    assert query.stride(0) % 8 == 0, "tokens of query must begin at multiples of 8 elements"
+    assert kv_cache.stride(0) % 16 == 0, "blocks must begin at multiples of 16 elements"
+    page = block_size * head_dim
+    assert kv_cache.stride()[1:] == (num_kv_heads * page, page, head_dim, 1), "blocks must be contiguous"
+    assert block_table.dtype == query_start_loc.dtype == seq_lens.dtype == torch.int32, "tables must be int32"
+    is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
+    assert is_fp8 or kv_cache.dtype == query.dtype, "kv_cache has the dtype of query, or float8_e4m3fn"
+    assert is_fp8 == (kv_scales is not None), "kv_scales belong to a float8_e4m3fn cache"

@@ -1,0 +1,273 @@
+"""Paged attention of long queries (more than SHORT_QUERY tokens): prompts and chunks of them, on any cached context.
+
+A program computes the tile of BLOCK_Q query tokens of one request for the heads that share one KV head. The grid has an
+upper bound of programs, as no length is read on the host: every program loads all lengths as one vector and finds its
+request from the cumulative number of tiles; surplus programs return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from pagewire.kernels.triton.attention.attention_tile import (
+    NO_KEY,
+    SHORT_QUERY,
+    Specialization,
+    argument_types,
+    attend,
+    head_parts,
+    in_order,
+    load_blocks,
+    load_query,
+    requests_padded,
+    store_rows,
+    zero_parts,
+)
+from pagewire.kernels.triton.products import fp8
+
+
+@triton.jit(do_not_specialize=["num_reqs", "table_stride"])
+def prefill_attention_kernel(
+    query_ptr,  # [num_tokens, num_heads, HEAD_DIM], heads contiguous
+    kv_cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks contiguous; fp8 as uint8
+    out_ptr,  # [num_tokens, num_heads, HEAD_DIM] contiguous
+    block_table_ptr,  # int32 [num_reqs, max_blocks]
+    query_start_loc_ptr,  # int32 [num_reqs + 1]
+    seq_lens_ptr,  # int32 [num_reqs]
+    alibi_slopes_ptr,  # fp32 [num_heads], or None
+    kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
+    num_reqs,
+    query_token_stride,
+    block_stride,
+    table_stride,
+    scale,
+    GROUP: tl.constexpr,  # query heads per KV head
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows of a tile, of which BLOCK_Q * GROUP are used
+    BLOCK_Q: tl.constexpr,  # query tokens of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
+    REQS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    program = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    num_kv_heads = tl.num_programs(1)
+    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
+
+    requests = tl.arange(0, REQS)
+    in_batch = requests < num_reqs
+    query_starts = tl.load(query_start_loc_ptr + requests, mask=in_batch, other=0)
+    query_lens = tl.load(query_start_loc_ptr + requests + 1, mask=in_batch, other=0) - query_starts
+    seq_lens = tl.load(seq_lens_ptr + requests, mask=in_batch, other=0)
+    tiles = tl.where((query_lens > SHORT_QUERY) & (seq_lens > 0), tl.cdiv(query_lens, BLOCK_Q), 0)
+    ends = tl.cumsum(tiles)
+    if program >= tl.max(ends):
+        return
+    request = tl.sum((ends <= program).to(tl.int32))
+    first_program = tl.max(tl.where(ends <= program, ends, 0))
+
+    query_start = tl.load(query_start_loc_ptr + request)
+    query_len = tl.load(query_start_loc_ptr + request + 1) - query_start
+    seq_len = tl.load(seq_lens_ptr + request)
+    # Programs start in order. A request's last tile has the most keys, so it goes first and the end is even.
+    tile = tl.cdiv(query_len, BLOCK_Q) - 1 - (program - first_program)
+    first_token = tile * BLOCK_Q
+
+    rows = tl.arange(0, BLOCK_M)
+    token = first_token + rows // GROUP
+    in_rows = (rows < BLOCK_Q * GROUP) & (token < query_len)
+    head = kv_head * GROUP + rows % GROUP
+    row_token = (query_start + token).to(tl.int64)
+    query_rows = query_ptr + tl.multiple_of(row_token * query_token_stride + head * HEAD_DIM, 8)
+    FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
+    query = load_query(query_rows, in_rows, 0, DIMS, HEAD_DIM, FP8_CACHE)
+    query_rest = query
+    if REST > 0:
+        query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
+    acc, acc_rest = zero_parts(BLOCK_M, DIMS, REST, FP8_CACHE)
+    maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
+    denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
+    position = seq_len - query_len + token
+    ALIBI: tl.constexpr = alibi_slopes_ptr is not None
+    slope = denominator
+    if ALIBI:
+        slope = tl.load(alibi_slopes_ptr + head, mask=in_rows, other=0.0)
+    value_scale = 1.0
+    if FP8_CACHE:
+        scale *= tl.load(kv_scales_ptr + kv_head)
+        value_scale = tl.load(kv_scales_ptr + num_kv_heads + kv_head)
+
+    # Keys start .. end, of which every row sees entered .. masked.
+    first_position = seq_len - query_len + first_token
+    end = tl.minimum(seq_len, first_position + BLOCK_Q)
+    start = 0
+    entered = 0
+    if WINDOW > 0:
+        start = tl.maximum(first_position - WINDOW + 1, 0) // PAGE_TOKENS * PAGE_TOKENS
+        entered = start + tl.cdiv(tl.maximum(end - WINDOW - start, 0), BLOCK_N) * BLOCK_N
+    masked = start + (first_position + 1 - start) // BLOCK_N * BLOCK_N
+    entered = tl.minimum(entered, masked)
+    table_ptr = block_table_ptr + request.to(tl.int64) * table_stride
+    keys_ptr = kv_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
+    masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
+    if WINDOW > 0:
+        blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, BLOCK_N)
+        for tile_start in tl.range(start, entered, BLOCK_N, num_stages=1):
+            following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+            acc, acc_rest, maximum, denominator = attend(
+                query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
+                slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+                ALIBI, "", NATIVE_FP8, True,
+            )  # fmt: skip
+            blocks = following
+    blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
+    for tile_start in tl.range(entered, masked, BLOCK_N):
+        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        acc, acc_rest, maximum, denominator = attend(
+            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
+            slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+            ALIBI, "", NATIVE_FP8, False,
+        )  # fmt: skip
+        blocks = following
+    blocks = masked_blocks
+    for tile_start in tl.range(masked, end, BLOCK_N, num_stages=1):
+        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        acc, acc_rest, maximum, denominator = attend(
+            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
+            slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+            ALIBI, "", NATIVE_FP8, True,
+        )  # fmt: skip
+        blocks = following
+    acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
+
+    result = value_scale / denominator
+    out_rows = out_ptr + row_token * (num_kv_heads * GROUP * HEAD_DIM) + head * HEAD_DIM
+    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, HEAD_DIM)
+    if REST > 0:
+        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, REST, HEAD_DIM)
+
+
+@cache
+def _constants(
+    head_dim: int, group: int, block_size: int, reqs: int, block_m: int, block_n: int, window: int, soft_cap: float,
+    fp8_cache: bool, native_fp8: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """What the kernel is compiled for."""
+    dims, rest = head_parts(head_dim, fp8_cache)
+    block_m = max(block_m, triton.next_power_of_2(group))
+    return {
+        "GROUP": group,
+        "BLOCK_SIZE": block_size,
+        "HEAD_DIM": head_dim,
+        "DIMS": dims,
+        "REST": rest,
+        "BLOCK_M": block_m,
+        "BLOCK_Q": block_m // group,
+        "BLOCK_N": block_n,
+        "REQS": reqs,
+        "WINDOW": window,
+        "SOFT_CAP": soft_cap,
+        "NATIVE_FP8": native_fp8,
+    }
+
+
+def prefill_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    out: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+    alibi_slopes: Tensor | None,
+    kv_scales: Tensor | None,
+    config: Mapping[str, int],
+) -> None:
+    """The requests of more than SHORT_QUERY query tokens, to their places in out; arguments as in `paged_attention`.
+
+    config: block_m (rows of a tile), block_n (keys of a tile), num_warps, num_stages.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    num_reqs = seq_lens.shape[0]
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    constants = _constants(
+        head_dim, num_heads // num_kv_heads, block_size, requests_padded(num_reqs), config["block_m"],
+        config["block_n"], sliding_window, soft_cap, kv_scales is not None,
+        fp8.has_native_decode(query.device),
+    )  # fmt: skip
+    tiles = num_tokens // constants["BLOCK_Q"] + min(num_reqs, num_tokens // (SHORT_QUERY.value + 1))
+    prefill_attention_kernel[(tiles, num_kv_heads)](
+        query,
+        kv_cache,
+        out,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        alibi_slopes,
+        kv_scales,
+        num_reqs,
+        query.stride(0),
+        kv_cache.stride(0),
+        block_table.stride(0),
+        scale,
+        **constants,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+
+
+_TYPES = {
+    "query_ptr": "",
+    "kv_cache_ptr": "",
+    "out_ptr": "",
+    "block_table_ptr": "*i32",
+    "query_start_loc_ptr": "*i32",
+    "seq_lens_ptr": "*i32",
+    "alibi_slopes_ptr": "*fp32",
+    "kv_scales_ptr": "*fp32",
+    "num_reqs": "i32",
+    "query_token_stride": "i32",
+    "block_stride": "i32",
+    "table_stride": "i32",
+    "scale": "fp32",
+}
+
+
+def specialization(
+    head_dim: int,
+    group: int,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    config: Mapping[str, int],
+    *,
+    capability: int,
+    num_reqs: int = 1,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    alibi: bool = False,
+) -> Specialization:
+    """What `prefill_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
+    fp8_cache = kv_dtype == torch.float8_e4m3fn
+    types, none = argument_types(_TYPES, dtype, fp8_cache, alibi)
+    constants = _constants(
+        head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
+        soft_cap, fp8_cache, capability >= 89,
+    )  # fmt: skip
+    constants |= none
+    return Specialization(prefill_attention_kernel, types, constants, config["num_warps"], config["num_stages"])

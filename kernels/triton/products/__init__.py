@@ -1,0 +1,1 @@
+"""Products with weights: dense, grouped, fp8 and int8."""

@@ -1,0 +1,304 @@
+"""Products with grouped weights on tensor cores: the weights are the left operand, made of codes in registers.
+
+out.T [N, M] = weights [N, K] @ x.T [K, M], so that few rows of x make a narrow product instead of a padded one, and
+numbers made of codes go to the tensor cores without a detour through shared memory.
+
+A program multiplies BLOCK_N outputs by BLOCK_M rows of x over some tiles of inputs. Small matrices have too few
+blocks to keep a GPU reading, so their inputs are split; the last program of a block to arrive adds up what all of them
+have, in the order of the splits whoever comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
+from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.products.grouped_layout import TILE_N, tile_inputs, tile_width
+from pagewire.kernels.triton.products.grouped_tile import (
+    MINIMUMS,
+    SYMMETRIC,
+    ZEROS,
+    group_of_tile,
+    load_groups,
+    plane_numbers,
+)
+
+_TILE_N = tl.constexpr(TILE_N)
+# What it costs a program to begin and to end, in tiles of inputs.
+_FIXED_TILES = 2
+
+
+@triton.jit(do_not_specialize=["num_tokens", "tiles_k", "split_tiles", "num_splits"])
+def grouped_gemm_kernel(
+    x_ptr,  # [num_tokens, K], rows contiguous
+    codes_ptr,
+    scales_ptr,  # fp16 or fp32; int32 words of an fp16 scale and an fp16 zero point; or pairs of fp32
+    minimums_ptr,  # as scales, or None
+    bias_ptr,  # [N], or None
+    out_ptr,  # [num_tokens, N] contiguous
+    partials_ptr,  # fp32 [blocks, num_splits, BLOCK_M, BLOCK_N]
+    arrived_ptr,  # int32 [blocks], zeros before and after
+    num_tokens,
+    num_outputs,
+    num_inputs,
+    x_stride,
+    group_stride,  # outputs, padded
+    tiles_k,
+    split_tiles,  # tiles of inputs of a split
+    num_splits,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs; 0 if there is one group
+    ZERO_POINT: tl.constexpr,
+    FORM: tl.constexpr,
+    EVEN_K: tl.constexpr,  # no tile is padded
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    INLINE_ASM: tl.constexpr,
+):
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    PLANES: tl.constexpr = 16 // BITS
+    TILE_K: tl.constexpr = WIDTH * PLANES
+    GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1  # of a tile
+    WORDS: tl.constexpr = scales_ptr.dtype.element_ty == tl.int32
+    PAIRS: tl.constexpr = FORM == ZEROS and not WORDS
+    # Blocks of the same weights are neighbours: what one reads from memory the others find in the L2 cache.
+    blocks_m = tl.cdiv(num_tokens, BLOCK_M)
+    item = tl.program_id(0)
+    block_m = item % blocks_m
+    split = item // blocks_m % num_splits
+    block_n = item // (blocks_m * num_splits)
+    first_tile = split * split_tiles
+    last_tile = tl.minimum(first_tile + split_tiles, tiles_k)
+
+    rows = tl.arange(0, BLOCK_N)
+    element = tl.arange(0, WIDTH)
+    output = block_n * BLOCK_N + rows
+    # A block may have more outputs than there are, padding included: these read the last one's.
+    source = tl.minimum(output, group_stride - 1)
+    rows_there = source - block_n * BLOCK_N
+    row_offsets = rows_there // _TILE_N * (tiles_k * _TILE_N * WIDTH) + rows_there % _TILE_N * WIDTH
+    if BLOCK_N < _TILE_N:
+        row_offsets += block_n * BLOCK_N % _TILE_N * WIDTH
+    first_code = block_n.to(tl.int64) * BLOCK_N // _TILE_N * tiles_k + first_tile
+    codes_ptrs = codes_ptr + first_code * (_TILE_N * WIDTH) + row_offsets[:, None] + element[None, :]
+    token = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = (token < num_tokens)[None, :]
+    x_ptrs = x_ptr + token.to(tl.int64)[None, :] * x_stride + first_tile * TILE_K + element[:, None]
+
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    part = acc
+    sums = acc
+    ones = tl.full([BLOCK_N, WIDTH], 1.0, dtype=tl.float32).to(dtype)
+    zero_point = tl.full([1, 1], ZERO_POINT, dtype=tl.float32)
+    scale_ptrs = scales_ptr + (2 * source if PAIRS else source)
+    scale_stride = 2 * group_stride if PAIRS else group_stride
+    # Scales are loaded a tile ahead. Words need not be: as they belong to an operand, they are prefetched with it.
+    group = group_of_tile(first_tile, TILE_K, GROUP)
+    if not WORDS:
+        scales = load_groups(scale_ptrs + group * scale_stride, scale_stride, GROUPS)
+    if FORM == MINIMUMS:
+        minimum_ptrs = minimums_ptr + source
+        minimums = load_groups(minimum_ptrs + group * group_stride, group_stride, GROUPS)
+    for tile in tl.range(first_tile, last_tile):
+        codes = tl.load(codes_ptrs, eviction_policy="evict_first")
+        codes_ptrs += _TILE_N * WIDTH
+        group = group_of_tile(tile, TILE_K, GROUP)
+        following = group_of_tile(tl.minimum(tile + 1, tiles_k - 1), TILE_K, GROUP)
+        if not WORDS:
+            tile_scales = scales
+            scales = load_groups(scale_ptrs + following * scale_stride, scale_stride, GROUPS)
+        if FORM == MINIMUMS:
+            tile_minimums = minimums
+            minimums = load_groups(minimum_ptrs + following * group_stride, group_stride, GROUPS)
+        for plane in tl.static_range(PLANES):
+            if plane % (PLANES // GROUPS) == 0:  # a group begins
+                if WORDS:
+                    word = tl.load(scales_ptr + (group + plane * GROUPS // PLANES) * group_stride + source)
+                    scale = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+                    zero = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)[:, None]
+                elif PAIRS:
+                    scale = tile_scales[plane * GROUPS // PLANES]
+                    zero = tl.load(scale_ptrs + (group + plane * GROUPS // PLANES) * scale_stride + 1)[:, None]
+                else:
+                    scale = tile_scales[plane * GROUPS // PLANES]
+                    zero = zero_point
+                if GROUP > 0:
+                    part = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+                    sums = part
+            in_x = in_rows
+            if not EVEN_K:
+                in_x = in_rows & (tile * TILE_K + plane * WIDTH + element < num_inputs)[:, None]
+            x = tl.load(x_ptrs + plane * WIDTH, mask=in_x, other=0.0)
+            part = tl.dot(plane_numbers(codes, zero, plane, BITS, dtype, INLINE_ASM), x, part)
+            if FORM == MINIMUMS:
+                sums = tl.dot(ones, x, sums)
+            if GROUP > 0 and (plane + 1) % (PLANES // GROUPS) == 0:  # it ends
+                acc += scale.to(tl.float32)[:, None] * part
+                if FORM == MINIMUMS:
+                    acc += tile_minimums[plane * GROUPS // PLANES].to(tl.float32)[:, None] * sums
+        x_ptrs += TILE_K
+    if GROUP == 0:
+        if WORDS:
+            scale = (tl.load(scale_ptrs) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        else:
+            scale = tl.load(scale_ptrs)
+        acc = scale.to(tl.float32)[:, None] * part
+        if FORM == MINIMUMS:
+            acc += tl.load(minimum_ptrs).to(tl.float32)[:, None] * sums
+
+    if num_splits > 1:
+        block = block_n * blocks_m + block_m
+        tile_offsets = tl.arange(0, BLOCK_M)[None, :] * BLOCK_N + rows[:, None]
+        block_ptrs = partials_ptr + block.to(tl.int64) * num_splits * (BLOCK_N * BLOCK_M) + tile_offsets
+        tl.store(block_ptrs + split * (BLOCK_N * BLOCK_M), acc, mask=in_rows)
+        tl.debug_barrier()  # all threads have stored before one of them counts the program
+        if tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
+            return
+        tl.store(arrived_ptr + block, 0)  # for the next launch: all of the block's programs have counted
+        acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+        # Pipelined, because the latency of a load is all that this loop costs; large tiles less deeply, for the sake of
+        # shared memory.
+        STAGES: tl.constexpr = 4 if BLOCK_N * BLOCK_M <= 2048 else 2
+        for other in tl.range(0, num_splits, num_stages=STAGES):
+            acc += tl.load(block_ptrs + other * (BLOCK_N * BLOCK_M), mask=in_rows, other=0.0, cache_modifier=".cg")
+    in_outputs = output < num_outputs
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + output, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
+    out_ptrs = out_ptr + token.to(tl.int64)[None, :] * num_outputs + output[:, None]
+    tl.store(out_ptrs, acc.to(dtype), mask=in_rows & in_outputs[:, None])
+
+
+def grouped_gemm(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    minimums: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    config: Mapping[str, int],
+) -> Tensor:
+    """As `grouped_linear`, without a permutation or a codebook; x in fp16 or bf16 (in the interpreter also fp32).
+
+    config: block_m (rows of x; a power of two from 8), block_n (outputs; a power of two from 16), num_warps,
+    num_stages, programs_per_sm (that the splits should make).
+    """
+    num_tokens, num_inputs = x.shape
+    out = x.new_empty(num_tokens, out_features)
+    block_m, block_n = config["block_m"], config["block_n"]
+    tiles_k = codes.shape[1]
+    blocks = -(-out_features // block_n) * -(-num_tokens // block_m)
+    split_tiles = tiles_of_split(blocks, tiles_k, num_multiprocessors(x.device), config["programs_per_sm"])
+    num_splits = -(-tiles_k // split_tiles)
+    partial_size = blocks * num_splits * block_n * block_m if num_splits > 1 else 0
+    grouped_gemm_kernel[(blocks * num_splits,)](
+        x,
+        codes,
+        scales.view(torch.int32) if _has_words(scales) else scales,
+        minimums,
+        bias,
+        out,
+        torch.empty(partial_size, dtype=torch.float32, device=x.device),
+        arrival_counters(x.device, blocks if num_splits > 1 else 1),
+        num_tokens,
+        out_features,
+        num_inputs,
+        x.stride(0),
+        scales.shape[1],
+        tiles_k,
+        split_tiles,
+        num_splits,
+        **weight_constants(bits, group_size, num_inputs, zero_point, scales.dim() == 3, minimums is not None),
+        BLOCK_N=block_n,
+        BLOCK_M=block_m,
+        INLINE_ASM=x.is_cuda,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+    return out
+
+
+@lru_cache(maxsize=4096)
+def tiles_of_split(blocks: int, tiles_k: int, multiprocessors: int, programs_per_sm: int) -> int:
+    """Tiles of inputs that one program should do, so that all multiprocessors have equal work and enough programs."""
+
+    def cost(tiles: int) -> tuple[float, int]:
+        programs = blocks * -(-tiles_k // tiles)
+        busiest = -(-programs // multiprocessors) * (tiles + _FIXED_TILES)
+        return busiest * max(1.0, multiprocessors * programs_per_sm / programs), -tiles
+
+    return min(range(1, tiles_k + 1), key=cost)
+
+
+@lru_cache
+def weight_constants(
+    bits: int, group_size: int, num_inputs: int, zero_point: int, zeros: bool, minimums: bool
+) -> dict[str, Any]:
+    return {
+        "BITS": bits,
+        "GROUP": 0 if group_size >= num_inputs else group_size,
+        "ZERO_POINT": 0 if zeros or minimums else zero_point,
+        "FORM": (ZEROS if zeros else MINIMUMS if minimums else SYMMETRIC).value,
+        "EVEN_K": num_inputs % tile_inputs(bits, group_size) == 0,
+        "WIDTH": tile_width(group_size),
+    }
+
+
+def _has_words(scales: Tensor) -> bool:
+    return scales.dim() == 3 and scales.dtype is torch.float16
+
+
+_TYPES = {
+    "x_ptr": "",
+    "codes_ptr": "*i16",
+    "scales_ptr": "",
+    "minimums_ptr": "",
+    "bias_ptr": "",
+    "out_ptr": "",
+    "partials_ptr": "*fp32",
+    "arrived_ptr": "*i32",
+    "num_tokens": "i32",
+    "num_outputs": "i32",
+    "num_inputs": "i32",
+    "x_stride": "i32",
+    "group_stride": "i32",
+    "tiles_k": "i32",
+    "split_tiles": "i32",
+    "num_splits": "i32",
+}
+
+
+def specialization(
+    dtype: str,
+    scale_dtype: str,
+    bits: int,
+    group_size: int,
+    num_inputs: int,
+    config: Mapping[str, int],
+    *,
+    zero_point: int = 0,
+    zeros: bool = False,
+    minimums: bool = False,
+    bias: bool = False,
+) -> Specialization:
+    """What `grouped_gemm` compiles for such a weight. Types as Triton names them; group_size up to num_inputs."""
+    types = _TYPES | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
+    types["scales_ptr"] = "*i32" if zeros and scale_dtype == "fp16" else f"*{scale_dtype}"
+    types["minimums_ptr"], types["bias_ptr"] = f"*{scale_dtype}", f"*{dtype}"
+    absent = {name: None for name, there in (("minimums_ptr", minimums), ("bias_ptr", bias)) if not there}
+    constants = weight_constants(bits, group_size, num_inputs, zero_point, zeros, minimums) | absent
+    constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "INLINE_ASM": True}
+    present = {name: kind for name, kind in types.items() if name not in absent}
+    return Specialization(grouped_gemm_kernel, present, constants, config["num_warps"], config["num_stages"])

@@ -1,0 +1,86 @@
+"""grouped_linear and grouped_embedding on CUDA: which kernel multiplies how many rows.
+
+Few rows are the reading of the weights: a kernel that takes them as they are packed. Many rows are arithmetic, which
+nobody does faster than cuBLAS: the weights are dequantized first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pagewire.kernels import tuning
+from pagewire.kernels.triton.products import grouped_dequantize
+from pagewire.kernels.triton.products.grouped_gemm import grouped_gemm
+from pagewire.kernels.triton.products.grouped_gemv import grouped_gemv
+from pagewire.kernels.triton.products.grouped_layout import groups_fit
+
+# From how many tokens on a product in fp32 is better made of dequantized weights.
+_FP32_GEMV_ROWS = 5
+
+
+def grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    """As `reference_quantized.grouped_linear`, of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
+
+    Where weights are dequantized first, they are rounded to x's dtype.
+    """
+    num_tokens, num_inputs = x.shape
+    if num_tokens == 0:
+        return x.new_empty(0, out_features)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    weight = (codes, scales, offsets)
+    form = (out_features, bits, group_size, zero_point)
+    shape = {"bits": bits, "group": min(group_size, num_inputs), "tokens": num_tokens}
+    shape |= {"outputs": out_features, "inputs": num_inputs}
+    capability = tuning.capability_of(x.device)
+    fits = codebook is None and groups_fit(bits, group_size, num_inputs)
+    in_fp32 = x.is_cuda and x.dtype is torch.float32  # tensor cores have no such thing
+    gemv = tuning.lookup("grouped_gemv", capability, **shape)
+    if fits and num_tokens < (_FP32_GEMV_ROWS if in_fp32 else gemv["gemm_rows"]):
+        return grouped_gemv(x, *weight, permutation, bias, *form, gemv)
+    if permutation is not None:
+        x = grouped_dequantize.gather_columns(x, permutation)
+    gemm = tuning.lookup("grouped_gemm", capability, **shape)
+    if fits and not in_fp32 and num_tokens < gemm["library_rows"]:
+        return grouped_gemm(x, *weight, bias, *form, gemm)
+    dense = grouped_dequantize.dequantize(
+        *weight, codebook, (out_features, num_inputs), bits, group_size, zero_point, x.dtype
+    )
+    return F.linear(x, dense, bias)
+
+
+def grouped_embedding(
+    token_ids: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    num_rows: int,
+    row_size: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """As `reference_quantized.grouped_embedding`, of a weight in the layout "cuda"; token_ids int64, any shape."""
+    rows = token_ids.reshape(-1)
+    if rows.shape[0] == 0:
+        return codes.new_empty((*token_ids.shape, row_size), dtype=dtype)
+    out = grouped_dequantize.embed(
+        rows, codes, scales, offsets, codebook, row_size, bits, group_size, zero_point, dtype
+    )
+    return out.view(*token_ids.shape, row_size)

@@ -1,0 +1,298 @@
+"""sample_tokens on CUDA: two launches with grids fixed by shape, whatever mix of parameters the rows have.
+
+The first reads all logits once (see `token_groups`), the second, one program per row, decides: from the groups'
+maxima and log-sum-exps, and from the logits of those groups that its parameters make it look into. Nothing is read on
+the host; loops end when the device finds that they may.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.triton.sampling.token_groups import (
+    ROW_WARPS,
+    TRITON_TYPES,
+    exp_origin,
+    from_ordered,
+    group_statistics,
+    list_groups,
+    load_listed,
+    load_scaled,
+    num_groups,
+    row_constants,
+    to_ordered,
+)
+
+_GROUP_SIZE = tl.constexpr(GROUP_SIZE)
+_INF = tl.constexpr(float("inf"))
+# SplitMix64, as in the reference
+_GOLDEN_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
+_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_2 = tl.constexpr(0x94D049BB133111EB)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * _MIX_1
+    x = (x ^ (x >> 27)) * _MIX_2
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _gumbel_noise(key, columns):
+    """As `reference_sampling.gumbel_noise`; columns uint64, from 1 on."""
+    uniform = ((_mix(key + columns * _GOLDEN_GAMMA) >> 12).to(tl.float64) + 0.5) * 2.0**-52
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit
+def _kth_largest(logits, scale, vocab_size, num_groups, maxima, groups, row_max, k, list_ptr, TILE: tl.constexpr):
+    """The k-th largest of a row's scaled logits, by bisection over ordered bits.
+
+    At least k logits are as large as the k-th largest group maximum, so only groups that reach it are looked into:
+    k of them, or more where maxima are equal. Both searches end early where just k are found.
+    """
+    low = to_ordered(tl.full([], -_INF, tl.float32)).to(tl.int64)  # at least k are as large
+    high = to_ordered(row_max).to(tl.int64) + 1  # fewer are
+    if k <= num_groups:
+        low = to_ordered(tl.min(tl.where(groups < num_groups, maxima, _INF), axis=0)).to(tl.int64)
+        top = high
+        while top - low > 1:
+            middle = (low + top) >> 1
+            found = tl.sum((maxima >= from_ordered(middle.to(tl.int32))).to(tl.int32), axis=0)
+            low = tl.where(found >= k, middle, low)
+            top = tl.where(found > k, top, tl.where(found == k, middle + 1, middle))
+    smallest = from_ordered(low.to(tl.int32))
+    count = list_groups(list_ptr, groups, (maxima >= smallest) & (groups < num_groups))
+    while high - low > 1:
+        middle = (low + high) >> 1
+        threshold = from_ordered(middle.to(tl.int32))
+        found = 0
+        lowest = row_max  # of those found
+        for start in range(0, count, TILE):
+            _, values = load_listed(logits, scale, vocab_size, list_ptr, start, count, TILE)
+            is_found = values >= threshold
+            found += tl.sum(tl.sum(is_found.to(tl.int32), axis=1), axis=0)
+            lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(is_found, values, _INF), axis=1), axis=0))
+        low = tl.where(found >= k, to_ordered(lowest).to(tl.int64), low)
+        high = tl.where(found > k, high, tl.where(found == k, low + 1, middle))
+    return from_ordered(low.to(tl.int32))
+
+
+@triton.jit
+def _score_listed(logits, scale, vocab_size, list_ptr, count, lowest, above, origin, scores_ptr, TILE: tl.constexpr):
+    """Scores the listed groups by their tokens >= lowest and > above; returns these tokens' mass, in exp(origin).
+
+    Weights are relative to the row's maximum. They vanish 87 below it, where nothing is drawn: Gumbel noise with 52
+    bits lies between -3.7 and 36.8.
+    """
+    mass = 0.0
+    for start in range(0, count, TILE):
+        groups, values = load_listed(logits, scale, vocab_size, list_ptr, start, count, TILE)
+        weights = tl.where((values >= lowest) & (values > above), tl.exp(values - origin), 0.0)
+        sums = tl.sum(weights, axis=1)
+        tl.store(scores_ptr + groups, origin + tl.log(sums), mask=start + tl.arange(0, TILE) < count)
+        mass += tl.sum(sums, axis=0)
+    tl.debug_barrier()
+    return mass
+
+
+@triton.jit
+def _draw(
+    logits,
+    scale,
+    vocab_size,
+    num_groups,
+    maxima,  # [PADDED_GROUPS], -inf behind the last group
+    groups,  # [PADDED_GROUPS]
+    top_k,
+    top_p,
+    min_p,
+    seed,
+    position,
+    scores_ptr,
+    list_ptr,
+    TILE: tl.constexpr,
+):
+    """As `reference_sampling._draw`."""
+    row_max = tl.max(maxima, axis=0)
+    origin = exp_origin(row_max)
+    lowest = tl.full([], -_INF, tl.float32)
+    if min_p > 0:
+        lowest = row_max + tl.log(min_p.to(tl.float64)).to(tl.float32)
+    if top_k < vocab_size:
+        kth = _kth_largest(logits, scale, vocab_size, num_groups, maxima, groups, row_max, top_k, list_ptr, TILE)
+        lowest = tl.maximum(lowest, kth)
+    above = tl.full([], -_INF, tl.float32)
+    if lowest > -_INF:
+        count = list_groups(list_ptr, groups, maxima >= lowest)
+        kept = _score_listed(logits, scale, vocab_size, list_ptr, count, lowest, above, origin, scores_ptr, TILE)
+    else:
+        scores = tl.load(scores_ptr + groups, mask=groups < num_groups, other=-_INF)
+        kept = tl.sum(tl.exp(scores - origin), axis=0)
+
+    key = _mix(_mix(seed.to(tl.uint64) * _GOLDEN_GAMMA + _GOLDEN_GAMMA) + position.to(tl.uint64) * _GOLDEN_GAMMA)
+    members = tl.arange(0, _GROUP_SIZE)
+    token = 0
+    first_column = tl.full([], 1, tl.uint64)
+    drawing = True
+    while drawing:
+        scores = tl.load(scores_ptr + groups, mask=(maxima >= lowest) & (maxima > above), other=-_INF)
+        noise = _gumbel_noise(key, first_column + groups.to(tl.uint64))
+        group = tl.argmax(scores + noise, axis=0)
+        ids = group * _GROUP_SIZE + members
+        values = load_scaled(logits, ids, ids < vocab_size, scale)
+        noise = _gumbel_noise(key, first_column + num_groups + members.to(tl.uint64))
+        noisy = tl.where((values >= lowest) & (values > above), values + noise, -_INF)
+        member = tl.argmax(noisy, axis=0)
+        token = group * _GROUP_SIZE + member
+        drawing = False
+        if top_p < 1.0:
+            # What is more probable decides whether the token is in the nucleus; if not, it is what is left.
+            above = tl.max(tl.where(members == member, values, -_INF), axis=0)
+            count = list_groups(list_ptr, groups, maxima > above)
+            mass = _score_listed(logits, scale, vocab_size, list_ptr, count, lowest, above, origin, scores_ptr, TILE)
+            drawing = (count > 0) & (mass >= top_p * kept)
+            first_column += num_groups + _GROUP_SIZE
+    return token
+
+
+@triton.jit
+def choose_token_kernel(
+    logits_ptr,  # [S, vocab_size]
+    rows_ptr,  # int32 [S], -1 = skip
+    temperature_ptr,  # fp32 [max_num_seqs]
+    top_k_ptr,  # int64 [max_num_seqs]
+    top_p_ptr,  # fp32 [max_num_seqs]
+    min_p_ptr,  # fp32 [max_num_seqs]
+    seeds_ptr,  # int64 [max_num_seqs]
+    token_ids_ptr,  # int32 [max_num_seqs, max_model_len]
+    num_tokens_ptr,  # int64 [max_num_seqs]
+    sampled_ptr,  # int64 [S]
+    maxima_ptr,  # fp32 [S, num_groups]
+    scores_ptr,  # fp32 [S, num_groups], overwritten
+    list_ptr,  # int32 [S, num_groups], workspace
+    vocab_size,
+    num_groups,
+    logits_stride,
+    token_ids_stride,
+    PADDED_GROUPS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Grid (S,): chooses a token and appends it to its row."""
+    batch_index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + batch_index).to(tl.int64)
+    if row < 0:
+        return
+    position = tl.load(num_tokens_ptr + row)
+    temperature = tl.load(temperature_ptr + row)
+    logits = logits_ptr + batch_index * logits_stride
+    groups = tl.arange(0, PADDED_GROUPS)
+    first_group = batch_index * num_groups
+    maxima = tl.load(maxima_ptr + first_group + groups, mask=groups < num_groups, other=-_INF)
+    token = 0
+    if temperature > 0:
+        token = _draw(
+            logits,
+            tl.div_rn(1.0, temperature),
+            vocab_size,
+            num_groups,
+            maxima,
+            groups,
+            tl.load(top_k_ptr + row),
+            tl.load(top_p_ptr + row),
+            tl.load(min_p_ptr + row),
+            tl.load(seeds_ptr + row),
+            position,
+            scores_ptr + first_group,
+            list_ptr + first_group,
+            TILE,
+        )
+    else:
+        group = tl.argmax(maxima, axis=0)
+        ids = group * _GROUP_SIZE + tl.arange(0, _GROUP_SIZE)
+        token = group * _GROUP_SIZE + tl.argmax(load_scaled(logits, ids, ids < vocab_size, 1.0), axis=0)
+    tl.store(sampled_ptr + batch_index, token.to(tl.int64))
+    tl.store(token_ids_ptr + row * token_ids_stride + position, token)
+    tl.store(num_tokens_ptr + row, position + 1)
+
+
+def sample_tokens(
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+) -> Tensor:
+    """As `reference.sample_tokens`; logits and token_ids have contiguous rows, the columns are contiguous."""
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == token_ids.stride(1) == 1, "rows of logits and token_ids must be contiguous"
+    assert rows.dtype == token_ids.dtype == torch.int32, "rows and token_ids must be int32"
+    assert top_k.dtype == seeds.dtype == num_tokens.dtype == torch.int64, "top_k, seeds, num_tokens must be int64"
+    assert temperature.dtype == top_p.dtype == min_p.dtype == torch.float32, "temperature, top_p, min_p must be fp32"
+    columns = (rows, temperature, top_k, top_p, min_p, seeds, num_tokens)
+    assert all(column.is_contiguous() for column in columns), "columns must be contiguous"
+    sampled = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return sampled
+    maxima, scores = group_statistics(logits, rows, temperature)
+    groups = num_groups(vocab_size)
+    choose_token_kernel[(num_rows,)](
+        logits,
+        rows,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        token_ids,
+        num_tokens,
+        sampled,
+        maxima,
+        scores,
+        torch.empty((num_rows, groups), dtype=torch.int32, device=logits.device),
+        vocab_size,
+        groups,
+        logits.stride(0),
+        token_ids.stride(0),
+        **row_constants(vocab_size),
+        num_warps=ROW_WARPS,
+    )
+    return sampled
+
+
+def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+    """(kernel, argument types, constants, num_warps) of the second launch, for ahead-of-time compilation.
+
+    The first launch's is `token_groups.statistics_specialization`.
+    """
+    types = {
+        "logits_ptr": f"*{TRITON_TYPES[dtype]}",
+        "rows_ptr": "*i32",
+        "temperature_ptr": "*fp32",
+        "top_k_ptr": "*i64",
+        "top_p_ptr": "*fp32",
+        "min_p_ptr": "*fp32",
+        "seeds_ptr": "*i64",
+        "token_ids_ptr": "*i32",
+        "num_tokens_ptr": "*i64",
+        "sampled_ptr": "*i64",
+        "maxima_ptr": "*fp32",
+        "scores_ptr": "*fp32",
+        "list_ptr": "*i32",
+        "vocab_size": "i32",
+        "num_groups": "i32",
+        "logits_stride": "i32",
+        "token_ids_stride": "i32",
+    }
+    return choose_token_kernel, types, row_constants(vocab_size), ROW_WARPS

@@ -1,0 +1,144 @@
+"""Makes a ready model from a directory or a GGUF file."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.attention import AttentionMetadata, PagedAttention
+from pagewire.services.executor.loading.checkpoint import open_checkpoint
+from pagewire.services.executor.loading.load_decoder import load_decoder
+from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
+from pagewire.services.executor.models import ARCHITECTURES
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Model(Protocol):
+    """What the model runner drives: our own models and transformers' look the same to it."""
+
+    config: ModelConfig
+    capturable: bool  # whether CUDA graphs may replay it
+
+    @property
+    def attention_layers(self) -> list[PagedAttention]:
+        """Those that need a KV cache, in layer order."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:
+        """One [num_blocks, 2, num_kv_heads, block_size, head_dim] per attention layer, in layer order."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attn: AttentionMetadata) -> Tensor:
+        """input_ids, positions int64 [num_tokens] -> hidden states [num_tokens, hidden_size]"""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, hidden_size] -> [S, vocab_size]"""
+
+
+def load_model(
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device,
+    load_format: str = "auto",
+    model_impl: str = "auto",
+    max_model_len: int | None = None,
+    kv_scales: bool = False,
+    quantization: str | None = None,
+    weights_cache: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Model:
+    """Loads weights into a model on `device`.
+
+    model: directory with `config.json`, or a `.gguf` file. load_format: auto, safetensors, gguf, or dummy (random
+    weights by `seed`). model_impl: auto takes our own implementation where there is one, else transformers'.
+    dtype auto: the checkpoint's, if that has 16 bits, else bfloat16. max_model_len: longest request to serve, by
+    default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
+    checkpoint's if it has them, else 1. quantization: None runs weights as they are stored, a method insists on it,
+    "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. progress is called with
+    the fraction done and what was read.
+
+    Raises ModelLoadError with the cause and the remedy.
+    """
+    progress = progress or _no_progress
+    checkpoint = open_checkpoint(Path(model), load_format)
+    torch_dtype = resolve_dtype(dtype, checkpoint.dtype)
+    dummy_seed = seed if load_format == "dummy" else None
+    own = checkpoint.architecture in ARCHITECTURES
+    if model_impl == "pagewire" and not own:
+        raise ModelLoadError(
+            f"{checkpoint.path}: architecture {checkpoint.architecture} is not one of {', '.join(ARCHITECTURES)}; "
+            "use --model-impl transformers"
+        )
+    if model_impl == "transformers" or not own:
+        _check_dense(quantization, checkpoint.architecture)
+        # Imported here: transformers costs seconds that our own models do without.
+        from pagewire.services.executor.models.transformers_model import load_transformers_model
+
+        loaded: Model = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
+        if weights_cache is not None:
+            logger.info("weights cache: not used for models that run in transformers' code")
+        progress(1.0, checkpoint.path.name)
+    else:
+        loaded = load_decoder(
+            checkpoint,
+            torch_dtype,
+            device,
+            max_model_len=max_model_len,
+            dummy_seed=dummy_seed,
+            quantization=quantization,
+            weights_cache=weights_cache,
+            progress=progress,
+        )
+    if kv_scales:
+        weights = None if load_format == "dummy" else checkpoint.weights(loaded.config)
+        _set_kv_scales(loaded, weights, checkpoint.path, device)
+    return loaded
+
+
+def _check_dense(quantization: str | None, architecture: str) -> None:
+    """transformers' code runs dense weights only: GGUF files are dequantized, other quantized checkpoints refused."""
+    if quantization not in (None, "none"):
+        raise ModelLoadError(
+            f"--quantization {quantization}: {architecture} runs in transformers' code, with dense weights only; "
+            f"leave the flag out, or use one of {', '.join(ARCHITECTURES)} without --model-impl transformers"
+        )
+
+
+def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype to compute in; see `load_model` for auto."""
+    if name == "auto":
+        is_half = checkpoint_dtype in (torch.bfloat16, torch.float16)
+        return checkpoint_dtype if checkpoint_dtype is not None and is_half else torch.bfloat16
+    if name not in _DTYPES:
+        raise ModelLoadError(f"--dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, device: torch.device) -> None:
+    layers, num_kv_heads = model.attention_layers, model.config.num_kv_heads
+    try:
+        scales = None if weights is None else read_kv_scales(weights, len(layers), num_kv_heads)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    if scales is None:
+        logger.info("fp8 KV cache: the checkpoint has no k_scale and v_scale, keys and values are stored with scale 1")
+        scales = torch.ones(len(layers), 2, num_kv_heads)
+    for layer, layer_scales in zip(layers, scales.to(device), strict=True):
+        layer.kv_scales = layer_scales
+
+
+def _no_progress(fraction: float, text: str) -> None:
+    pass

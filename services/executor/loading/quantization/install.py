@@ -1,0 +1,199 @@
+"""Reads a model's quantized weights, packs them for the device and installs them."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, pack, stack, to_device
+from pagewire.services.executor.layers.weights import Dense, Shard, WeightModule
+from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.quantization.dequantize import dequantize_into
+from pagewire.services.executor.loading.quantization.formats import TensorSpec
+from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.loading.weights.dummy import STD
+from pagewire.services.executor.loading.weights.jobs import Job
+
+# Weights that are between checkpoint and packed form at a time: each takes a byte as it is read, one as it is stacked,
+# and packing takes some more. A larger module is alone.
+_MAX_WEIGHTS_IN_FLIGHT = 1 << 28
+
+Read = Callable[[Shard], QuantizedWeight | Tensor]
+
+
+def tensor_specs(shard: Shard) -> dict[str, TensorSpec]:
+    """What a quantized shard is made of. Raises ModelLoadError naming the module if its shape cannot be stored so."""
+    assert shard.format is not None
+    try:
+        specs = dict(shard.format.tensors(shard.out_features, shard.in_features))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"module {shard.name}: {error}") from error
+    if shard.has_bias:
+        specs.pop("bias", None)
+    return specs
+
+
+def check_shard(weights: WeightSource, shard: Shard) -> list[str]:
+    """Names of a quantized shard's tensors that are missing. Raises ModelLoadError for a wrong shape or type."""
+    missing = []
+    for suffix, spec in tensor_specs(shard).items():
+        name = f"{shard.name}.{suffix}"
+        if name not in weights.shapes:
+            missing += [] if spec.optional else [name]
+            continue
+        if not spec.fits(weights.shapes[name]):
+            expected = " or ".join(str(list(shape)) for shape in (spec.shape, *spec.also))
+            cause = f"{spec.follows} in its config is wrong" if spec.follows else "its config is another model's"
+            raise ModelLoadError(
+                f"tensor {name}: expected shape {expected}, found {list(weights.shapes[name])}; {cause}, or the "
+                "checkpoint is damaged"
+            )
+        if weights.raw_dtype(name) not in spec.dtypes:
+            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
+            found = str(weights.raw_dtype(name)).removeprefix("torch.")
+            raise ModelLoadError(
+                f"tensor {name}: expected {expected}, found {found}; its config is another model's, or the checkpoint "
+                "is damaged"
+            )
+    return missing
+
+
+def read_shard(weights: WeightSource, shard: Shard, device: torch.device) -> QuantizedWeight:
+    """Unpacked on `device`, in memory of its own. Raises ModelLoadError naming the module for values that cannot be."""
+    assert shard.format is not None
+    names = {suffix: f"{shard.name}.{suffix}" for suffix in tensor_specs(shard)}
+    tensors = {
+        suffix: weights.raw(name).to(device, copy=True) for suffix, name in names.items() if name in weights.shapes
+    }
+    try:
+        return to_device(shard.format.read(tensors, shard.out_features, shard.in_features), device)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"tensor {shard.name}.{error}") from error
+    except (ValueError, IndexError, OverflowError) as error:
+        raise ModelLoadError(
+            f"module {shard.name}: its tensors cannot be unpacked ({error}); the checkpoint is damaged, download it "
+            "again"
+        ) from error
+
+
+def stored_shards(path: Path, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> Read:
+    """Reads shards of the checkpoint at `path`; those that are not quantized in `dtype`."""
+
+    def read(shard: Shard) -> QuantizedWeight | Tensor:
+        if shard.format is not None:
+            try:
+                return read_shard(weights, shard, device)
+            except ModelLoadError as error:
+                raise ModelLoadError(f"{path}: {error}") from error
+        tensor = torch.empty(shard.out_features, shard.in_features, dtype=dtype)
+        weights.read_into(f"{shard.name}.weight", tensor)
+        return tensor.to(device)
+
+    return read
+
+
+def random_shards(seed: int, dtype: torch.dtype, device: torch.device) -> Read:
+    """Random shards, each a function of `seed` and its name alone: threads make them in any order."""
+
+    def read(shard: Shard) -> QuantizedWeight | Tensor:
+        generator = torch.Generator().manual_seed(seed ^ zlib.crc32(shard.name.encode()))
+        if shard.format is not None:
+            return to_device(shard.format.random(shard.out_features, shard.in_features, generator), device)
+        tensor = torch.empty(shard.out_features, shard.in_features, dtype=dtype)
+        return tensor.normal_(0.0, STD, generator=generator).to(device)
+
+    return read
+
+
+def install_jobs(
+    modules: Sequence[WeightModule],
+    read: Read,
+    num_bytes: Callable[[Shard], int],
+    dense: Callable[[int, int], Tensor] | None = None,
+) -> list[Job]:
+    """A job per module, largest first: read, pack and install its weight.
+
+    read gives a shard's weight on the device that will multiply with it, num_bytes its share of the progress.
+    dense: None, or gives memory [N, K] for weights, which are then dequantized.
+    """
+    budget = _Budget(_MAX_WEIGHTS_IN_FLIGHT)
+
+    def load(module: WeightModule) -> None:
+        with budget.spent(_size(module)):
+            parts = _packed(map(read, module.shards)) if dense is None else [_dequantized(module, read, dense)]
+            module.install(parts)
+
+    return [
+        Job(module.shards[0].name, sum(map(num_bytes, module.shards)), partial(load, module))
+        for module in sorted(modules, key=lambda module: -_size(module))
+    ]
+
+
+class _Budget:
+    """So much may be spent at a time; what costs more than all of it waits until nothing else is."""
+
+    def __init__(self, amount: int) -> None:
+        self._amount = self._left = amount
+        self._returned = threading.Condition()
+
+    @contextmanager
+    def spent(self, cost: int) -> Iterator[None]:
+        cost = min(cost, self._amount)
+        with self._returned:
+            self._returned.wait_for(lambda: self._left >= cost)
+            self._left -= cost
+        try:
+            yield
+        finally:
+            with self._returned:
+                self._left += cost
+                self._returned.notify_all()
+
+
+def num_weights(shard: Shard) -> int:
+    return shard.out_features * shard.in_features
+
+
+def _size(module: WeightModule) -> int:
+    return sum(map(num_weights, module.shards))
+
+
+def _packed(weights: Iterator[QuantizedWeight | Tensor]) -> list[PackedWeight]:
+    """Neighbours of one form become one weight."""
+    parts: list[PackedWeight] = []
+    run: list[QuantizedWeight] = []
+
+    def end_run() -> None:
+        if run:
+            parts.append(pack(stack(run)))
+            run.clear()
+
+    for weight in weights:
+        if isinstance(weight, Tensor):
+            end_run()
+            parts.append(Dense(weight))
+            continue
+        if run and not run[-1].stacks_with(weight):
+            end_run()
+        run.append(weight)
+    end_run()
+    return parts
+
+
+def _dequantized(module: WeightModule, read: Read, empty: Callable[[int, int], Tensor]) -> Dense:
+    """All shards side by side in one dense weight."""
+    whole = empty(sum(shard.out_features for shard in module.shards), module.shards[0].in_features)
+    for shard, rows in zip(module.shards, whole.split([shard.out_features for shard in module.shards]), strict=True):
+        weight = read(shard)
+        if isinstance(weight, Tensor):
+            rows.copy_(weight)
+        else:
+            dequantize_into(rows, weight)
+    return Dense(whole)

@@ -1,0 +1,223 @@
+"""Models from GGUF files: metadata to configuration, llama.cpp's tensor names to ours, dequantization."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.loading.weights.gguf_file import GgufFile, GgufTensor
+from pagewire.services.executor.models import ARCHITECTURES
+
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+_CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in the core's cache and in reused memory
+
+
+class GgufSource:
+    """Dequantizes tensors into the model's memory, a few rows at a time."""
+
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        self._file = file
+        self._tensors = {checkpoint_name(name): t for name, t in file.tensors.items() if name != _ROPE_FACTORS}
+        self._config = config
+        self._is_interleaved = file.metadata["general.architecture"] == "llama"
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.float32
+
+    def raw(self, name: str) -> Tensor:
+        tensor, order = self._tensors[name], self._row_order(name)
+        return torch.from_numpy(tensor.data if order is None else tensor.data[order])
+
+    def raw_dtype(self, name: str) -> torch.dtype:
+        return torch.uint8
+
+    def stored_bytes(self, name: str) -> int:
+        return self._tensors[name].data.nbytes
+
+    def type(self, name: str) -> GGMLQuantizationType:
+        return self._tensors[name].type
+
+    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
+        tensor, order = self._tensors[name], self._row_order(name)
+        num_rows = target.shape[0]
+        if len(tensor.shape) == 1:  # its elements may share blocks
+            vector = self._dequantize(tensor, tensor.data).reshape(-1)
+            ordered = torch.from_numpy(vector if order is None else vector[order])
+            target.copy_(ordered[first_row : first_row + num_rows])
+            return
+        values = target.view(num_rows, -1)
+        data = tensor.data.reshape(tensor.shape[0], -1)
+        rows_per_chunk = max(1, _CHUNK_ELEMENTS // values.shape[1])
+        for start in range(0, num_rows, rows_per_chunk):
+            stop = min(start + rows_per_chunk, num_rows)
+            rows = slice(first_row + start, first_row + stop)
+            chunk = self._dequantize(tensor, data[rows] if order is None else data[order[rows]])
+            values[start:stop] = torch.from_numpy(chunk).view(-1, values.shape[1])
+
+    def _row_order(self, name: str) -> np.ndarray | None:
+        """int64: model row -> file row of a tensor whose rows change places."""
+        if not self._is_interleaved:
+            return None
+        if ".q_proj." in name:
+            return file_rows(self._config.num_heads, self._config.head_dim)
+        if ".k_proj." in name:
+            return file_rows(self._config.num_kv_heads, self._config.head_dim)
+        return None
+
+    def _dequantize(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
+        try:
+            return dequantize(data.reshape(1, -1), tensor.type)
+        except NotImplementedError as error:
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which cannot be dequantized; "
+                "convert the model to another quantization"
+            ) from error
+
+
+def file_rows(num_heads: int, head_dim: int) -> np.ndarray:
+    """int64 [num_heads * head_dim]: model row -> file row of a q or k projection of the llama architecture.
+
+    llama.cpp rotates neighbouring rows (0, 1), (2, 3), ... of a head where we rotate (0, d/2), (1, d/2 + 1), ...,
+    so that model row s * d/2 + j of a head is file row 2j + s. Example, head_dim 6: [0, 2, 4, 1, 3, 5].
+    """
+    rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)
+
+
+def checkpoint_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay as they are."""
+    match = _TENSOR_NAME.fullmatch(name)
+    if match is None or match[2] not in _NAMES:
+        return name
+    prefix = "" if match[1] is None else f"model.layers.{match[1]}."
+    return f"{prefix}{_NAMES[match[2]]}.{match[3]}"
+
+
+def gguf_architecture(file: GgufFile) -> str:
+    """Hugging Face class name, or the name in the file for an architecture that we do not implement."""
+    arch = file.metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ModelLoadError(f"{file.path}: metadata key general.architecture is missing: not a language model")
+    return _CLASSES.get(arch, arch)
+
+
+def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
+    """End of text, and end of turn where the file names one."""
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    token_ids = (file.integer(key) for key in keys)
+    return tuple(dict.fromkeys(token_id for token_id in token_ids if token_id is not None))
+
+
+def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
+    """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
+    arch = file.metadata["general.architecture"]
+    keys = gguf_config_keys(file)
+    try:
+        config = ARCHITECTURES[_CLASSES[arch]](keys, dtype)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file.path}: {error}") from error
+    tensor = file.tensors.get(_ROPE_FACTORS)
+    if tensor is None:
+        return config
+    if tensor.type is not GGMLQuantizationType.F32:
+        raise ModelLoadError(f"{file.path}: tensor {_ROPE_FACTORS} is {tensor.type.name}; only F32 is supported")
+    factors = tuple(tensor.data.view(np.float32).ravel().tolist())
+    expected = int(config.head_dim * config.rope.partial_rotary_factor) // 2
+    if len(factors) != expected or not all(0 < factor < math.inf for factor in factors):
+        raise ModelLoadError(f"{file.path}: tensor {_ROPE_FACTORS}: expected {expected} positive numbers")
+    return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_factors=factors))
+
+
+def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
+    """What `config.json` would say, of an architecture that we implement. Raises ModelLoadError naming the key."""
+    arch = file.metadata["general.architecture"]
+    if file.integer(f"{arch}.expert_count", 0):
+        raise ModelLoadError(f"{file.path}: {arch}.expert_count: mixture-of-experts models are not supported")
+    if "token_embd.weight" not in file.tensors:
+        raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing: not a language model")
+    num_layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
+    if (block_count := file.integer(f"{arch}.block_count")) != num_layers:
+        raise ModelLoadError(f"{file.path}: {arch}.block_count is {block_count}, found tensors of {num_layers} blocks")
+    hidden_size = file.positive(f"{arch}.embedding_length")
+    num_heads = file.positive(f"{arch}.attention.head_count")
+    head_dim = file.positive(f"{arch}.attention.key_length", hidden_size // num_heads)
+    window = file.integer(f"{arch}.attention.sliding_window", 0)
+    return {
+        "architectures": [_CLASSES[arch]],
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": file.positive(f"{arch}.feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.positive(f"{arch}.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": file.positive(f"{arch}.context_length"),
+        "rms_norm_eps": file.number(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "sliding_window": window,
+        "use_sliding_window": bool(window),
+        "max_window_layers": 0,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "eos_token_id": list(gguf_eos_token_ids(file)),
+        "rope_parameters": _rope_keys(file, f"{arch}.rope.", head_dim),
+    }
+
+
+def _rope_keys(file: GgufFile, prefix: str, head_dim: int) -> dict[str, Any]:
+    def number(key: str, default: float | None = None) -> Any:
+        return file.number(prefix + key, default)
+
+    factor = number("scaling.factor", number("scale_linear", 1.0))
+    rope_type = file.text(f"{prefix}scaling.type", "linear" if factor != 1.0 else "none")
+    rotary_dim = file.positive(f"{prefix}dimension_count", head_dim)
+    if rotary_dim > head_dim:
+        raise ModelLoadError(f"{file.path}: {prefix}dimension_count is {rotary_dim}, a head has {head_dim}")
+    keys = {
+        "rope_type": "default" if rope_type == "none" else rope_type,
+        "rope_theta": number("freq_base", 10000.0),
+        "partial_rotary_factor": rotary_dim / head_dim,
+    }
+    attn_factor = number("scaling.attn_factor", 1.0)
+    if attn_factor != 1.0 and rope_type != "yarn":
+        raise ModelLoadError(f"{file.path}: {prefix}scaling.attn_factor is {attn_factor:g}: only supported with yarn")
+    if rope_type == "none":
+        return keys
+    if attn_factor != 1.0:
+        # A factor on top of what yarn itself scales attention by.
+        keys["attention_factor"] = attn_factor * (1 + 0.1 * math.log(factor))
+    return keys | {
+        "factor": factor,
+        "original_max_position_embeddings": number("scaling.original_context_length"),
+        "beta_fast": number("scaling.yarn_beta_fast"),
+        "beta_slow": number("scaling.yarn_beta_slow"),
+    }

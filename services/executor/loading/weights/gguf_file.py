@@ -1,0 +1,107 @@
+"""A GGUF file as mapped: its metadata, and a view of each tensor's bytes."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pagewire.gguf import TensorEntry, read_header
+from pagewire.services.executor.loading.model_config import ModelLoadError
+
+_TYPES = {type_.value: type_ for type_ in GGML_QUANT_SIZES}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor as stored. `shape` is outermost dimension first, as in torch (the file has it reversed)."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    data: np.ndarray  # uint8 [num_rows, bytes per row], mapped
+
+
+class GgufFile:
+    """A mapped GGUF file. `metadata` has every key but those whose value is an array of strings.
+
+    Raises ModelLoadError naming the file when it is truncated or not GGUF.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # Copy-on-write, because torch warns of memory that it could not write to.
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            header = read_header(self._data, skip_string_arrays=True)
+            self.metadata = header.metadata
+            self.tensors = {entry.name: self._tensor(entry, header.data_offset) for entry in header.tensors}
+            _check_apart(header.tensors, {name: tensor.data.nbytes for name, tensor in self.tensors.items()})
+        except (OverflowError, ValueError, OSError) as error:
+            raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); download it again") from error
+
+    def integer(self, key: str, default: int | None = None) -> int | None:
+        """The metadata's value, of 32 bits. Raises ModelLoadError naming the key, as the next three do."""
+        value = self.metadata.get(key, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32):
+            raise self._wrong(key, "a whole number below 2**32", value)
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.integer(key, default)
+        if not value:
+            raise self._wrong(key, "a positive whole number", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """Positive and finite."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or (
+            value is not None and not (isinstance(value, int | float) and 0 < value < math.inf)
+        ):
+            raise self._wrong(key, "a positive number", value)
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def _wrong(self, key: str, expected: str, value: object) -> ModelLoadError:
+        return ModelLoadError(f"{self.path}: metadata key {key}: expected {expected}, found {value!r:.60}")
+
+    def _tensor(self, entry: TensorEntry, data_offset: int) -> GgufTensor:
+        """Raises ValueError for what cannot be or does not lie within the file."""
+        name, shape = entry.name, entry.shape
+        if entry.type not in _TYPES:
+            raise ValueError(f"tensor {name} has the unknown type {entry.type}")
+        type_ = _TYPES[entry.type]
+        block, block_bytes = GGML_QUANT_SIZES[type_]
+        if not all(shape):
+            raise ValueError(f"tensor {name} is empty: its shape is {list(shape)}")
+        if shape[-1] % block:
+            raise ValueError(f"tensor {name}: row of {shape[-1]} is not a multiple of {type_.name}'s block of {block}")
+        row_bytes = shape[-1] // block * block_bytes
+        num_rows = math.prod(shape[:-1])
+        start = data_offset + entry.offset
+        end = start + num_rows * row_bytes
+        if end > len(self._data):
+            raise ValueError(f"tensor {name} ends at byte {end}, the file at {len(self._data)}")
+        data = np.frombuffer(self._data, np.uint8, num_rows * row_bytes, start).reshape(num_rows, row_bytes)
+        return GgufTensor(name, shape, type_, data)
+
+
+def _check_apart(tensors: Sequence[TensorEntry], num_bytes: Mapping[str, int]) -> None:
+    """Raises ValueError if two tensors share bytes."""
+    ordered = sorted(tensors, key=lambda entry: entry.offset)
+    for entry, following in pairwise(ordered):
+        if entry.offset + num_bytes[entry.name] > following.offset:
+            raise ValueError(f"tensors {entry.name} and {following.name} overlap")
