@@ -34,7 +34,7 @@ FENCES = {
     "services/executor": ["gateway", "quantize", "services.scheduler", "services.tokenizer"],
     "quantize": ["gateway", "services.scheduler"],
     "kernels": ["gateway", "services", "quantize", "v1", "grpc"],
-    "kernels/reference": ["kernels.ops", "kernels.triton", "kernels.cpu", "kernels.quantized", "triton"],
+    "kernels/reference": ["kernels.ops", "kernels.triton", "kernels.cpu", "triton"],
     "kernels/triton": ["kernels.cpu"],
     "kernels/cpu": ["triton"],
 }

@@ -13,7 +13,7 @@ PROTOS = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("protos
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stubs")
-    options = ["-I", ".", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
+    options = ["-I", "protos", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *map(str, PROTOS)], cwd=REPOSITORY, check=True)
     return out
 
@@ -22,7 +22,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stubs_are_fresh(generated: Path, proto: Path) -> None:
     for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py"):
         stub = proto.with_name(proto.stem + suffix)
-        assert (REPOSITORY / stub).read_text() == (generated / stub).read_text(), f"{stub} is stale: run `make protos`"
+        assert (REPOSITORY / stub).read_text() == (generated / stub.relative_to("protos")).read_text(), f"{stub} is stale: run `make protos`"
 
 
 def test_protos_follow_the_style() -> None:
