@@ -53,14 +53,13 @@ def paged_attention(
     seq_lens: Tensor,
     max_query_len: int,
     scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    kv_scales: Tensor | None = None,
-    split_size: int = 0,
+    sliding_window: int,
+    soft_cap: float,
+    kv_scales: Tensor | None,
+    split_size: int,
 ) -> Tensor:
     """As `reference.paged_attention`, by torch's fused attention per request where that knows all that is asked for."""
-    if soft_cap > 0 or alibi_slopes is not None or kv_scales is not None:
+    if soft_cap > 0 or kv_scales is not None:
         return reference.paged_attention(
             query,
             kv_cache,
@@ -71,8 +70,8 @@ def paged_attention(
             scale,
             sliding_window,
             soft_cap,
-            alibi_slopes,
             kv_scales,
+            split_size,
         )
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]

@@ -11,7 +11,7 @@ __all__ = ["MAX_HEAD_DIM", "paged_attention", "rotary_store_kv", "store_kv"]
 
 MAX_HEAD_DIM = 256
 
-_paged_attention = bind("paged_attention", I, I, *[P] * 8, *[L] * 4, *[I] * 5, F, I, F, I)
+_paged_attention = bind("paged_attention", I, I, *[P] * 7, *[L] * 4, *[I] * 5, F, I, F, I)
 _store_kv = bind("store_kv", I, P, P, *[L] * 4, P, P, P, L, *[I] * 3, L, I)
 _rotary_store_kv = bind("rotary_store_kv", I, P, P, L, L, P, I, P, P, F, P, P, P, L, *[I] * 4, L, I)
 
@@ -51,11 +51,10 @@ def paged_attention(
     seq_lens: Tensor,
     max_query_len: int,
     scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    kv_scales: Tensor | None = None,
-    split_size: int = 0,
+    sliding_window: int,
+    soft_cap: float,
+    kv_scales: Tensor | None,
+    split_size: int,
 ) -> Tensor:
     """Bitwise independent of the rest of the batch at any split_size: keys are reduced in ranges of a fixed size."""
     _, num_heads, head_dim = query.shape
@@ -76,11 +75,6 @@ def paged_attention(
     table_stride, table_element_stride = block_table.stride()
     if not (table_element_stride == 1 and query_start_loc.is_contiguous() and seq_lens.is_contiguous()):
         raise ValueError("paged_attention: block_table rows, query_start_loc and seq_lens must be contiguous")
-    slopes = None
-    if alibi_slopes is not None:
-        if alibi_slopes.dtype is not torch.float32 or alibi_slopes.shape != (num_heads,):
-            raise ValueError(f"paged_attention: alibi_slopes must be float32 [{num_heads}]")
-        slopes = alibi_slopes.contiguous().data_ptr()
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     _paged_attention(
         dtype_code(query),
@@ -91,7 +85,6 @@ def paged_attention(
         block_table.data_ptr(),
         query_start_loc.data_ptr(),
         seq_lens.data_ptr(),
-        slopes,
         scales,
         token_stride,
         head_stride,
@@ -110,9 +103,7 @@ def paged_attention(
     return output
 
 
-def store_kv(
-    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
-) -> None:
+def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None) -> None:
     num_kv_heads, block_size, head_dim, block_stride = _check_cache("store_kv", kv_cache)
     scales = _scales("store_kv", kv_cache, key.dtype, kv_scales)
     num_tokens = key.shape[0]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pagewire.kernels import reference
 from pagewire.kernels.cpu import grouped_layout
-from pagewire.kernels.reference import products as reference_quantized
-from pagewire.kernels.reference.products import int8_linear
+from pagewire.kernels.reference import int8_linear
 
 __all__ = ["fp8_linear", "grouped_embedding", "grouped_linear", "int8_linear"]
 
@@ -53,4 +53,4 @@ def grouped_embedding(
 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """For the op's sake: weights that are packed for a CPU have a codebook (`pack`)."""
-    return reference_quantized.fp8_linear(x, weight, scales, input_scale, bias)
+    return reference.fp8_linear(x, weight, scales, input_scale, bias)

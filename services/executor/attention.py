@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pagewire.services.executor.layers import ops
+from pagewire.kernels import ops
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class PagedAttention:
             self.scale,
             self.sliding_window,
             self.soft_cap,
-            None,
             self.kv_scales,
             attn.split_size,
         )

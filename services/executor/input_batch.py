@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.kernels import ops
 from pagewire.services.executor.attention import AttentionMetadata
 from pagewire.services.executor.block_table import BlockTable
-from pagewire.services.executor.layers import ops
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import ProtocolError, Step
 from pagewire.services.executor.upload import upload_into

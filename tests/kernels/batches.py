@@ -26,7 +26,7 @@ class Batch:
     scale: float
     kv_scales: Tensor | None = None
 
-    def args(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, float]:
+    def args(self, sliding_window: int = 0, soft_cap: float = 0.0, split_size: int = 0) -> tuple[Any, ...]:
         return (
             self.query,
             self.kv_cache,
@@ -35,6 +35,10 @@ class Batch:
             self.seq_lens,
             self.max_query_len,
             self.scale,
+            sliding_window,
+            soft_cap,
+            self.kv_scales,
+            split_size,
         )
 
     def exact(self) -> Batch:
@@ -42,7 +46,7 @@ class Batch:
         kv_cache = self.kv_cache.float().nan_to_num()
         if self.kv_scales is not None:
             kv_cache *= self.kv_scales[:, :, None, None]
-        return Batch(self.query.float().contiguous(), kv_cache, *self.args()[2:])
+        return replace(self, query=self.query.float().contiguous(), kv_cache=kv_cache, kv_scales=None)
 
 
 def make_batch(

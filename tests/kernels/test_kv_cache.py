@@ -104,7 +104,7 @@ def test_store_kv_writes_its_slots_and_nothing_else(cpu: ModuleType, dtype: torc
     key, value = qkv[:, 9:12], qkv[:, 12:]
     cache = torch.zeros(7, 2, 3, 16, 64, dtype=dtype)
     slots = torch.tensor([3, 16, -1, 111, 47])
-    cpu.store_kv(key, value, cache, slots)
+    cpu.store_kv(key, value, cache, slots, None)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             assert torch.equal(cache[slot // 16, 0, :, slot % 16], key[token])
@@ -139,6 +139,7 @@ def test_fp8_is_torch_s_rounding_with_saturation(cpu: ModuleType) -> None:
 def test_store_kv_checks_shapes() -> None:
     cache = torch.zeros(4, 2, 3, 16, 64)
     with pytest.raises(ValueError, match="num_tokens, 3, 64"):
-        native.store_kv(torch.zeros(2, 2, 64), torch.zeros(2, 2, 64), cache, torch.tensor([0, 1]))
+        native.store_kv(torch.zeros(2, 2, 64), torch.zeros(2, 2, 64), cache, torch.tensor([0, 1]), None)
     with pytest.raises(TypeError, match="int64"):
-        native.store_kv(torch.zeros(2, 3, 64), torch.zeros(2, 3, 64), cache, torch.tensor([0, 1], dtype=torch.int32))
+        slots = torch.tensor([0, 1], dtype=torch.int32)
+        native.store_kv(torch.zeros(2, 3, 64), torch.zeros(2, 3, 64), cache, slots, None)

@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels import ops
 
-if cpu_backend() != "cpp":
+if ops.cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
 from pagewire.kernels.cpu.recording import Memory, NotRecorded, record
 from tests.kernels.sampling_batches import Row, SamplingBatch
 
-ops = torch.ops.pagewire
 SIZE = 32
 
 

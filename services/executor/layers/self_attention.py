@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pagewire.kernels import ops
 from pagewire.services.executor.attention import AttentionMetadata, PagedAttention
-from pagewire.services.executor.layers import ops
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedGrouped, PackedWeight
-from pagewire.services.executor.layers import ops
 from pagewire.services.executor.loading.quantization import WeightFormat
 
 
