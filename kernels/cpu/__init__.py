@@ -48,7 +48,7 @@ backend = functools.cache(choose)
 
 def implementation(name: str) -> Callable[..., Any]:
     """The CPU implementation of the op `name`."""
-    module = {"cpp": "cpu.native", "torch": "cpu.fallback", "triton": f"triton.{DEFINITIONS[name].cuda}"}[backend()]
-    if DEFINITIONS[name].cuda is None and backend() == "triton":
-        module = "cpu.fallback"
+    cuda = DEFINITIONS[name].cuda
+    triton = "cpu.fallback" if cuda is None else f"triton.{cuda}"
+    module = {"cpp": "cpu.native", "torch": "cpu.fallback", "triton": triton}[backend()]
     return getattr(importlib.import_module(f"pagewire.kernels.{module}"), name)

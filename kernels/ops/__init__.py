@@ -14,7 +14,7 @@ Callers import this package and call `ops.<op>`; its arguments are flat because 
 
 from __future__ import annotations
 
-from pagewire.kernels.ops.attention import paged_attention, rotary_store_kv, store_kv
+from pagewire.kernels.ops.attention import MAX_HEAD_DIM, paged_attention, rotary_store_kv, store_kv
 from pagewire.kernels.ops.definition import DEFINITIONS, Definition
 from pagewire.kernels.ops.elementwise import add_rms_norm, gelu_tanh_and_mul, silu_and_mul
 from pagewire.kernels.ops.inputs import step_inputs
@@ -31,6 +31,7 @@ from pagewire.kernels.ops.sampling import apply_penalties, sample_tokens, token_
 
 __all__ = [
     "DEFINITIONS",
+    "MAX_HEAD_DIM",
     "Definition",
     "add_rms_norm",
     "apply_penalties",

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pagewire.kernels.ops.definition import op
 
+MAX_HEAD_DIM = 256  # of every implementation; head_dim is a multiple of 8
+
 
 @op(cuda="attention.paged_attention")
 def paged_attention(

@@ -14,7 +14,7 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process import release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, memory_profile, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
@@ -29,9 +29,8 @@ from pagewire.services.executor.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
-# What the attention kernels are compiled and tuned for; the CPU's take any.
+# Those that the attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
-_MAX_HEAD_DIM = 256
 _MIN_CUDA_MAJOR = 8  # of the compute capability
 
 Progress = Callable[[float, str], None]
@@ -184,9 +183,9 @@ def _cpu_kernels() -> str:
 def _check_model(model: Model, device: torch.device) -> None:
     """Refuses what no kernel computes, before a step finds out."""
     config = model.config
-    if config.head_dim % 8 or config.head_dim > _MAX_HEAD_DIM:
+    if config.head_dim % 8 or config.head_dim > MAX_HEAD_DIM:
         raise StartupError(
-            f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {_MAX_HEAD_DIM}; this "
+            f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {MAX_HEAD_DIM}; this "
             f"model's have {config.head_dim}"
         )
     if device.type == "cpu" and cpu_backend() == "triton" and config.dtype == torch.bfloat16:

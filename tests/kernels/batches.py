@@ -12,6 +12,29 @@ from torch import Tensor
 # Not a block id of any cache here: whoever reads a block table past a request's length crashes or gets nonsense.
 GARBAGE_BLOCK_ID = 2**30
 
+# A group of layers, and the one whose view of the group's cache is tested.
+LAYERS, LAYER = 5, 3
+
+
+def one_layer_of_a_group(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """(a cache [num_blocks, LAYERS, 2, ...], its view `[:, LAYER]`): what kv_cache holds in the view, else NaN."""
+    num_blocks, *page = kv_cache.shape
+    group = torch.full((num_blocks, LAYERS, *page), float("nan"), dtype=torch.float32).to(kv_cache.dtype)
+    group[:, LAYER] = kv_cache
+    return group, group[:, LAYER]
+
+
+def far_into_a_group(kv_cache: Tensor) -> tuple[Tensor, int]:
+    """(one layer's view of a group's cache in which kv_cache's blocks lie behind 2^31 elements, how many blocks later).
+
+    The operating system hands out memory for the pages that are touched, not for the gigabytes before them.
+    """
+    num_blocks, *page = kv_cache.shape
+    shift = 2**31 // (LAYERS * kv_cache[0].numel()) + 1
+    view = torch.empty((shift + num_blocks, LAYERS, *page), dtype=kv_cache.dtype)[:, LAYER]
+    view[shift:] = kv_cache
+    return view, shift
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels import reference
 from pagewire.kernels.cpu import fallback, native
-from tests.kernels.batches import Batch, make_batch
+from tests.kernels.batches import GARBAGE_BLOCK_ID, Batch, far_into_a_group, make_batch, one_layer_of_a_group
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -248,19 +248,41 @@ def test_padding_requests_are_harmless() -> None:
         torch.testing.assert_close(cpu.paged_attention(*padded.args()), expected)
 
 
-def test_block_ids_beyond_32_bit_offsets() -> None:
-    batch = make_batch([1, 3], [40, 17], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    shift = 2**31 // batch.kv_cache[0].numel()
-    # The operating system hands out memory for the pages that are touched, not for these gigabytes.
-    huge = torch.empty((shift + batch.kv_cache.shape[0], *batch.kv_cache.shape[1:]), dtype=torch.bfloat16)
-    huge[shift:] = batch.kv_cache
-    far = replace(batch, kv_cache=huge, block_table=batch.block_table + shift)
-    assert torch.equal(native.paged_attention(*far.args()), native.paged_attention(*batch.args()))
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize("attention", [native, fallback, reference], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_one_layer_of_a_group_is_read_as_a_cache_of_its_own(
+    attention: ModuleType, dtype: torch.dtype, fp8: bool, head_dim: int
+) -> None:
+    batch = make_batch(
+        [1, 40, 3, 17],
+        [600, 0, 130, 300],
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        block_size=16,
+        dtype=dtype,
+        fp8=fp8,
+    )
+    _, view = one_layer_of_a_group(batch.kv_cache)
+    assert not view.is_contiguous()
+    for window in (0, 50):
+        expected = attention.paged_attention(*batch.args(window))
+        assert torch.equal(attention.paged_attention(*replace(batch, kv_cache=view).args(window)), expected)
 
-    key = torch.randn(1, 2, 64).bfloat16()
-    native.store_kv(key, key + 1, huge, torch.tensor([shift * 16 + 5]), None)
-    assert torch.equal(huge[shift, 0, :, 5], key[0])
-    assert torch.equal(huge[shift, 1, :, 5], key[0] + 1)
+
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_block_ids_beyond_32_bit_offsets(fp8: bool) -> None:
+    batch = make_batch(
+        [1, 30], [40, 17], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, fp8=fp8
+    )
+    huge, shift = far_into_a_group(batch.kv_cache)
+    table = torch.where(batch.block_table == GARBAGE_BLOCK_ID, batch.block_table, batch.block_table + shift)
+    far = replace(batch, kv_cache=huge, block_table=table)
+    assert torch.equal(native.paged_attention(*far.args()), native.paged_attention(*batch.args()))
 
 
 def test_wrong_arguments_are_named() -> None:

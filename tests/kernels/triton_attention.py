@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.triton.attention import decode_attention, paged_attention, split_kv
-from tests.kernels.batches import Batch, make_batch
+from tests.kernels.batches import Batch, make_batch, one_layer_of_a_group
 from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -49,6 +49,7 @@ def case(
     soft_cap: float = 0.0,
     fp8: bool = False,
     split_size: int = 0,
+    in_group: bool = False,
 ) -> None:
     batch = make_batch(
         list(query_lens),
@@ -60,6 +61,8 @@ def case(
         dtype=dtype,
         fp8=fp8,
     )
+    if in_group:
+        batch = replace(batch, kv_cache=one_layer_of_a_group(batch.kv_cache)[1])
     features = (window, soft_cap)
     check(paged_attention.paged_attention(*batch.args(*features, split_size)), batch, features)
 
@@ -72,9 +75,7 @@ def split_on_the_device(min_split: int, num_programs: int) -> None:
     )  # fmt: skip
     out = torch.full_like(batch.query, float("nan"))
     config = {"block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_sm": num_programs, "min_split": min_split}
-    decode_attention.decode_attention(
-        batch.query, batch.kv_cache, out, *batch.args()[2:], config
-    )  # fmt: skip
+    decode_attention.decode_attention(batch.query, batch.kv_cache, out, *batch.args()[2:], config=config)
     check(out, batch)
 
 
@@ -175,6 +176,10 @@ CASES: dict[str, Callable[[], None]] = {
     "soft cap, window, split": partial(case, [1, 20, 4], [90, 70, 60], (6, 2), window=50, soft_cap=3.0, split_size=32),
     "fp8": partial(case, *MIXED, (4, 2), 64, dtype=torch.float16, fp8=True),
     "fp8, split, odd head_dim, soft cap": partial(case, *MIXED, head_dim=80, soft_cap=4.0, fp8=True, split_size=32),
+    "one layer of a group": partial(case, *MIXED, in_group=True),
+    "one layer of a group, fp8, pages of 64": partial(
+        case, *MIXED, (4, 2), 64, 64, torch.float16, fp8=True, in_group=True
+    ),
     "fixed split": partial(case, [1, 2, 16], [300, 65, 130], (4, 1), split_size=32),
     "fixed split, odd head_dim": partial(case, [1, 2], [100, 65], (4, 2), 96, split_size=32),
     "many splits of one request": partial(case, [1], [2500], (2, 1)),

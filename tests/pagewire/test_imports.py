@@ -117,6 +117,9 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
             ["opentelemetry", "fastapi", "gateway", "quantize", "services.scheduler", "services.tokenizer"],
         ),
         ("services.scheduler.scheduler", ["grpc", "torch", "prometheus_client"]),
+        # An op's definition comes before all of its implementations, which load on first use.
+        ("kernels.ops", ["triton", "kernels.triton", "kernels.cpu", "kernels.reference"]),
+        ("kernels.quantized", ["triton", "kernels.triton", "kernels.cpu", "kernels.reference"]),
         ("quantize.command", ["fastapi", "gateway", "services.scheduler"]),
         *(
             (module, ["torch", "transformers", *missing, "services", "gateway", "kernels", "quantize"])

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu.library import FLOAT8, F, I, L, P, bind, dtype_code, norm_weight, threads_for
+from pagewire.kernels.ops import MAX_HEAD_DIM
 
-__all__ = ["MAX_HEAD_DIM", "paged_attention", "rotary_store_kv", "store_kv"]
-
-MAX_HEAD_DIM = 256
+__all__ = ["paged_attention", "rotary_store_kv", "store_kv"]
 
 _paged_attention = bind("paged_attention", I, I, *[P] * 7, *[L] * 4, *[I] * 5, F, I, F, I)
 _store_kv = bind("store_kv", I, P, P, *[L] * 4, P, P, P, L, *[I] * 3, L, I)
