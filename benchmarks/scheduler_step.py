@@ -91,8 +91,8 @@ def step_to_wire(step: ScheduledStep) -> bytes:
 
 def news_response(outputs: Outputs) -> bytes:
     news = {
-        request.request_id: News(token_ids, request.num_prompt_tokens, request.num_output_tokens, 0)
-        for request, token_ids in zip(outputs.requests, outputs.token_ids, strict=True)
+        request.request_id: News([token_id], request.num_prompt_tokens, request.num_output_tokens, 0)
+        for request, token_id in zip(outputs.requests, outputs.token_ids, strict=True)
     }
     response: scheduler_pb2.SchedulerServiceConnectResponse = convert.from_all_news(news)
     return response.SerializeToString()

@@ -55,6 +55,7 @@ class Request:
         "block_table",
         "epoch",
         "finish_reason",
+        "hash_block_size",
         "is_resubmitted",
         "max_num_tokens",
         "num_cached_blocks",
@@ -113,9 +114,10 @@ class Request:
         self.max_num_tokens = 0
         self.stop_token_ids: frozenset[int] = frozenset()
 
-        # Owned by the replica's KVCacheManager; hashes by block size, which differs between replicas, perhaps.
+        # Owned by the replica's KVCacheManager.
         self.block_table: list[Block] = []
-        self.block_hashes: dict[int, list[bytes]] = {}
+        self.block_hashes: list[bytes] = []
+        self.hash_block_size = 0  # tokens that each of these stands for
         self.num_cached_blocks = 0
 
     @property
@@ -155,19 +157,19 @@ class Request:
         elif self.sampling_params.max_tokens is not None:
             self.max_num_tokens = min(self.max_num_tokens, self.num_prompt_tokens + self.sampling_params.max_tokens)
 
-    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Takes in tokens that were gained at once.
+    def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:
+        """Takes in what a step brought that could have brought `most` tokens.
 
         Returns:
-            Those up to the request's end, and why it ends with the last of them; None: it goes on.
+            The tokens up to the request's end, and why it ends with the last of them; None: it goes on.
         """
+        self.num_output_placeholders -= most
+        self.num_computed_tokens -= most - len(token_ids)  # drafts that were refused
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
-            # find_end decides; most tokens are ruled out without a call.
-            if token_id in self.stop_token_ids or len(self.token_ids) >= self.max_num_tokens:
-                reason = self.find_end()
-                if reason is not None:
-                    return token_ids[: index + 1], reason
+            reason = self.find_end()
+            if reason is not None:
+                return token_ids[: index + 1], reason
         return token_ids, None
 
     def find_end(self) -> FinishReason | None:

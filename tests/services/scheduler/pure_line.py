@@ -133,9 +133,11 @@ class PureLine:
     def receive(self, index: int = 0) -> Outputs:
         outputs = self.scheduler.update(self.scheduler.replicas[index], self._results[index].popleft())
         self.scheduler.check_integrity()
-        for i, (request, token_ids) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
+        end = 0
+        for i, (request, num_tokens) in enumerate(zip(outputs.requests, outputs.num_tokens, strict=True)):
+            start, end = end, end + num_tokens
             assert not self.ends[request.request_id], "a token after the end"
-            self.outputs[request.request_id] += token_ids
+            self.outputs[request.request_id] += outputs.token_ids[start:end]
             if i in outputs.vectors:
                 self.vectors[request.request_id] = list(outputs.vectors[i].values)
             if request.finish_reason is not None:
