@@ -70,7 +70,7 @@ class FakeRow:
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: list[int]
-    sampling_params: Any
+    sampling_params: common_pb2.SamplingParams
     histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
 
     def extend_histories(self) -> None:
@@ -132,8 +132,8 @@ class FakeExecutor:
             if self.check_kv:
                 self._check_kv(request_id, row)
             if row.num_computed_tokens == len(row.token_ids):
-                if (num_logprobs := _logprobs_of(row.sampling_params)) is not None:
-                    logprobs[len(sampled)] = _fake_logprobs(self._sample(row), num_logprobs, self.vocab_size)
+                if (params := row.sampling_params).HasField("logprobs"):
+                    logprobs[len(sampled)] = _fake_logprobs(self._sample(row), params.logprobs, self.vocab_size)
                 sampled.append(request_id)
                 token_ids.append(self._sample(row))
                 row.token_ids.append(token_ids[-1])
@@ -207,13 +207,6 @@ class FakeExecutor:
         if len(row.token_ids) - row.num_prompt_tokens < params.min_tokens:
             banned = set(params.stop_token_ids) | (set() if params.ignore_eos else self.eos_token_ids)
         return next_token(row.histories[-1], self.vocab_size, banned)
-
-
-def _logprobs_of(params: Any) -> int | None:
-    """The logprobs field of SamplingParams, as a value or as a message."""
-    if isinstance(params, common_pb2.SamplingParams):
-        return params.logprobs if params.HasField("logprobs") else None
-    return params.logprobs
 
 
 def _fake_logprobs(token_id: int, num_logprobs: int, vocab_size: int) -> common_pb2.Logprobs:

@@ -1,8 +1,8 @@
 """What fits into a step."""
 
 from pagewire.config import SchedulerConfig
+from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.sampling_params import InvalidRequest
 from pagewire.services.scheduler.step import ExecutorInfo
 
 

@@ -3,7 +3,8 @@
 import enum
 from typing import TYPE_CHECKING
 
-from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams, check_token_ids
+from pagewire.sampling_params import InvalidRequest, check_for_model, check_token_ids
+from pagewire.v1.common_pb2 import SamplingParams
 
 if TYPE_CHECKING:
     from pagewire.services.scheduler.block_pool import Block
@@ -57,6 +58,7 @@ class Request:
         "finish_reason",
         "is_resubmitted",
         "max_num_tokens",
+        "min_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -82,9 +84,13 @@ class Request:
         *,
         is_resubmitted: bool = False,
     ) -> None:
-        """is_resubmitted: an earlier attempt was let in, so that this one is not turned away."""
+        """sampling_params: resolved, and never changed.
+
+        is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
+        """
         self.request_id = request_id
         self.sampling_params = sampling_params
+        self.min_tokens = sampling_params.min_tokens  # looked at for every token
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
         self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
@@ -133,11 +139,11 @@ class Request:
             raise InvalidRequest(too_long(num_prompt_tokens, info))
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
-        params.validate_for(info.vocab_size, info.max_logprobs)
+        check_for_model(params, info.vocab_size, info.max_logprobs)
         self.max_num_tokens = info.max_num_tokens
-        if params.max_tokens is not None:
+        if params.HasField("max_tokens"):
             self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
-        self.stop_token_ids = params.stop_token_ids
+        self.stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_token_ids |= info.eos_token_ids
 
@@ -145,7 +151,7 @@ class Request:
         """Why the request ends with its last known token, or None if it goes on."""
         num_output_tokens = self.num_output_tokens
         # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
-        if num_output_tokens > self.sampling_params.min_tokens:
+        if num_output_tokens > self.min_tokens:
             last = self.token_ids[-1]
             if last in self.stop_token_ids:
                 self.stop_token_id = last if last in self.sampling_params.stop_token_ids else None

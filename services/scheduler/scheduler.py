@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Iterator
 
 from pagewire.config import SchedulerConfig
+from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.kv_cache import KVCacheManager
 from pagewire.services.scheduler.limits import StepLimits
 from pagewire.services.scheduler.policy import POLICIES, WaitingQueue, by_order, has_priority, num_victims
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
-from pagewire.services.scheduler.sampling_params import InvalidRequest
 from pagewire.services.scheduler.step import ExecutorInfo, NewRequest, Outputs, ProtocolError, Step, StepResult
 from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
 

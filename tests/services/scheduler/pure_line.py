@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.config import SchedulerConfig
+from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 
 
@@ -69,10 +70,10 @@ class PureLine:
     def add(
         self, prompt: Sequence[int], resume: Sequence[int] = (), *, is_resubmitted: bool = False, **params: Any
     ) -> Request:
-        params.setdefault("seed", 0)
         self._num_requests += 1
+        sampling_params = resolve(SamplingParams(**params))
         request = Request(
-            self._num_requests, list(prompt), SamplingParams(**params), list(resume), is_resubmitted=is_resubmitted
+            self._num_requests, list(prompt), sampling_params, list(resume), is_resubmitted=is_resubmitted
         )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []
