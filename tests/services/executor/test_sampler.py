@@ -11,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.sampling_state import SamplingState, column_values
 from pagewire.services.executor.step import ProtocolError
 from pagewire.v1.common_pb2 import SamplingParams
+from tests.sampling_values import a_value
 from tests.services.executor.stepping import CPU, sampling_params
 
 EOS = (2, 5)
@@ -61,6 +63,28 @@ def greedy(logits: torch.Tensor, params: SamplingParams, known: list[int], num_p
 def softmax(row: np.ndarray) -> np.ndarray:
     weights = np.exp(row - row.max())
     return weights / weights.sum()
+
+
+# Parameters to columns
+
+
+def test_every_parameter_with_a_column_reaches_its_row():
+    """Without naming one of them here: what is in the table is there for kernels to read."""
+    params = sampling_params(**{parameter.name: a_value(parameter) for parameter in PARAMETERS})
+    columns = RowColumns(3, CPU)
+    counts = {"num_tokens": 5, "num_computed_tokens": 1, "num_prompt_tokens": 4}
+    columns.fill(np.array([2, 0]), [counts | column_values(each, 300) for each in (params, sampling_params(seed=9))])
+    for parameter in PARAMETERS:
+        if parameter.column is not None:
+            column, default = getattr(columns, parameter.name), 9 if parameter.name == "seed" else parameter.default
+            assert column.dtype == {int: torch.int64, float: torch.float32}[parameter.type]
+            assert column.tolist() == [parameter.column(default, 300), 0, a_value(parameter)], parameter.name
+    assert columns.num_prompt_tokens.tolist() == [4, 0, 4]
+
+
+@pytest.mark.parametrize(("top_k", "num_kept"), [(0, 300), (-1, 300), (7, 7), (300, 300), (301, 300)])
+def test_top_k_that_is_off_keeps_all_tokens(top_k: int, num_kept: int):
+    assert column_values(sampling_params(top_k=top_k), 300)["top_k"] == num_kept
 
 
 # Greedy
