@@ -1,14 +1,11 @@
 """One generation, as the scheduler sees it."""
 
 import enum
-from typing import TYPE_CHECKING
 
 from pagewire.sampling_params import InvalidRequest, check_for_model, check_token_ids
+from pagewire.services.scheduler.block_pool import Block
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.v1.common_pb2 import SamplingParams
-
-if TYPE_CHECKING:
-    from pagewire.services.scheduler.block_pool import Block
-    from pagewire.services.scheduler.step import ExecutorInfo
 
 
 class RequestStatus(enum.Enum):
@@ -26,7 +23,7 @@ class FinishReason(enum.IntEnum):
     ERROR = 4
 
 
-def too_long(num_prompt_tokens: int, info: "ExecutorInfo") -> str:
+def too_long(num_prompt_tokens: int, info: ExecutorInfo) -> str:
     """What to say of a prompt of info.max_num_tokens and more."""
     if num_prompt_tokens >= info.max_model_len:
         return (
@@ -49,6 +46,9 @@ class Request:
         token_ids                      [p p p p p o o]            num_tokens = 7
         with num_output_placeholders=1 [p p p p p o o ?]
         num_computed_tokens = 7        [k k k k k k k]            the next step computes "?" without knowing it
+
+    Where tokens are drafted, a step may bring fewer than it could: until its result is known, `num_output_placeholders`
+    and `num_computed_tokens` are upper bounds, too high by the same number.
     """
 
     __slots__ = (
@@ -58,7 +58,6 @@ class Request:
         "finish_reason",
         "is_resubmitted",
         "max_num_tokens",
-        "min_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -67,12 +66,14 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "order",
+        "replica_id",
         "request_id",
         "sampling_params",
         "status",
         "stop_token_id",
         "stop_token_ids",
         "token_ids",
+        "yields_vector",
     )
 
     def __init__(
@@ -83,14 +84,17 @@ class Request:
         resume_token_ids: list[int] | None = None,
         *,
         is_resubmitted: bool = False,
+        yields_vector: bool = False,
     ) -> None:
         """sampling_params: resolved, and never changed.
 
         is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
+
+        yields_vector: it ends with its prompt and yields a vector instead of tokens.
         """
         self.request_id = request_id
+        self.yields_vector = yields_vector
         self.sampling_params = sampling_params
-        self.min_tokens = sampling_params.min_tokens  # looked at for every token
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
         self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
@@ -106,14 +110,15 @@ class Request:
         self.epoch = 0
         # Place in the queues, smaller first; given by the policy.
         self.order: tuple[int, int] = (0, 0)
+        self.replica_id: int | None = None  # of the replica that runs it; None = it waits or has ended
 
-        # Resolved against the executor's model and capacity by `resolve`.
+        # Resolved against an executor's model and capacity by `resolve`.
         self.max_num_tokens = 0
         self.stop_token_ids: frozenset[int] = frozenset()
 
-        # Owned by the KVCacheManager.
+        # Owned by the replica's KVCacheManager; hashes by block size, which differs between replicas, perhaps.
         self.block_table: list[Block] = []
-        self.block_hashes: list[bytes] = []
+        self.block_hashes: dict[int, list[bytes]] = {}
         self.num_cached_blocks = 0
 
     @property
@@ -128,7 +133,7 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
-    def resolve(self, info: "ExecutorInfo") -> None:
+    def resolve(self, info: ExecutorInfo) -> None:
         """Fixes the limits of the request for this executor.
 
         Raises:
@@ -140,18 +145,39 @@ class Request:
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
         check_for_model(params, info.vocab_size, info.max_logprobs)
-        self.max_num_tokens = info.max_num_tokens
-        if params.HasField("max_tokens"):
-            self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
+        self.limit_to(info)
         self.stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_token_ids |= info.eos_token_ids
+
+    def limit_to(self, info: ExecutorInfo) -> None:
+        """Fixes how long the request may grow on this executor, one of the model that it was resolved for."""
+        self.max_num_tokens = info.max_num_tokens
+        if self.yields_vector:
+            self.max_num_tokens = self.num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
+        elif self.sampling_params.HasField("max_tokens"):
+            self.max_num_tokens = min(self.max_num_tokens, self.num_prompt_tokens + self.sampling_params.max_tokens)
+
+    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Takes in tokens that were gained at once.
+
+        Returns:
+            Those up to the request's end, and why it ends with the last of them; None: it goes on.
+        """
+        for index, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            # find_end decides; most tokens are ruled out without a call.
+            if token_id in self.stop_token_ids or len(self.token_ids) >= self.max_num_tokens:
+                reason = self.find_end()
+                if reason is not None:
+                    return token_ids[: index + 1], reason
+        return token_ids, None
 
     def find_end(self) -> FinishReason | None:
         """Why the request ends with its last known token, or None if it goes on."""
         num_output_tokens = self.num_output_tokens
         # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
-        if num_output_tokens > self.min_tokens:
+        if num_output_tokens > self.sampling_params.min_tokens:
             last = self.token_ids[-1]
             if last in self.stop_token_ids:
                 self.stop_token_id = last if last in self.sampling_params.stop_token_ids else None
@@ -162,12 +188,14 @@ class Request:
         """Ends the request; tokens in flight become void."""
         self.status = RequestStatus.FINISHED
         self.finish_reason = reason
+        self.replica_id = None
         self.num_output_placeholders = 0
         self.epoch += 1
 
     def preempt(self) -> None:
         """Sends the request back to waiting, with its tokens and without KV; tokens in flight become void."""
         self.status = RequestStatus.WAITING
+        self.replica_id = None
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_preemptions += 1

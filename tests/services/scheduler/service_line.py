@@ -42,7 +42,7 @@ class ServiceLine:
         async with rpc.channel(self.executor_address) as behind, rpc.channel(self.scheduler_address) as channel:
             self.channel = channel
             self.stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            self.engine = Engine(self.config, behind)
+            self.engine = Engine(self.config, [behind])
             self.server = make_server(self.config, self.engine, [behind])
             await self.server.start()
             tasks = [
