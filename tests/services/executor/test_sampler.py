@@ -76,7 +76,7 @@ def test_every_parameter_with_a_column_reaches_its_row():
     columns.fill(np.array([2, 0]), [counts | column_values(each, 300) for each in (params, sampling_params(seed=9))])
     for parameter in PARAMETERS:
         if parameter.column is not None:
-            column, default = getattr(columns, parameter.name), 9 if parameter.name == "seed" else parameter.default
+            column, default = getattr(columns, parameter.name), 9 if parameter.default is None else parameter.default
             assert column.dtype == {int: torch.int64, float: torch.float32}[parameter.type]
             assert column.tolist() == [parameter.column(default, 300), 0, a_value(parameter)], parameter.name
     assert columns.num_prompt_tokens.tolist() == [4, 0, 4]
