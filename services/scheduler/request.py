@@ -2,9 +2,10 @@
 
 import enum
 
+from pagewire.sampling_params import InvalidRequest, check_for_model, check_token_ids
 from pagewire.services.scheduler.block_pool import Block
 from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams, check_token_ids
+from pagewire.v1.common_pb2 import SamplingParams
 
 
 class RequestStatus(enum.Enum):
@@ -86,7 +87,9 @@ class Request:
         is_resubmitted: bool = False,
         yields_vector: bool = False,
     ) -> None:
-        """is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
+        """sampling_params: resolved, and never changed.
+
+        is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
 
         yields_vector: it ends with its prompt and yields a vector instead of tokens.
         """
@@ -143,9 +146,9 @@ class Request:
             raise InvalidRequest(too_long(num_prompt_tokens, info))
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
-        params.validate_for(info.vocab_size, info.max_logprobs)
+        check_for_model(params, info.vocab_size, info.max_logprobs)
         self.limit_to(info)
-        self.stop_token_ids = params.stop_token_ids
+        self.stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_token_ids |= info.eos_token_ids
 
@@ -154,7 +157,7 @@ class Request:
         self.max_num_tokens = info.max_num_tokens
         if self.yields_vector:
             self.max_num_tokens = self.num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
-        elif self.sampling_params.max_tokens is not None:
+        elif self.sampling_params.HasField("max_tokens"):
             self.max_num_tokens = min(self.max_num_tokens, self.num_prompt_tokens + self.sampling_params.max_tokens)
 
     def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:

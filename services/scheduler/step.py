@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.sampling_params import SamplingParams
+from pagewire.v1.common_pb2 import SamplingParams
 
 
 class InvalidResult(Exception):
