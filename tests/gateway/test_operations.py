@@ -141,7 +141,7 @@ async def test_one_scrape_of_all_services(client: httpx.AsyncClient, fake: FakeT
 async def test_request_id_goes_everywhere(
     client: httpx.AsyncClient, fake: FakeTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "gateway"):
+    with caplog.at_level(logging.INFO, "pagewire.gateway"):
         response = await client.post("/v1/completions", json={"prompt": "p"}, headers={"X-Request-Id": "mine"})
         assert response.headers["x-request-id"] == "mine"
         assert response.json()["id"] == "cmpl-mine"
@@ -162,7 +162,7 @@ async def test_request_id_goes_everywhere(
 
 
 async def test_a_path_cannot_forge_log_lines(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "gateway"):
+    with caplog.at_level(logging.INFO, "pagewire.gateway"):
         await client.get("/a%0a10:00:00%20I%20gateway%20forged%1b[2J")
         await eventually(lambda: len(access_lines(caplog)) == 1)
     assert access_lines(caplog)[0].getMessage().startswith("GET /a%0A10%3A00%3A00%20I%20gateway%20forged%1B%5B2J 404 ")
@@ -208,7 +208,7 @@ async def test_span_of_a_generation(
 async def test_span_and_log_of_a_failed_generation(
     client: httpx.AsyncClient, fake: FakeTokenizer, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "gateway"):
+    with caplog.at_level(logging.INFO, "pagewire.gateway"):
         await client.post("/v1/completions", json={"prompt": "p", "model": "nobody"})
         fake.error_at = (3, RpcError(grpc.StatusCode.INTERNAL, "broken"))
         await client.post("/v1/completions", json={"prompt": "p", "stream": True})
