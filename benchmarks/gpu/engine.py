@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu import whole_line
 from benchmarks.gpu.engine_models import DENSE_MODELS, MODELS, SMALL_INT4_MODEL, SMALL_MODEL, BenchModel
 from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver
