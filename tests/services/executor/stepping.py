@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from pagewire.services.executor import stats
-from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.step import HostTokens, NewRequest, RowSampling, Step, StepOutput
 
 CPU = torch.device("cpu")

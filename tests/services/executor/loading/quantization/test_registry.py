@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
-from pagewire.services.executor.loading.quantization.methods import check_requested, is_left_over, quantization_of
+from pagewire.services.executor.loading.quantization.registry import check_requested, is_left_over, quantization_of
+from pagewire.services.executor.model_config import ModelLoadError
 
 CONFIGS: list[dict[str, Any]] = [
     {
