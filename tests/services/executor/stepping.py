@@ -179,7 +179,7 @@ PENALIZED = RowSampling(seed=12, repetition_penalty=1.3, frequency_penalty=0.2, 
 WITH_LOGPROBS = replace(SEEDED, logprobs=2)
 
 
-def check_random_steps(model: DecoderModel, driver: Driver, seed: int) -> None:
+def check_random_steps(model: Model, driver: Driver, seed: int) -> None:
     """Requests of all kinds come, decode in every number and order, and leave; each has the tokens it has alone."""
     kinds = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
     samplings: dict[int, RowSampling] = {}
