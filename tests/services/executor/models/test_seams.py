@@ -127,7 +127,7 @@ def test_its_checkpoint_is_read_checked_and_kept(tmp_path: Path) -> None:
     made = with_telling_weights(load_toy(tmp_path))
     tensors = {name: target.clone() for name, target in made.load_targets().items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    options = {"dtype": "float32", "device": CPU, "weights_cache": str(tmp_path / "kept")}
+    options: dict[str, Any] = {"dtype": "float32", "device": CPU, "weights_cache": str(tmp_path / "kept")}
     read, kept = load_model(tmp_path, **options), load_model(tmp_path, **options)
     assert len(list((tmp_path / "kept").iterdir())) == 1
     for model in (read, kept):
