@@ -136,8 +136,12 @@ def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from error
     tensor = file.tensors.get(_ROPE_FACTORS)
-    if tensor is None or not isinstance(config, DecoderConfig):
+    if tensor is None:
         return config
+    if not isinstance(config, DecoderConfig):
+        raise ModelLoadError(
+            f"{file.path}: tensor {_ROPE_FACTORS}: {config.architecture} has no rotary positions to scale"
+        )
     if tensor.type is not GGMLQuantizationType.F32:
         raise ModelLoadError(f"{file.path}: tensor {_ROPE_FACTORS} is {tensor.type.name}; only F32 is supported")
     factors = tuple(tensor.data.view(np.float32).ravel().tolist())

@@ -111,6 +111,24 @@ def test_an_fp8_cache_has_scales_for_the_heads_of_each_layer(tmp_path: Path) -> 
     assert len(driver.generate(0, 3, first=12)) == 3
 
 
+def test_scales_of_a_layer_without_a_cache_are_refused(tmp_path: Path) -> None:
+    tensors = {name: target.clone() for name, target in load_toy(tmp_path).load_targets().items()}
+    scales = {
+        "model.layers.0.self_attn.k_scale": torch.tensor(0.5),
+        "model.layers.2.self_attn.v_scale": torch.tensor([2.0, 3.0]),
+    }
+    save_file(tensors | scales, tmp_path / "model.safetensors")
+    layers = load_model(tmp_path, dtype="float32", device=CPU, kv_scales=True).attention_layers
+    assert [layer.kv_scales.tolist() for layer in layers if layer.kv_scales is not None] == [
+        [[0.5], [0.5]],
+        [[2.0, 3.0], [2.0, 3.0]],
+        [[1.0], [1.0]],
+    ]
+    save_file(tensors | {"model.layers.1.self_attn.k_scale": torch.tensor(0.5)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"model\.layers\.1\.self_attn\.k_scale: the model has no KV cache"):
+        load_model(tmp_path, dtype="float32", device=CPU, kv_scales=True)
+
+
 def test_its_linear_layers_can_be_quantized(tmp_path: Path) -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True, "desc_act": False}
     model = load_toy(tmp_path, quantization_config=config)
