@@ -44,17 +44,17 @@ class Head:
 
 
 class Answer(Protocol):
-    """The wire format of one answer: streamed (start, delta..., end) or whole."""
+    """The wire format of one answer: streamed (start, delta..., end) or whole. `out` takes the pieces of the stream."""
 
     operation: str
 
-    def start(self, generations: Sequence[Generation], usage: "UsageTotal") -> bytes:
+    def start(self, out: list[bytes], generations: Sequence[Generation], usage: "UsageTotal") -> None:
         """Events before any text, if there are any; the first news has arrived."""
 
-    def delta(self, generation: Generation, news: Response, usage: "UsageTotal") -> bytes:
-        """Events that say the news; empty if it says nothing to a client yet."""
+    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: "UsageTotal") -> None:
+        """Events that say the news; none if it says nothing to a client yet."""
 
-    def end(self, usage: "UsageTotal") -> bytes:
+    def end(self, out: list[bytes], usage: "UsageTotal") -> None:
         """The last events."""
 
     def whole(self, generations: Sequence[Generation], outputs: Sequence[Response], usage: "UsageTotal") -> Body:
@@ -123,16 +123,22 @@ class ChunkWriter:
         head, end = event(chunk).split(b'"choices":[]')
         self._head, self._end = head + b'"choices":[', b"]" + end
 
-    def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, usage: UsageTotal, **extra: Any) -> bytes:
+    def chunk(
+        self,
+        out: list[bytes],
+        choice: ChatChunkChoice | CompletionChunkChoice,
+        usage: UsageTotal,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
         """usage: up to here; extra: further fields of this chunk."""
-        if self._continuous_usage:
-            extra["usage"] = usage.info()
-        if extra:
-            return event(msgspec.structs.replace(self._chunk, choices=[choice], **extra))
-        return b"".join((self._head, encode(choice), self._end))
+        if extra or self._continuous_usage:
+            fields = {"usage": usage.info()} if self._continuous_usage else {}
+            out.append(event(msgspec.structs.replace(self._chunk, choices=[choice], **fields, **(extra or {}))))
+        else:
+            out += (self._head, encode(choice), self._end)
 
-    def end(self, usage: UsageTotal) -> bytes:
+    def end(self, out: list[bytes], usage: UsageTotal) -> None:
         """The last events."""
-        if not self._include_usage:
-            return DONE
-        return event(msgspec.structs.replace(self._chunk, usage=usage.info())) + DONE
+        if self._include_usage:
+            out.append(event(msgspec.structs.replace(self._chunk, usage=usage.info())))
+        out.append(DONE)

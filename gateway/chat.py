@@ -31,28 +31,27 @@ class ChatAnswer:
         self._writer = ChunkWriter(
             ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
+        # Filled anew for each token: to make two objects takes as long as to encode them.
+        self._choice_of_news = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
-    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> bytes:
+    def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:
         extra = {}
         if self._return_token_ids:
             # All choices have one prompt; it came with the first news of any of them.
             extra["prompt_token_ids"] = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
         delta = ChatDelta(role="assistant", content="")
-        return b"".join(
-            self._writer.chunk(ChatChunkChoice(index=generation.index, delta=delta), usage, **extra)
-            for generation in generations
-        )
+        for generation in generations:
+            self._writer.chunk(out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra)
 
-    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> bytes:
-        events = b""
+    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: UsageTotal) -> None:
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
-            choice = ChatChunkChoice(
-                index=generation.index,
-                delta=ChatDelta(content=news.text),
-                logprobs=_logprobs(news.logprobs) if self._logprobs else None,
-                token_ids=list(news.token_ids) if self._return_token_ids else UNSET,
-            )
-            events = self._writer.chunk(choice, usage)
+            choice = self._choice_of_news
+            choice.index, choice.delta.content = generation.index, news.text
+            if self._logprobs:
+                choice.logprobs = _logprobs(news.logprobs)
+            if self._return_token_ids:
+                choice.token_ids = list(news.token_ids)
+            self._writer.chunk(out, choice, usage)
         if news.finish_reason:
             choice = ChatChunkChoice(
                 index=generation.index,
@@ -60,11 +59,10 @@ class ChatAnswer:
                 finish_reason=finish_reason(news),
                 stop_reason=stop_reason(news),
             )
-            events += self._writer.chunk(choice, usage)
-        return events
+            self._writer.chunk(out, choice, usage)
 
-    def end(self, usage: UsageTotal) -> bytes:
-        return self._writer.end(usage)
+    def end(self, out: list[bytes], usage: UsageTotal) -> None:
+        self._writer.end(out, usage)
 
     def whole(
         self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal

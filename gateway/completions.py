@@ -32,32 +32,28 @@ class CompletionAnswer:
             CompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
 
-    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> bytes:
-        return b""
+    def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:
+        """Nothing: the first text is the first event."""
 
-    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> bytes:
-        events = b""
+    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: UsageTotal) -> None:
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
-            choice = CompletionChunkChoice(
-                index=generation.index,
-                text=news.text,
-                logprobs=self._logprobs_of(generation.index, news.logprobs) if self._logprobs else None,
-            )
+            choice = CompletionChunkChoice(index=generation.index, text=news.text)
+            if self._logprobs:
+                choice.logprobs = self._logprobs_of(generation.index, news.logprobs)
             if self._return_token_ids:
                 choice.token_ids = list(news.token_ids)
                 if generation.index not in self._prompts_sent:
                     self._prompts_sent.add(generation.index)
                     choice.prompt_token_ids = generation.prompt_token_ids
-            events = self._writer.chunk(choice, usage)
+            self._writer.chunk(out, choice, usage)
         if news.finish_reason:
             choice = CompletionChunkChoice(
                 index=generation.index, text="", finish_reason=finish_reason(news), stop_reason=stop_reason(news)
             )
-            events += self._writer.chunk(choice, usage)
-        return events
+            self._writer.chunk(out, choice, usage)
 
-    def end(self, usage: UsageTotal) -> bytes:
-        return self._writer.end(usage)
+    def end(self, out: list[bytes], usage: UsageTotal) -> None:
+        self._writer.end(out, usage)
 
     def whole(self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal) -> Completion:
         return Completion(

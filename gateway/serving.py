@@ -100,28 +100,32 @@ class GenerationResponse(Response):
 
     async def _stream(self, reply: Reply, context: RequestContext, send: Send) -> None:
         """The head waits for the first news: until then an error has a status of its own."""
-        answer, usage = self._answer, self._usage
+        answer, usage, started = self._answer, self._usage, False
         try:
             while news := await reply.next():
-                events = [] if context.status else [answer.start(reply.generations, usage)]
+                events: list[bytes] = []
+                if not started:
+                    answer.start(events, reply.generations, usage)
                 for index, response in news:
-                    events.append(answer.delta(reply.generations[index], response, usage))
+                    answer.delta(events, reply.generations[index], response, usage)
                     if response.finish_reason:
                         self._finish_reasons[index] = finish_reason(response)
-                if not context.status:
+                if not started:
+                    started = True
                     metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(context.elapsed)
                     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
                     send = context.send  # what lies between has seen all it has to
-                if body := b"".join(events):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-            last = answer.end(usage)
+                if events:
+                    await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+            last: list[bytes] = []
+            answer.end(last, usage)
         except (ApiError, RpcError) as error:
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not context.status:
                 raise api_error from error
             self._failure = api_error.message
-            last = event(api_error.body()) + DONE
-        await send({"type": "http.response.body", "body": last})
+            last = [event(api_error.body()), DONE]
+        await send({"type": "http.response.body", "body": b"".join(last)})
 
     def _attributes(self, scope: Scope, context: RequestContext, status: int) -> dict[str, Any]:
         """OpenTelemetry's HTTP and GenAI conventions."""
