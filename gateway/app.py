@@ -208,19 +208,19 @@ async def livez(request: Request) -> Health:
     return Health(status="ok")
 
 
-_READY = {200: openapi.response(Health, "Ready."), 503: openapi.response(Health, "Not ready; `reason` says why.")}
+_READY: openapi.Responses = {
+    200: openapi.response(Health, "Ready."),
+    503: openapi.response(Health, "Not ready; `reason` says why."),
+}
 
 
 @router.get("/health", tags=["operation"], responses=_READY)
 @router.get("/readyz", tags=["operation"], responses=_READY)
 async def ready(request: Request) -> Response:
     """Whether a request would be served, by the whole line. Needs no key."""
-    reason = await _gateway(request).why_not_ready()
-    return (
-        json_response(Health(status="unavailable", reason=reason), 503)
-        if reason
-        else json_response(Health(status="ok"))
-    )
+    if reason := await _gateway(request).why_not_ready():
+        return json_response(Health(status="unavailable", reason=reason), 503)
+    return json_response(Health(status="ok"))
 
 
 @router.get("/version", tags=["operation"])

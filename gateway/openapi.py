@@ -36,7 +36,7 @@ def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
     return {200: answer}
 
 
-_ERRORS = {
+_ERRORS: dict[int | str, str] = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
     404: "No such route or model.",
