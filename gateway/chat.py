@@ -31,7 +31,7 @@ class ChatAnswer:
         self._writer = ChunkWriter(
             ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
-        # Filled anew for each token: to make two objects takes as long as to encode them.
+        # Filled anew for each token, as making the two objects takes as long as encoding them.
         self._choice_of_news = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
     def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:

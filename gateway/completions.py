@@ -31,20 +31,23 @@ class CompletionAnswer:
         self._writer = ChunkWriter(
             CompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
+        # Filled anew for each token, as making it takes half as long as encoding it.
+        self._choice_of_news = CompletionChunkChoice(index=0, text="")
 
     def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:
         """Nothing: the first text is the first event."""
 
     def delta(self, out: list[bytes], generation: Generation, news: Response, usage: UsageTotal) -> None:
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
-            choice = CompletionChunkChoice(index=generation.index, text=news.text)
+            choice = self._choice_of_news
+            choice.index, choice.text = generation.index, news.text
             if self._logprobs:
                 choice.logprobs = self._logprobs_of(generation.index, news.logprobs)
             if self._return_token_ids:
                 choice.token_ids = list(news.token_ids)
-                if generation.index not in self._prompts_sent:
-                    self._prompts_sent.add(generation.index)
-                    choice.prompt_token_ids = generation.prompt_token_ids
+                is_first = generation.index not in self._prompts_sent
+                choice.prompt_token_ids = generation.prompt_token_ids if is_first else UNSET
+                self._prompts_sent.add(generation.index)
             self._writer.chunk(out, choice, usage)
         if news.finish_reason:
             choice = CompletionChunkChoice(
