@@ -49,7 +49,7 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "health": ("GET", "/health", None),
     "unknown parameter": ("POST", CHAT, CHAT_BODY | {"temprature": 1}),
     "unsupported parameter": ("POST", CHAT, CHAT_BODY | {"tools": [{}]}),
-    "wrong value": ("POST", TEXT, TEXT_BODY | {"top_p": 0, "n": 0}),
+    "wrong value": ("POST", TEXT, TEXT_BODY | {"n": 0}),
     "no body": ("POST", "/tokenize", None),
     "tokenize, wrong value": ("POST", "/tokenize", {"prompt": 5}),
     "detokenize, missing": ("POST", "/detokenize", {}),
