@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -27,7 +28,7 @@ def output_of(number: int, max_tokens: int, length: int = 20) -> list[int]:
     return expected_output(prompt_of(number, length), max_tokens, vocab_size=VOCAB_SIZE)
 
 
-def make_line(tmp_path: Path, *, step_seconds: float = 0.0, num_blocks: int = 256, **config: object) -> ServiceLine:
+def make_line(tmp_path: Path, *, step_seconds: float = 0.0, num_blocks: int = 256, **config: Any) -> ServiceLine:
     executor = FakeExecutorServicer(lambda: FakeExecutor(num_blocks=num_blocks), step_seconds=step_seconds)
     return ServiceLine(tmp_path, executor, **config)
 
