@@ -10,8 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from pagewire.services.scheduler.news import new_outbox
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
-from pagewire.services.scheduler.step import Outputs, StepResult
+from pagewire.services.scheduler.step import StepResult
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request

@@ -1,0 +1,182 @@
+"""What every HTTP request passes before its route: request id, key, size, shutdown, access log, metrics.
+
+Plain ASGI: Starlette's own middleware base costs a task and a queue per request and hides disconnects.
+"""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import uuid
+from typing import Any
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagewire.gateway import metrics
+from pagewire.gateway.errors import ApiError, error_response
+from pagewire.gateway.schema.requests import REQUEST_ID_PATTERN
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+PROBES = frozenset({"/health", "/livez", "/readyz"})
+_QUIET = PROBES | {"/metrics"}
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+_SCOPE_KEY = "pagewire.request"
+# nginx's status for a client that went away before its answer; never on the wire.
+CLIENT_GONE = 499
+
+
+class RequestContext:
+    """One HTTP request and its response, as the log and the metrics see them."""
+
+    __slots__ = ("note", "request_id", "send", "started", "status")
+
+    def __init__(self, request_id: str, send: Send) -> None:
+        """send: the server's own, for a body whose head has passed through everything between."""
+        self.request_id = request_id
+        self.send = send
+        self.started = time.monotonic()
+        self.status = 0
+        self.note = ""
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+
+def request_context(scope: Scope) -> RequestContext:
+    context: RequestContext = scope[_SCOPE_KEY]
+    return context
+
+
+class GracefulShutdown:
+    """Whether this gateway is shutting down, and how many requests it still answers."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def request_begins(self) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+
+    def request_ends(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+
+class RequestMiddleware:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, shutdown: GracefulShutdown) -> None:
+        self._app = app
+        self._api_key = api_key.encode() if api_key else None
+        self._shutdown = shutdown
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        context = RequestContext(given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex, send)
+        scope[_SCOPE_KEY] = context
+        quiet = scope["path"] in _QUIET
+        metrics.HTTP_IN_FLIGHT.inc()
+        if not quiet:
+            self._shutdown.request_begins()
+        try:
+            await self._answer(scope, headers, receive, _sender(context, send))
+        finally:
+            if not quiet:
+                self._shutdown.request_ends()
+            metrics.HTTP_IN_FLIGHT.dec()
+            _record(scope, context, quiet)
+
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        refusal = self._refuse(scope["path"], headers)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, _limited(receive), send)
+        except ClientDisconnect:  # with a part of its body unsent
+            metrics.CLIENTS_GONE.inc()
+        except Exception:
+            context = request_context(scope)
+            logger.exception("unexpected error", extra={"request_id": context.request_id})
+            if context.status:
+                # The head is out: the cut connection is all that can still tell the client.
+                raise
+            await error_response(ApiError(500, "internal error; the gateway's log has the cause"))(scope, receive, send)
+
+    def _refuse(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+        if path in PROBES:
+            return None
+        if self._api_key is not None and not self._authorized(headers.get(b"authorization", b"")):
+            return ApiError(
+                401, "missing or wrong API key: send the header Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        if self._shutdown.begun and path not in _QUIET:
+            return ApiError(503, "this gateway is shutting down; try again")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            return ApiError(413, _too_large())
+        return None
+
+    def _authorized(self, authorization: bytes) -> bool:
+        scheme, _, key = authorization.partition(b" ")
+        assert self._api_key is not None
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
+
+
+def _too_large() -> str:
+    return f"the body is larger than {MAX_BODY_BYTES} bytes"
+
+
+def _limited(receive: Receive) -> Receive:
+    """Bodies without a Content-Length are measured as they come."""
+    size = 0
+
+    async def limited() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(413, _too_large())
+        return message
+
+    return limited
+
+
+def _sender(context: RequestContext, send: Send) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            context.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", context.request_id.encode())]
+        await send(message)
+
+    return sender
+
+
+def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
+    route: Any = scope.get("route")
+    # Paths that are no route would make one time series each.
+    path = getattr(route, "path", "unknown")
+    status = context.status or CLIENT_GONE
+    metrics.HTTP_REQUESTS.labels(scope["method"], path, str(status)).inc()
+    metrics.HTTP_DURATION.labels(scope["method"], path).observe(context.elapsed)
+    if not quiet:
+        logger.info(
+            "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,
+            extra={"request_id": context.request_id},
+        )  # fmt: skip

@@ -1,0 +1,190 @@
+"""What clients send: OpenAI's request bodies with vLLM's extensions.
+
+Every parameter may be null, which means unset; defaults are those of the services that apply them. Sampling parameters
+are those of the table in `pagewire.sampling_params`.
+
+Responses are msgspec's, requests pydantic's: a response is encoded for each token, while a request is read once and has
+to be refused by name, with every violation of the parameter at fault. msgspec reports the first violation only and
+cannot tell [1, 2] from ["a", "b"] in a union.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, PARAMETERS, Parameter
+
+MAX_CHOICES = 128
+# It returns in a header.
+REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+StopString = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
+    for token_id, value in bias.items():
+        if not token_id.isdecimal() or int(token_id) > INT32_MAX:
+            raise ValueError(f"keys are token ids in decimal, not {token_id!r}")
+        if value not in LOGIT_BIAS:
+            raise ValueError(f"the bias of token {token_id} must be {LOGIT_BIAS}, not {value:g}")
+    return bias
+
+
+class Parameters(BaseModel):
+    """A body whose values are taken as they are: no text for numbers, no numbers for booleans."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_names(cls, data: Any) -> Any:
+        return check_names(data, cls.model_fields, UNSUPPORTED) if isinstance(data, dict) else data
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn of the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Annotated[str, StringConstraints(min_length=1)]
+    content: Annotated[str | list[TextPart] | None, Field(union_mode="left_to_right")] = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _content_given(self) -> "Message":
+        if self.content == [] or (self.content is None and self.role != "assistant"):
+            raise ValueError(f"content of a {self.role!r} message is required")
+        return self
+
+
+def _only_supported_messages(messages: Any) -> Any:
+    if not isinstance(messages, list):
+        return messages
+    return [_only_supported_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _only_supported_message(message: Any, where: str) -> Any:
+    if not isinstance(message, dict):
+        return message
+    content = message.get("content")
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ApiError(
+                400,
+                f"content parts of type {kind!r} are not supported yet, only 'text'",
+                param=f"{where}.content[{i}].type",
+                code="unsupported_parameter",
+            )
+    return check_names(message, Message.model_fields, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+
+
+Messages = Annotated[list[Message], Field(min_length=1), BeforeValidator(_only_supported_messages)]
+
+
+class ChatPromptParameters(Parameters):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+def _field(parameter: Parameter) -> Any:
+    """A field's type and its default with constraints, as pydantic takes them."""
+    valid = parameter.valid
+    return parameter.type | None, Field(None, ge=valid.minimum, le=valid.maximum, gt=valid.above)
+
+
+SamplingParameters = create_model(
+    "SamplingParameters", __base__=Parameters, **{parameter.name: _field(parameter) for parameter in PARAMETERS}
+)
+
+
+class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
+    """What chat and completions share."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
+    stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    request_id: Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)] | None = None
+    # Labels that change nothing about the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> "GenerationParameters":
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+        return self
+
+
+class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    # Of the wire's logprobs: whether, and how many.
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+
+
+class CompletionRequest(GenerationParameters):
+    prompt: Annotated[
+        str
+        | TokenIdList
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
+        Field(union_mode="left_to_right"),
+    ]
+    add_special_tokens: bool | None = None
+
+
+class TokenizeRequest(ChatPromptParameters):
+    """Either prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Parameters):
+    model: str | None = None
+    tokens: list[TokenId]
