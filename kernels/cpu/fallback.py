@@ -14,6 +14,7 @@ from pagewire.kernels.cpu import packed_layout, sampling
 from pagewire.kernels.cpu.quantized import fp8_linear, grouped_embedding, grouped_linear, int8_linear
 from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.reference import (
+    accept_tokens,
     add_rms_norm,
     gelu_tanh_and_mul,
     linear,
@@ -25,6 +26,7 @@ from pagewire.kernels.reference import (
 from pagewire.kernels.reference.sampling import GROUP_SIZE
 
 __all__ = [
+    "accept_tokens",
     "add_rms_norm",
     "apply_penalties",
     "fp8_linear",

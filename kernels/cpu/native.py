@@ -21,6 +21,7 @@ from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.cpu.token_groups import TokenGroups, sample_tokens
 
 __all__ = [
+    "accept_tokens",
     "add_rms_norm",
     "apply_penalties",
     "fp8_linear",
@@ -46,6 +47,7 @@ _MAX_DIRECT_TOKENS = {torch.bfloat16: 32, torch.float16: 16, torch.float32: 16}
 _add_rms_norm = bind("add_rms_norm", I, *[P] * 4, L, I, F, I)
 _gated = bind("gated", I, I, P, P, L, I, I)
 _linear = bind("linear", I, *[P] * 4, *[L] * 3, I)
+_accept_tokens = bind("accept_tokens", *[P] * 4, L, *[P] * 3, I)
 _step_inputs = bind("step_inputs", *[P] * 6, L, P, P, L, *[P] * 5, L, L, I)
 
 token_logprobs = partial(sampling.token_logprobs, TokenGroups)
@@ -160,5 +162,34 @@ def step_inputs(
         block_table.data_ptr(),
         block_table.stride(0),
         block_size,
+        rows.shape[0],
+    )
+
+
+def accept_tokens(
+    sampled: Tensor,
+    rows: Tensor,
+    sample_start_loc: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_computed_tokens: Tensor,
+    num_gained: Tensor,
+) -> None:
+    for tensors, dtype in (
+        ((rows, sample_start_loc, token_ids), torch.int32),
+        ((sampled, num_tokens, num_computed_tokens, num_gained), torch.int64),
+    ):
+        for x in tensors:
+            if x.dtype is not dtype or x.stride()[-1] != 1:
+                raise TypeError(f"accept_tokens: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
+    _accept_tokens(
+        sampled.data_ptr(),
+        rows.data_ptr(),
+        sample_start_loc.data_ptr(),
+        token_ids.data_ptr(),
+        token_ids.stride(0),
+        num_tokens.data_ptr(),
+        num_computed_tokens.data_ptr(),
+        num_gained.data_ptr(),
         rows.shape[0],
     )

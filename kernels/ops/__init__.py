@@ -55,9 +55,13 @@ _OPS: dict[str, str | None] = {
     "Tensor(c!) input_ids, Tensor(d!) positions, Tensor(e!) slot_mapping, Tensor(f!) seq_lens, "
     "Tensor(g!) block_table, int block_size) -> ()": "step_inputs",
     "sample_tokens(Tensor logits, Tensor rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
-    "Tensor seeds, Tensor(a!) token_ids, Tensor(b!) num_tokens) -> Tensor": "sampling.sampling",
+    "Tensor seeds, Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor? offsets=None) -> Tensor": "sampling.sampling",
+    "accept_tokens(Tensor sampled, Tensor rows, Tensor sample_start_loc, Tensor(a!) token_ids, Tensor(b!) num_tokens, "
+    "Tensor(c!) num_computed_tokens, Tensor(d!) num_gained) -> ()": "sampling.drafts",
     "apply_penalties(Tensor(a!) logits, Tensor batch_indices, Tensor rows, Tensor token_ids, Tensor num_tokens, "
-    "Tensor num_prompt_tokens, Tensor repetition, Tensor presence, Tensor frequency) -> ()": "sampling.penalties",
+    "Tensor num_prompt_tokens, Tensor repetition, Tensor presence, Tensor frequency, Tensor? offsets=None) -> ()": (
+        "sampling.penalties"
+    ),
     "token_logprobs(Tensor logits, Tensor token_ids, int num_top) -> (Tensor, Tensor, Tensor)": "sampling.logprobs",
 }
 

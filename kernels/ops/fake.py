@@ -83,6 +83,10 @@ def apply_penalties(*args: Any) -> None:
     return None
 
 
+def accept_tokens(*args: Any) -> None:
+    return None
+
+
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     columns = (logits.shape[0], 1 + num_top)
     return (

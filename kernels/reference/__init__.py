@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pagewire.kernels.reference.sampling import apply_penalties, sample_tokens, token_logprobs
+from pagewire.kernels.reference.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
 
 __all__ = [
+    "accept_tokens",
     "add_rms_norm",
     "apply_penalties",
     "gelu_tanh_and_mul",

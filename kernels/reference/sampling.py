@@ -45,6 +45,7 @@ def sample_tokens(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Chooses a token per position and appends it to its row.
 
@@ -57,6 +58,8 @@ def sample_tokens(
     seeds        int64 [max_num_seqs]
     token_ids    int32 [max_num_seqs, max_model_len]: the token is written to [row, num_tokens[row]]
     num_tokens   int64 [max_num_seqs]: += 1
+    offsets      int32 [S]: how many drafted tokens lie between the row's last known one and the position. With them a
+                 row may have several positions, and nothing is appended: `accept_tokens` does it.
     returns      int64 [S]
 
     min-p: tokens at least min_p times as probable as the most probable one stay. top-k: those at least as probable as
@@ -69,14 +72,57 @@ def sample_tokens(
     for s, row in enumerate(rows.tolist()):
         if row < 0:
             continue
-        position = int(num_tokens[row])
+        position = num_tokens[row] if offsets is None else num_tokens[row] + offsets[s]
         if temperature[row] > 0:
             # Times the reciprocal, rounded once: the same fp32 values, and so the same ties, on every device.
             scaled = logits[s].float() * temperature[row].reciprocal()
-            sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], num_tokens[row])
-        token_ids[row, position] = sampled[s]
-        num_tokens[row] += 1
+            sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], position)
+        if offsets is None:
+            token_ids[row, position] = sampled[s]
+            num_tokens[row] += 1
     return sampled
+
+
+def accept_tokens(
+    sampled: Tensor,
+    rows: Tensor,
+    sample_start_loc: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_computed_tokens: Tensor,
+    num_gained: Tensor,
+) -> None:
+    """Appends to each row the sampled tokens as far as its drafts were right, and the one after them.
+
+    A request with d drafts, which stand behind its last known token, was sampled at d + 1 positions: after that token
+    and after each draft. A sampled token counts if all drafts before it are the tokens sampled in their places.
+
+    Read:
+    sampled              int64 [S], see `sample_tokens`
+    rows                 int32 [num_reqs], batch_idx -> row, distinct; -1 = padding
+    sample_start_loc     int32 [num_reqs + 1]: request b was sampled at sampled[start[b] : start[b + 1]], or not at all
+    Changed:
+    token_ids            int32 [max_num_seqs, max_model_len]: drafts at [row, num_tokens[row]:], then what is gained
+    num_tokens           int64 [max_num_seqs], += what is gained
+    num_computed_tokens  int64 [max_num_seqs], -= drafts that were wrong or followed a wrong one
+    Written:
+    num_gained           int64 [num_reqs], 1 to d + 1; 0 of padding and of requests that were not sampled
+
+    Example: known [5, 7], drafts [9, 4, 4], sampled [9, 4, 8, 1]: known [5, 7, 9, 4, 8], 3 gained, 1 taken back.
+    """
+    starts = sample_start_loc.tolist()
+    for b, row in enumerate(rows.tolist()):
+        tokens = sampled[starts[b] : starts[b + 1]]
+        if row < 0 or not len(tokens):
+            num_gained[b] = 0
+            continue
+        known = int(num_tokens[row])
+        is_right = token_ids[row, known : known + len(tokens) - 1] == tokens[:-1]
+        gained = int(is_right.long().cumprod(0).sum()) + 1
+        token_ids[row, known : known + gained] = tokens[:gained].int()
+        num_tokens[row] += gained
+        num_computed_tokens[row] -= len(tokens) - gained
+        num_gained[b] = gained
 
 
 def _draw(scaled: Tensor, top_k: int, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
@@ -140,6 +186,7 @@ def apply_penalties(
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
+    offsets: Tensor | None = None,
 ) -> None:
     """Lowers, in place, the logits of tokens that a request has seen.
 
@@ -149,12 +196,14 @@ def apply_penalties(
     token_ids      int32 [max_num_seqs, max_model_len]; num_tokens, num_prompt_tokens  int64 [max_num_seqs]
     repetition     fp32 [max_num_seqs], 1 = off: for prompt and output; positive logits are divided, others multiplied
     presence, frequency  fp32 [max_num_seqs], 0 = off: count the output only; subtracted once, and per occurrence
+    offsets        int32 [P]: how many drafted tokens behind the known ones count too; without: none
 
     Occurrences are counted afresh from the rows' tokens: no counters have to be kept in step with rows that come, go
     and resume.
     """
-    for index, row in zip(batch_indices.tolist(), rows.tolist(), strict=True):
-        known = token_ids[row, : int(num_tokens[row])].long()
+    drafted = [0] * len(rows) if offsets is None else offsets.tolist()
+    for index, row, offset in zip(batch_indices.tolist(), rows.tolist(), drafted, strict=True):
+        known = token_ids[row, : int(num_tokens[row]) + offset].long()
         output = known[int(num_prompt_tokens[row]) :]
         seen, values = known.unique(), logits[index]
         values[seen] = torch.where(values[seen] > 0, values[seen] / repetition[row], values[seen] * repetition[row])

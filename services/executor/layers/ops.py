@@ -15,5 +15,6 @@ packed_linear = torch.ops.pagewire.packed_linear.default
 packed_embedding = torch.ops.pagewire.packed_embedding.default
 step_inputs = torch.ops.pagewire.step_inputs.default
 sample_tokens = torch.ops.pagewire.sample_tokens.default
+accept_tokens = torch.ops.pagewire.accept_tokens.default
 apply_penalties = torch.ops.pagewire.apply_penalties.default
 token_logprobs = torch.ops.pagewire.token_logprobs.default

@@ -137,9 +137,10 @@ class Driver:
 
     def collect(self, output: StepOutput) -> HostTokens:
         host = output.wait()
-        for request_id, token in zip(output.request_ids, host.token_ids.tolist(), strict=True):
+        gained = np.split(host.token_ids, host.num_tokens.cumsum())
+        for request_id, tokens in zip(output.request_ids, gained, strict=False):
             if request_id in self.tokens:
-                self.tokens[request_id].append(token)
+                self.tokens[request_id] += tokens.tolist()
         return host
 
     def step(self, scheduled: Mapping[int, int]) -> HostTokens:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.sampling_state import SamplingState, column_values
-from pagewire.services.executor.step import ProtocolError, RowSampling
+from pagewire.services.executor.step import InvalidStep, RowSampling
 
 CPU = torch.device("cpu")
 EOS = (2, 5)
@@ -255,9 +255,9 @@ def test_a_plain_step_has_no_extras():
 
 def test_token_ids_outside_the_vocabulary_are_refused():
     state = SamplingState(1, 300, EOS)
-    with pytest.raises(ProtocolError, match="outside the vocabulary"):
+    with pytest.raises(InvalidStep, match="outside the vocabulary"):
         state.fill(0, RowSampling(logit_bias=((300, 1.0),)), 1)
-    with pytest.raises(ProtocolError, match="outside the vocabulary"):
+    with pytest.raises(InvalidStep, match="outside the vocabulary"):
         state.fill(0, RowSampling(min_tokens=1, stop_token_ids=(-1,)), 1)
 
 
