@@ -4,10 +4,11 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.news import News
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
-from pagewire.services.scheduler.step import ExecutorInfo, NewRequest, Step, StepClock, StepResult
+from pagewire.services.scheduler.step import NewRequest, ScheduledStep, StepClock, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
         to_sampling_params(message.sampling_params),
         list(message.resume_token_ids),
         is_resubmitted=message.resubmitted,
+        yields_vector=message.yields_vector,
     )
 
 
@@ -87,6 +89,7 @@ def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
             completion_tokens=news.num_output_tokens,
             cached_tokens=news.num_cached_tokens,
         ),
+        vector=news.vector,
     )
 
 
@@ -122,6 +125,8 @@ def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServ
             continue
         if news.stop_token_id is not None:
             response.stop_token_ids[i] = news.stop_token_id
+        if news.vector is not None:
+            response.vectors[i].CopyFrom(news.vector)
         if news.error is not None:
             response.errors[i].CopyFrom(news.error.to_message())
     return response
@@ -129,6 +134,19 @@ def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServ
 
 def _finish_reason(news: News) -> common_pb2.FinishReason:
     return news.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED  # type: ignore[return-value]
+
+
+def first_logprobs(logprobs: common_pb2.Logprobs, num_tokens: int) -> common_pb2.Logprobs:
+    """The log probabilities of the first num_tokens tokens; all, if there are no more."""
+    if len(logprobs.ranks) <= num_tokens:
+        return logprobs
+    num_entries = num_tokens * logprobs.entries_per_token
+    return common_pb2.Logprobs(
+        entries_per_token=logprobs.entries_per_token,
+        token_ids=logprobs.token_ids[:num_entries],
+        logprobs=logprobs.logprobs[:num_entries],
+        ranks=logprobs.ranks[:num_tokens],
+    )
 
 
 def _join(logprobs: Sequence[common_pb2.Logprobs]) -> common_pb2.Logprobs:
@@ -158,6 +176,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         block_size=message.block_size,
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,
+        max_draft_tokens=message.max_draft_tokens,
     )
 
 
@@ -181,10 +200,11 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
         num_computed_tokens=new.num_computed_tokens,
         block_ids=new.block_ids,
         sampling_params=from_sampling_params(new.sampling_params),
+        yields_vector=new.yields_vector,
     )
 
 
-def from_step(step: Step, traceparents: Sequence[str]) -> executor_pb2.StepRequest:
+def from_step(step: ScheduledStep, traceparents: Sequence[str]) -> executor_pb2.StepRequest:
     """traceparents: parallel to step.new_requests."""
     return executor_pb2.StepRequest(
         step_id=step.step_id,
@@ -195,6 +215,7 @@ def from_step(step: Step, traceparents: Sequence[str]) -> executor_pb2.StepReque
         num_new_blocks=step.num_new_blocks,
         new_block_ids=step.new_block_ids,
         traceparents=traceparents if any(traceparents) else (),
+        num_draft_tokens=step.num_draft_tokens,
     )
 
 
@@ -205,6 +226,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         list(message.num_tokens),
         list(message.token_ids),
         dict(message.logprobs) if message.logprobs else {},
+        dict(message.vectors) if message.vectors else {},
     )
 
 

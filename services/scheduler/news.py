@@ -23,6 +23,8 @@ class News:
     stop_token_id: int | None = None
     # One Logprobs message per token; None unless asked for.
     logprobs: list[common_pb2.Logprobs] | None = None
+    # What a request with yields_vector ended with.
+    vector: common_pb2.Vector | None = None
     # Why it failed; finish_reason is then ERROR.
     error: RpcError | None = None
 
@@ -35,6 +37,7 @@ def merge(older: News, newer: News) -> News:
     older.num_cached_tokens = newer.num_cached_tokens
     older.finish_reason = newer.finish_reason
     older.stop_token_id = newer.stop_token_id
+    older.vector = newer.vector
     older.error = newer.error
     return older
 
