@@ -26,7 +26,9 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
     for num_reqs in (1, runner.limits.max_num_seqs):
         runner.dummy_run(num_reqs, num_reqs, sampling=COSTLY_SAMPLING)
         if runner.max_draft_tokens:
-            runner.uniform_run(BatchShape.uniform(num_reqs, 1 + runner.max_draft_tokens), sampling=COSTLY_SAMPLING)
+            drafted = BatchShape.uniform(num_reqs, 1 + runner.max_draft_tokens)
+            runner.uniform_run(drafted)
+            runner.uniform_run(drafted, sampling=COSTLY_SAMPLING)
 
 
 def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
