@@ -198,14 +198,14 @@ def test_steps_with_as_many_drafts_are_replayed(model: DecoderModel, plain: Call
     for request_id in range(3):
         driver.add(request_id, prompt(5 + request_id, request_id))
     driver.step({0: 5, 1: 6, 2: 7})
-    before = graph_steps("replayed"), graph_steps("eager")
+    replayed, eager = graph_steps("replayed"), graph_steps("eager")
     driver.step(dict.fromkeys(range(3), 4), dict.fromkeys(range(3), 3))  # padded to 4 requests
     driver.step(dict.fromkeys(range(2), 4), dict.fromkeys(range(2), 3))
     driver.step(dict.fromkeys(range(2), 1))
-    assert (graph_steps("replayed"), graph_steps("eager")) == (before[0] + 3, before[1])
+    assert (graph_steps("replayed"), graph_steps("eager")) == (replayed + 3, eager)
     driver.step({0: 3, 1: 3}, {0: 2, 1: 2})  # was not captured
     driver.step({0: 4, 1: 1}, {0: 3})
-    assert (graph_steps("replayed"), graph_steps("eager")) == (before[0] + 3, before[1] + 2)
+    assert (graph_steps("replayed"), graph_steps("eager")) == (replayed + 3, eager + 2)
     for request_id, tokens in driver.tokens.items():
         assert tokens == plain("greedy", request_id)[: len(tokens)]
 
@@ -217,7 +217,8 @@ def test_log_probabilities_are_those_of_the_gained_tokens(
     texts = [prompt(5 + seed, seed) + plain("everything", seed) for seed in range(2)]
 
     def lines(driver: Driver, drafts: int, num_steps: int) -> tuple[list[tuple[list[int], int]], list[np.ndarray]]:
-        ids_and_ranks, values = [], []
+        ids_and_ranks: list[tuple[list[int], int]] = []
+        values: list[np.ndarray] = []
         driver.add(0, prompt(5, 0), replace(EVERYTHING, logprobs=None))
         driver.add(1, prompt(6, 1), EVERYTHING)
         driver.step({0: 5, 1: 6})
