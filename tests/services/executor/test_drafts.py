@@ -237,21 +237,40 @@ def test_log_probabilities_are_those_of_the_gained_tokens(
     np.testing.assert_allclose(values, expected_values[: len(actual)], atol=1e-4)
 
 
+@pytest.mark.parametrize("successor", [0, 1], ids=["the same request", "another"])
+def test_a_late_result_does_not_touch_the_next_request_of_its_row(
+    model: DecoderModel, plain: Callable[[str, int], list[int]], successor: int
+) -> None:
+    """The drafts are refused when the row has gone to a request whose min_tokens the host counts."""
+    driver = make_driver(model, proposer=KnownTexts([], 0.0))
+    driver.add(0, prompt(4))
+    driver.step({0: 4})
+    late = driver.launch({0: 4}, {0: 3})
+    driver.finish(0)
+    driver.add(successor, prompt(8, 3), ENDING)
+    output = driver.launch({successor: 8})
+    late.wait()
+    driver.collect(output)
+    while len(driver.tokens[successor]) < 16:
+        driver.step({successor: 1})
+    assert driver.tokens[successor] == plain("ending", 3)[:16]
+    assert EOS not in plain("ending", 3)[:9] and set(plain("ending", 3)[9:16]) == {EOS}
+
+
 def test_refused_drafts_leave_room_to_grow(model: DecoderModel) -> None:
     """Counts that drafts have raised are lowered when their result is there: the request still reaches its length."""
     driver = make_driver(model, proposer=KnownTexts([], 0.0))
     length = LIMITS.max_model_len - 8
     driver.add(0, prompt(length))
     driver.step({0: length})
-    outputs = [driver.launch({0: 4}, {0: 3})]
+    driver.launch({0: 4}, {0: 3})
     with pytest.raises(InvalidStep, match="max_model_len 96"):
         driver.launch({0: 4}, {0: 3})  # it may have 92 tokens, and gain five
     driver = make_driver(model, proposer=KnownTexts([], 0.0))
     driver.add(0, prompt(length))
     driver.step({0: length})
     for _ in range(4):
-        outputs = [driver.launch({0: 4}, {0: 3})]
-        driver.collect(outputs.pop())
+        driver.step({0: 4}, {0: 3})
     for _ in range(3):
         driver.step({0: 1})
     assert driver.tokens[0] == alone(model, prompt(length), 8)
