@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
+from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import kv_cache, stats
 from pagewire.services.executor.block_table import BlockTable
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
@@ -24,10 +25,11 @@ from pagewire.services.executor.loading.loader import Model
 from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
-from pagewire.services.executor.step import NewRequest, PendingResults, RowSampling, Step, StepOutput
+from pagewire.services.executor.step import NewRequest, PendingResults, Step, StepOutput
 from pagewire.services.executor.upload import upload
+from pagewire.v1.common_pb2 import SamplingParams
 
-DUMMY_SAMPLING = RowSampling(top_k=50, top_p=0.9)
+DUMMY_SAMPLING = with_defaults(SamplingParams(seed=0, top_k=50, top_p=0.9))
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class ModelRunner:
             progress(index / len(falling), f"CUDA graph of {shape.num_reqs} requests")
             graphs.capture(shape, record, partial(self.uniform_run, shape))
 
-    def uniform_run(self, shape: BatchShape, *, sampling: RowSampling = DUMMY_SAMPLING) -> None:
+    def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:
         """A dummy run of a uniform step."""
         self.dummy_run(shape.num_reqs, shape.num_tokens, sampling=sampling, num_draft_tokens=shape.max_query_len - 1)
 
@@ -246,7 +248,7 @@ class ModelRunner:
         num_tokens: int,
         *,
         context_len: int = 0,
-        sampling: RowSampling = DUMMY_SAMPLING,
+        sampling: SamplingParams = DUMMY_SAMPLING,
         num_draft_tokens: int = 0,
     ) -> None:
         """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.

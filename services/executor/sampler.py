@@ -138,9 +138,9 @@ def apply_penalties(logits: Tensor, penalties: Penalties, columns: RowColumns, t
         token_ids,
         columns.num_tokens,
         columns.num_prompt_tokens,
-        columns.repetition,
-        columns.presence,
-        columns.frequency,
+        columns.repetition_penalty,
+        columns.presence_penalty,
+        columns.frequency_penalty,
         penalties.offsets,
     )
 

@@ -1,9 +1,9 @@
 """What fits into a step."""
 
 from pagewire.config import SchedulerConfig
+from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.sampling_params import InvalidRequest
 
 
 class StepLimits:

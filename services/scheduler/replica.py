@@ -125,31 +125,61 @@ class Replica:
         step = self._in_flight.popleft()
         step.check(result)
         outputs = Outputs()
-        any_ended, end = False, 0
-        for i, (request, max_gain, num_tokens) in enumerate(
-            zip(step.sampled, step.max_gains, result.num_tokens, strict=True)
-        ):
-            start, end = end, end + num_tokens
-            if request.epoch != step.epochs[i]:
-                continue
-            request.num_output_placeholders -= max_gain
-            request.num_computed_tokens -= max_gain - num_tokens  # drafts that were refused
-            request.num_losses = 0
-            token_ids, reason = request.append(result.token_ids[start:end])
-            if result.logprobs and i in result.logprobs:
-                outputs.logprobs[len(outputs.requests)] = result.logprobs[i]
-            if result.vectors and i in result.vectors:
-                outputs.vectors[len(outputs.requests)] = result.vectors[i]
-                reason = FinishReason.STOP
-            outputs.requests.append(request)
-            outputs.token_ids.append(token_ids)
-            if reason is not None:
-                self._release(request)
-                request.finish(reason)
-                any_ended = True
+        is_plain = len(result.token_ids) == len(step.sampled) and not step.drafts_of
+        any_ended = self._append_one_each(step, result, outputs) if is_plain else self._gain(step, result, outputs)
+        if result.logprobs or result.vectors:
+            any_ended |= self._attach_extras(step, result, outputs)
         if any_ended:
             self._running = [request for request in self._running if not request.is_finished]
         return outputs
+
+    def _append_one_each(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> bool:
+        """What `_gain` does where everybody gains just one token, as fast as can be; returns whether somebody ended."""
+        alive, gained, any_ended = outputs.requests, outputs.token_ids, False
+        for request, epoch, token_id in zip(step.sampled, step.epochs, result.token_ids, strict=True):
+            if request.epoch != epoch:
+                continue
+            request.num_output_placeholders -= 1
+            request.token_ids.append(token_id)
+            request.num_losses = 0
+            alive.append(request)
+            gained.append(token_id)
+            # find_end decides; most tokens are ruled out without a call.
+            if token_id in request.stop_token_ids or len(request.token_ids) >= request.max_num_tokens:
+                reason = request.find_end()
+                if reason is not None:
+                    self._end(request, reason)
+                    any_ended = True
+        outputs.num_tokens = [1] * len(alive)
+        return any_ended
+
+    def _gain(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> bool:
+        """Hands each request what it gained, up to its end; returns whether somebody ended."""
+        end, any_ended = 0, False
+        for i, (request, num_tokens) in enumerate(zip(step.sampled, result.num_tokens, strict=True)):
+            start, end = end, end + num_tokens
+            if request.epoch != step.epochs[i]:
+                continue
+            request.num_losses = 0
+            token_ids, reason = request.gain(result.token_ids[start:end], 1 + step.drafts_of.get(i, 0))
+            outputs.requests.append(request)
+            outputs.num_tokens.append(len(token_ids))
+            outputs.token_ids += token_ids
+            if reason is not None:
+                self._end(request, reason)
+                any_ended = True
+        return any_ended
+
+    def _attach_extras(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> bool:
+        """Log probabilities, and vectors, with which their requests end; returns whether there was one."""
+        index = {request.request_id: i for i, request in enumerate(outputs.requests)}
+        for found, extras in ((result.logprobs, outputs.logprobs), (result.vectors, outputs.vectors)):
+            for i, value in found.items():
+                if (j := index.get(step.sampled[i].request_id)) is not None:
+                    extras[j] = value
+        for j in outputs.vectors:
+            self._end(outputs.requests[j], FinishReason.STOP)
+        return bool(outputs.vectors)
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
@@ -213,21 +243,20 @@ class Replica:
                 continue
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is in flight
-            num_drafts = 0
-            if draft_budget > 0:
-                num_drafts = self._limits.num_drafts(draft_budget, request.max_num_tokens - num_tokens)
-                num_drafts = num_drafts if kv.has_slots(request, 1 + num_drafts) else 0
+            if draft_budget > 0 and (num_drafts := self._draft(kv, step, request, draft_budget)):
                 draft_budget -= num_drafts
-            new_block_ids = kv.allocate_slots(request, 1 + num_drafts)
+                budget -= 1 + num_drafts
+                continue
+            new_block_ids = kv.allocate_slots(request, 1)
             while new_block_ids is None and request.status is RequestStatus.RUNNING:
                 self._preempt_tail(waiting)
                 new_block_ids = kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
             if new_block_ids is not None:
-                self._run(kv, step, request, 1 + num_drafts, num_drafts, new_block_ids)
-                budget -= 1 + num_drafts
+                self._run(kv, step, request, 1, new_block_ids)
+                budget -= 1
         for request in prefills:
             if (num_new_tokens := self._chunk(request, budget, request.num_computed_tokens, waiting)) > 0:
-                self._run(kv, step, request, num_new_tokens, 0, [])
+                self._run(kv, step, request, num_new_tokens, [])
                 budget -= num_new_tokens
         return budget
 
@@ -260,7 +289,7 @@ class Replica:
                     request.yields_vector,
                 )
             )
-            self._run(kv, step, request, num_new_tokens, 0, [])
+            self._run(kv, step, request, num_new_tokens, [])
             budget -= num_new_tokens
 
     def _enter(self, request: Request, computed: ComputedBlocks) -> None:
@@ -297,21 +326,35 @@ class Replica:
         is_alone = len(self._running) + len(waiting) == 1
         return self._limits.chunk(len(request.token_ids) - num_computed_tokens, budget, is_alone)
 
+    def _draft(self, kv: KVCacheManager, step: ScheduledStep, request: Request, budget: int) -> int:
+        """Lets a request that needs one token run that and drafts behind it, as many as the budget and the free blocks
+        allow; returns how many. 0: nothing was done, as there can be none."""
+        max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
+        num_drafts = self._limits.num_drafts(budget, max_gain)
+        block_ids = kv.allocate_slots(request, 1 + num_drafts) if num_drafts > 0 else None
+        if block_ids is None:
+            return 0
+        step.drafts_of[len(step.sampled)] = num_drafts
+        self._run(kv, step, request, 1, block_ids)
+        step.num_scheduled_tokens[-1] += num_drafts
+        request.num_computed_tokens += num_drafts
+        request.num_output_placeholders += num_drafts
+        return num_drafts
+
     def _run(
-        self,
-        kv: KVCacheManager,
-        step: ScheduledStep,
-        request: Request,
-        num_tokens: int,
-        num_drafts: int,
-        block_ids: list[int],
+        self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int, block_ids: list[int]
     ) -> None:
-        """Puts a request into the step and advances its state as if the step were done and every draft accepted."""
-        step.add(request, num_tokens, num_drafts, block_ids)
+        """Puts a request into the step and advances its state as if the step were done."""
+        step.request_ids.append(request.request_id)
+        step.num_scheduled_tokens.append(num_tokens)
+        step.num_new_blocks.append(len(block_ids))
+        if block_ids:
+            step.new_block_ids += block_ids
         request.num_computed_tokens += num_tokens
-        if request.num_computed_tokens - num_drafts == len(request.token_ids) + request.num_output_placeholders:
-            request.num_output_placeholders += 1 + num_drafts
-            step.add_sampled(request, 1 + num_drafts)
+        if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
+            request.num_output_placeholders += 1
+            step.sampled.append(request)
+            step.epochs.append(request.epoch)
         kv.cache_blocks(request)
 
     def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue) -> None:
@@ -328,6 +371,11 @@ class Replica:
         request.preempt()
         waiting.push(request)
         self.num_preemptions += 1
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Ends a running request, which the caller takes out of `_running`."""
+        self._release(request)
+        request.finish(reason)
 
     def _release(self, request: Request) -> None:
         assert self._kv is not None

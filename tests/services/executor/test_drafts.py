@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import InvalidStep, RowSampling, StepOutput
+from pagewire.services.executor.step import InvalidStep, StepOutput
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import (
     CPU,
@@ -29,14 +28,15 @@ from tests.services.executor.stepping import (
     graph_steps,
     make_driver,
     prompt,
+    sampling_params,
     tiny_llama,
 )
 from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
 EOS = 2
 # Its end is by far the most probable token, and forbidden for a while.
-ENDING = RowSampling(seed=7, temperature=0.8, logit_bias=((EOS, 60.0),), min_tokens=9)
-EVERYTHING = RowSampling(
+ENDING = sampling_params(seed=7, temperature=0.8, logit_bias=((EOS, 60.0),), min_tokens=9)
+EVERYTHING = sampling_params(
     seed=13,
     temperature=0.7,
     top_k=30,
@@ -64,12 +64,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 @pytest.fixture(scope="module")
 def plain(model: DecoderModel) -> Callable[[str, int], list[int]]:
-    """(kind, seed of the prompt) -> 40 tokens of plain decoding behind a prompt of 5 + seed tokens."""
+    """(kind, seed of the prompt) -> 48 tokens of plain decoding behind a prompt of 5 + seed tokens."""
     known: dict[tuple[str, int], list[int]] = {}
 
     def tokens(kind: str, seed: int) -> list[int]:
         if (kind, seed) not in known:
-            known[kind, seed] = alone(model, prompt(5 + seed, seed), 40, KINDS[kind])
+            known[kind, seed] = alone(model, prompt(5 + seed, seed), 48, KINDS[kind])
         return known[kind, seed]
 
     return tokens
@@ -219,7 +219,7 @@ def test_log_probabilities_are_those_of_the_gained_tokens(
     def lines(driver: Driver, drafts: int, num_steps: int) -> tuple[list[tuple[list[int], int]], list[np.ndarray]]:
         ids_and_ranks: list[tuple[list[int], int]] = []
         values: list[np.ndarray] = []
-        driver.add(0, prompt(5, 0), replace(EVERYTHING, logprobs=None))
+        driver.add(0, prompt(5, 0), PENALIZED)
         driver.add(1, prompt(6, 1), EVERYTHING)
         driver.step({0: 5, 1: 6})
         for _ in range(num_steps):
