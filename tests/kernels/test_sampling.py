@@ -175,11 +175,11 @@ def test_penalties_change_each_seen_token_once():
     columns = [
         torch.tensor(column) for column in ([1.2, 1, 0.7, 1, 1.5], [0.3, 0, 0, 1, 0.5], [0.1, 0.2, 0.3, 0.4, -0.5])
     ]
-    arguments: list[Any] = [batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, *columns]
+    columns_of_rows: list[Any] = [batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, *columns]
     for offsets in (None, torch.tensor([0, 7, 2], dtype=torch.int32)):
-        actual, expected = logits.clone(), logits.clone()
-        native.apply_penalties(actual, *arguments, offsets)
-        reference.apply_penalties(expected, *arguments, offsets)
+        actual, expected, arguments = logits.clone(), logits.clone(), [*columns_of_rows, offsets]
+        native.apply_penalties(actual, *arguments)
+        reference.apply_penalties(expected, *arguments)
         torch.testing.assert_close(actual, expected)
 
 
