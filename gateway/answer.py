@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pagewire.gateway.reply import Delta, Generation, Response
+from pagewire.gateway.reply import ChoiceDelta, ChoiceOutput, PendingChoice
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import TokenLogprob
 
@@ -42,28 +42,28 @@ class Answer(Protocol):
 
     operation: str
 
-    def start(self, generations: Sequence[Generation], usage: "UsageTotal") -> str:
-        """Events before any text; the first news has arrived."""
+    def start(self, generations: Sequence[PendingChoice], usage: "UsageTotal") -> str:
+        """Events before any text; the first output has arrived."""
 
-    def delta(self, generation: Generation, news: Response, usage: "UsageTotal") -> str:
-        """Events that say the news; empty if it says nothing to a client yet."""
+    def delta(self, generation: PendingChoice, news: ChoiceOutput, usage: "UsageTotal") -> str:
+        """Events that say the output; empty if it says nothing to a client yet."""
 
     def end(self, usage: "UsageTotal") -> str:
         """The last events."""
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: "UsageTotal"
+        self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: "UsageTotal"
     ) -> dict[str, Any]:
         """The answer to a client that does not stream."""
 
 
-def finish_reason(response: Response) -> str | None:
+def finish_reason(response: ChoiceOutput) -> str | None:
     return _FINISH_REASONS[response.finish_reason] if response.finish_reason else None
 
 
-def stop_reason(response: Response) -> str | int | None:
+def stop_reason(response: ChoiceOutput) -> str | int | None:
     """The stop string or stop token that ended the generation (an extension of OpenAI's format)."""
-    if isinstance(response, Delta):
+    if isinstance(response, ChoiceDelta):
         return None
     which = response.WhichOneof("stop_reason")
     return getattr(response, which) if which else None
@@ -76,7 +76,7 @@ def logprob_of(token: TokenLogprob) -> float:
 class UsageTotal:
     """Token counts of an answer, from the cumulative counts of its generations."""
 
-    def __init__(self, generations: Sequence[Generation], choices_per_prompt: int) -> None:
+    def __init__(self, generations: Sequence[PendingChoice], choices_per_prompt: int) -> None:
         """The generations of one prompt are neighbours; each prompt counts once."""
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pagewire.gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
-from pagewire.gateway.reply import Generation, Response
+from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema import ChatCompletionRequest
 from pagewire.gateway.sse import ChunkWriter, dumps
 from pagewire.v1.inference_pb2 import TokenLogprob
@@ -24,8 +24,8 @@ class ChatAnswer:
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         )
 
-    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> str:
-        # All choices have one prompt; it came with the first news of any of them.
+    def start(self, generations: Sequence[PendingChoice], usage: UsageTotal) -> str:
+        # All choices have one prompt; it came with the first output of any of them.
         prompt = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
         extra = f'"prompt_token_ids":{prompt},' if self._return_token_ids else ""
         role = '{"role":"assistant","content":""}'
@@ -36,7 +36,7 @@ class ChatAnswer:
             for generation in generations
         )
 
-    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> str:
+    def delta(self, generation: PendingChoice, news: ChoiceOutput, usage: UsageTotal) -> str:
         index = generation.index
         events = ""
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
@@ -59,7 +59,7 @@ class ChatAnswer:
         return self._writer.end(usage)
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal
+        self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal
     ) -> dict[str, Any]:
         answer = self._head.members("chat.completion")
         answer["choices"] = [self._choice(index, output) for index, output in enumerate(outputs)]
@@ -68,7 +68,7 @@ class ChatAnswer:
             answer["prompt_token_ids"] = generations[0].prompt_token_ids
         return answer
 
-    def _choice(self, index: int, output: Response) -> dict[str, Any]:
+    def _choice(self, index: int, output: ChoiceOutput) -> dict[str, Any]:
         choice = {
             "index": index,
             "message": {"role": "assistant", "content": output.text, "refusal": None},

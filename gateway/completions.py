@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pagewire.gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
-from pagewire.gateway.reply import Generation, Response
+from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema import CompletionRequest
 from pagewire.gateway.sse import ChunkWriter, dumps
 from pagewire.v1.inference_pb2 import TokenLogprob
@@ -28,10 +28,10 @@ class CompletionAnswer:
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         )
 
-    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> str:
+    def start(self, generations: Sequence[PendingChoice], usage: UsageTotal) -> str:
         return ""
 
-    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> str:
+    def delta(self, generation: PendingChoice, news: ChoiceOutput, usage: UsageTotal) -> str:
         index = generation.index
         events = ""
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
@@ -49,7 +49,7 @@ class CompletionAnswer:
             )
         return events
 
-    def _token_ids(self, generation: Generation, news: Response) -> str:
+    def _token_ids(self, generation: PendingChoice, news: ChoiceOutput) -> str:
         token_ids = f',"token_ids":{list(news.token_ids)}'
         if generation.index in self._prompts_sent:
             return token_ids
@@ -60,7 +60,7 @@ class CompletionAnswer:
         return self._writer.end(usage)
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal
+        self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal
     ) -> dict[str, Any]:
         answer = self._head.members("text_completion")
         answer["choices"] = [
@@ -69,7 +69,7 @@ class CompletionAnswer:
         answer["usage"] = usage.members()
         return answer
 
-    def _choice(self, generation: Generation, output: Response) -> dict[str, Any]:
+    def _choice(self, generation: PendingChoice, output: ChoiceOutput) -> dict[str, Any]:
         choice = {
             "index": generation.index,
             "text": output.text,

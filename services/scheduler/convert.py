@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pagewire.services.scheduler.news import News
 from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
 from pagewire.services.scheduler.step import ExecutorInfo, NewRequest, Step, StepClock, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
@@ -75,7 +75,7 @@ def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
     )
 
 
-def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
+def from_output(news: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerateResponse:
     """News without an error."""
     return scheduler_pb2.SchedulerServiceGenerateResponse(
         token_ids=news.token_ids,
@@ -90,9 +90,9 @@ def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
     )
 
 
-def split_news(news_by_id: Mapping[int, News]) -> Iterator[dict[int, News]]:
+def split_outputs(news_by_id: Mapping[int, RequestOutput]) -> Iterator[dict[int, RequestOutput]]:
     """The news in parts of bounded size, for a message each: much may have gathered for a neighbour that was slow."""
-    part: dict[int, News] = {}
+    part: dict[int, RequestOutput] = {}
     size = 0
     for request_id, news in news_by_id.items():
         news_size = len(news.token_ids) + sum(len(logprobs.token_ids) for logprobs in news.logprobs or ())
@@ -105,7 +105,7 @@ def split_news(news_by_id: Mapping[int, News]) -> Iterator[dict[int, News]]:
         yield part
 
 
-def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServiceConnectResponse:
+def from_outputs(news_by_id: Mapping[int, RequestOutput]) -> scheduler_pb2.SchedulerServiceConnectResponse:
     """The news of a neighbour's requests, as columns."""
     all_news = news_by_id.values()
     response = scheduler_pb2.SchedulerServiceConnectResponse(
@@ -127,7 +127,7 @@ def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServ
     return response
 
 
-def _finish_reason(news: News) -> common_pb2.FinishReason:
+def _finish_reason(news: RequestOutput) -> common_pb2.FinishReason:
     return news.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED  # type: ignore[return-value]
 
 

@@ -16,9 +16,9 @@ from pagewire.config import SchedulerConfig
 from pagewire.rpc import RpcError
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.executor_client import ExecutorClient
-from pagewire.services.scheduler.news import News, NewsBox
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.request import FinishReason, Request, too_long
+from pagewire.services.scheduler.request_output import RequestOutbox, RequestOutput
 from pagewire.services.scheduler.sampling_params import InvalidRequest
 from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
 from pagewire.services.scheduler.step import ExecutorInfo, Outputs, Step, StepClock, StepResult
@@ -33,7 +33,7 @@ class LiveRequest:
     """A request and the client that waits for it."""
 
     request: Request
-    outbox: NewsBox
+    outbox: RequestOutbox
     number: int  # the client's own for it
     external_id: str
     traceparent: str
@@ -75,7 +75,7 @@ class Engine:
     def submit(
         self,
         message: scheduler_pb2.TokenRequest,
-        outbox: NewsBox,
+        outbox: RequestOutbox,
         number: int,
         traceparent: str = "",
         max_unread: int | None = None,
@@ -361,8 +361,8 @@ class Engine:
             live.span.end(attributes, error=error.message if error else None)
 
 
-def _news(request: Request, token_ids: list[int]) -> News:
-    return News(
+def _news(request: Request, token_ids: list[int]) -> RequestOutput:
+    return RequestOutput(
         token_ids,
         request.num_prompt_tokens,
         request.num_output_tokens,

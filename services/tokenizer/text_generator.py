@@ -13,10 +13,10 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
-from pagewire.services.tokenizer.generation import Deliver, Generation, OutputOptions, generate_span
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import invalid
-from pagewire.services.tokenizer.scheduler_link import SchedulerLink
+from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
+from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 
@@ -32,24 +32,21 @@ REPLAY_PIECE = 1000
 class LiveGeneration:
     """A request that was started; abort() when nobody wants the rest."""
 
-    def __init__(self, generation: Generation, link: SchedulerLink) -> None:
-        self._generation = generation
+    def __init__(self, stream: TextStream, link: SchedulerLink) -> None:
+        self._stream = stream
         self._link = link
-        self._request_id: int | None = None
+        self._request: SubmittedRequest | None = None
 
-    @property
-    def finished(self) -> bool:
-        return self._generation.finished
-
-    def submit(self, request: scheduler_pb2.TokenRequest) -> None:
+    def submit(self, message: scheduler_pb2.TokenRequest) -> None:
         """Raises RpcError (UNAVAILABLE)."""
-        self._request_id = self._link.submit(request, self._generation)
+        self._request = SubmittedRequest(message, self._stream)
+        self._link.submit(self._request)
 
     def abort(self) -> None:
         """Ends it here and at the scheduler; nothing is delivered any more. Harmless after the end."""
-        self._generation.cancel()
-        if self._request_id is not None:
-            self._link.abort(self._request_id)
+        self._stream.cancel()
+        if self._request is not None:
+            self._link.abort(self._request)
 
 
 class TextGenerator:
@@ -92,26 +89,24 @@ class TextGenerator:
             await self._none_starting.wait()
             await self.link.drained()
 
-    async def start(
-        self, request: inference_pb2.GenerateRequest, deliver: Deliver, traceparent: str = ""
-    ) -> LiveGeneration:
-        """Its responses go to `deliver`, as soon as this runs; the last one has a finish_reason or is an RpcError.
+    async def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
+        """Its outputs go to `deliver`, as soon as this runs; the last one has a finish_reason or is an RpcError.
 
         Raises RpcError for a request that cannot be served.
         """
         arrived = time.monotonic()
-        span = generate_span(traceparent or request.traceparent)
+        span = generate_span(request.traceparent)
         self._count_starting(1)
         try:
             options = output_options(request)
             self.check_model(request.model)
             prompt_token_ids = await self._encode(request, span)
             check_prompt(prompt_token_ids, request.resume_token_ids)
-            generation = Generation(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
-            live = LiveGeneration(generation, self.link)
-            generation.stop_upstream = live.abort
-            await self._replay(generation, request.resume_token_ids)
-            if not generation.finished:
+            stream = TextStream(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
+            live = LiveGeneration(stream, self.link)
+            stream.stop_upstream = live.abort
+            await self._replay(stream, request.resume_token_ids)
+            if not stream.finished:
                 live.submit(token_request(request, prompt_token_ids, span.traceparent))
             return live
         except BaseException as error:
@@ -127,14 +122,14 @@ class TextGenerator:
         else:
             self._none_starting.set()
 
-    async def _replay(self, generation: Generation, token_ids: Sequence[int]) -> None:
+    async def _replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
         """In pieces and one request at a time: after a restart all come at once, and others' tokens must not wait."""
         if not token_ids:
             return
         async with self._replaying:
             for start in range(0, len(token_ids), REPLAY_PIECE):
-                generation.replay(token_ids[start : start + REPLAY_PIECE])
-                if generation.finished:
+                stream.replay(token_ids[start : start + REPLAY_PIECE])
+                if stream.finished:
                     return
                 await asyncio.sleep(0)
 

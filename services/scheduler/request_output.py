@@ -12,7 +12,7 @@ MAX_UNREAD = 32_768
 
 
 @dataclass(slots=True)
-class News:
+class RequestOutput:
     """New tokens of one request, its counts so far, and how it ended if it did."""
 
     token_ids: list[int]
@@ -26,22 +26,25 @@ class News:
     # Why it failed; finish_reason is then ERROR.
     error: RpcError | None = None
 
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None
 
-def merge(older: News, newer: News) -> News:
-    """News that was not sent yet, and what happened since, as one."""
-    older.token_ids += newer.token_ids
-    older.logprobs = [*(older.logprobs or ()), *(newer.logprobs or ())] or None
-    older.num_output_tokens = newer.num_output_tokens
-    older.num_cached_tokens = newer.num_cached_tokens
-    older.finish_reason = newer.finish_reason
-    older.stop_token_id = newer.stop_token_id
-    older.error = newer.error
-    return older
+    def merge(self, newer: "RequestOutput") -> "RequestOutput":
+        """What was not sent yet, and what happened since, as one."""
+        self.token_ids += newer.token_ids
+        self.logprobs = [*(self.logprobs or ()), *(newer.logprobs or ())] or None
+        self.num_output_tokens = newer.num_output_tokens
+        self.num_cached_tokens = newer.num_cached_tokens
+        self.finish_reason = newer.finish_reason
+        self.stop_token_id = newer.stop_token_id
+        self.error = newer.error
+        return self
 
 
-# News by the client's number of the request.
-NewsBox = Outbox[int | None, News]
+# By the client's number of the request.
+RequestOutbox = Outbox[int | None, RequestOutput]
 
 
-def new_outbox() -> NewsBox:
-    return Outbox(merge)
+def new_outbox() -> RequestOutbox:
+    return Outbox(RequestOutput.merge)
