@@ -22,6 +22,13 @@ class SessionOutput(Protocol):
     def is_last(self) -> bool:
         """Whether nothing follows: the request has ended."""
 
+    @property
+    def size(self) -> int:
+        """Tokens and log probabilities."""
+
+
+# Tokens, log probabilities and entries in one message: a few megabytes, where a message may have 64.
+MAX_PER_MESSAGE = 100_000
 
 Request = TypeVar("Request")
 Output = TypeVar("Output", bound=SessionOutput)
@@ -32,8 +39,8 @@ Out = TypeVar("Out")
 class Session(ABC, Generic[Request, Output, In, Out]):
     """The requests of one client, by the numbers that it gave them: from one stream, or those of a call of its own.
 
-    A subclass reads and builds the messages and starts requests, whose outputs it puts into the outbox. The key None
-    is for outputs of no request.
+    A subclass reads and builds the messages and starts requests, whose outputs it puts into the outbox; whatever it
+    puts there under None has the session greet the client again.
     """
 
     def __init__(self) -> None:
@@ -54,8 +61,8 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         """Starts a request; returns what ends it early. If it cannot be served, its error goes to the outbox."""
 
     @abstractmethod
-    def build_messages(self, outputs: dict[int | None, Output]) -> Iterator[Out]:
-        """The responses that tell of outputs: one, or several if it is very much."""
+    def build_message(self, outputs: dict[int, Output]) -> Out:
+        """The response that tells of the outputs, by number."""
 
     def start(self, number: int, request: Request) -> None:
         """Raises RpcError if the number is in use."""
@@ -89,16 +96,31 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         try:
             yield await self.greet()
             async for outputs in self.outbox:
-                for number, output in outputs.items():
-                    if output.is_last and number is not None:
-                        self._live.pop(number, None)
-                for message in self.build_messages(outputs):
+                if outputs.pop(None, None) is not None:
+                    yield await self.greet()
+                for message in self._messages(outputs):
                     yield message
                 self._close_if_done()
             await reader
         finally:
             self.close()
             await rpc.cancel([reader])
+
+    def _messages(self, outputs: dict[int | None, Output]) -> Iterator[Out]:
+        """One, or several if there is very much to tell."""
+        part: dict[int, Output] = {}
+        size = 0
+        for number, output in outputs.items():
+            assert number is not None
+            if output.is_last:
+                self._live.pop(number, None)
+            part[number] = output
+            size += 1 + output.size
+            if size > MAX_PER_MESSAGE:
+                yield self.build_message(part)
+                part, size = {}, 0
+        if part:
+            yield self.build_message(part)
 
     async def _read(self, messages: AsyncIterator[In]) -> None:
         try:

@@ -1,7 +1,7 @@
 """Messages to values and back."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pagewire.services.scheduler.request import Request
@@ -11,9 +11,6 @@ from pagewire.services.scheduler.step import ExecutorInfo, NewRequest, Step, Ste
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
-
-# Tokens and alternatives to them, at up to 16 bytes each: well below rpc.MAX_MESSAGE_BYTES.
-MAX_TOKENS_PER_MESSAGE = 500_000
 
 _OPTIONAL_FIELDS = (
     "temperature",
@@ -88,21 +85,6 @@ def from_output(news: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerateRe
             cached_tokens=news.num_cached_tokens,
         ),
     )
-
-
-def split_outputs(news_by_id: Mapping[int, RequestOutput]) -> Iterator[dict[int, RequestOutput]]:
-    """The news in parts of bounded size, for a message each: much may have gathered for a neighbour that was slow."""
-    part: dict[int, RequestOutput] = {}
-    size = 0
-    for request_id, news in news_by_id.items():
-        news_size = len(news.token_ids) + sum(len(logprobs.token_ids) for logprobs in news.logprobs or ())
-        if part and size + news_size > MAX_TOKENS_PER_MESSAGE:
-            yield part
-            part, size = {}, 0
-        part[request_id] = news
-        size += news_size
-    if part:
-        yield part
 
 
 def from_outputs(news_by_id: Mapping[int, RequestOutput]) -> scheduler_pb2.SchedulerServiceConnectResponse:

@@ -30,6 +30,11 @@ class RequestOutput:
     def is_last(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def size(self) -> int:
+        """Tokens and log probabilities."""
+        return len(self.token_ids) + sum(len(logprobs.token_ids) for logprobs in self.logprobs or ())
+
     def merge(self, newer: "RequestOutput") -> "RequestOutput":
         """What was not sent yet, and what happened since, as one."""
         self.token_ids += newer.token_ids

@@ -1,6 +1,6 @@
 """One tokenizer's multiplexed stream: all its requests in, their outputs out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from pagewire.rpc import RpcError
@@ -8,7 +8,6 @@ from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.request_output import RequestOutput
-from pagewire.services.scheduler.step import ExecutorInfo
 from pagewire.streams import Session
 from pagewire.v1.scheduler_pb2 import (
     SchedulerServiceConnectRequest,
@@ -26,7 +25,7 @@ class TokenizerSession(
         engine.on_model_change.add(self._greet_again)
 
     async def greet(self) -> SchedulerServiceConnectResponse:
-        return _hello(await self._engine.wait_for_model())
+        return SchedulerServiceConnectResponse(hello=convert.from_info(await self._engine.wait_for_model()))
 
     def on_message(self, message: SchedulerServiceConnectRequest) -> None:
         for request in message.requests:
@@ -42,11 +41,8 @@ class TokenizerSession(
             self.outbox.put(number, RequestOutput([], num_tokens, 0, 0, FinishReason.ERROR, error=error))
             return lambda: None
 
-    def build_messages(self, outputs: dict[int | None, RequestOutput]) -> Iterator[SchedulerServiceConnectResponse]:
-        if outputs.pop(None, None) is not None and self._engine.info is not None:
-            yield _hello(self._engine.info)
-        for part in convert.split_outputs(outputs):
-            yield convert.from_outputs(part)
+    def build_message(self, outputs: dict[int, RequestOutput]) -> SchedulerServiceConnectResponse:
+        return convert.from_outputs(outputs)
 
     def close(self) -> None:
         self._engine.on_model_change.discard(self._greet_again)
@@ -54,7 +50,3 @@ class TokenizerSession(
 
     def _greet_again(self) -> None:
         self.outbox.put(None, RequestOutput([], 0, 0, 0))
-
-
-def _hello(info: ExecutorInfo) -> SchedulerServiceConnectResponse:
-    return SchedulerServiceConnectResponse(hello=convert.from_info(info))

@@ -4,6 +4,7 @@ Knows no gRPC call: servicers hand in a request and a function that takes its re
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, Text
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 
+logger = logging.getLogger(__name__)
+
 # Each is looked for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
 # Of prompt and resumed output: more than any model reads. Beside what else a message to the scheduler may hold they fit
@@ -30,21 +33,25 @@ REPLAY_PIECE = 1000
 
 
 class LiveGeneration:
-    """A request that was started; abort() when nobody wants the rest."""
+    """A request, from its arrival to its end."""
 
-    def __init__(self, stream: TextStream, link: SchedulerLink) -> None:
-        self._stream = stream
+    def __init__(self, link: SchedulerLink) -> None:
         self._link = link
-        self._request: SubmittedRequest | None = None
+        self.starting: asyncio.Task[None] | None = None
+        self.stream: TextStream | None = None  # once its prompt is encoded
+        self._request: SubmittedRequest | None = None  # once it is submitted
 
-    def submit(self, message: scheduler_pb2.TokenRequest) -> None:
+    def submit(self, message: scheduler_pb2.TokenRequest, stream: TextStream) -> None:
         """Raises RpcError (UNAVAILABLE)."""
-        self._request = SubmittedRequest(message, self._stream)
+        self._request = SubmittedRequest(message, stream)
         self._link.submit(self._request)
 
     def abort(self) -> None:
         """Ends it here and at the scheduler; nothing is delivered any more. Harmless after the end."""
-        self._stream.cancel()
+        if self.starting is not None:
+            self.starting.cancel()
+        if self.stream is not None:
+            self.stream.cancel()
         if self._request is not None:
             self._link.abort(self._request)
 
@@ -59,9 +66,7 @@ class TextGenerator:
         self.served_model_names = served_model_names
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
-        self._num_starting = 0
-        self._none_starting = asyncio.Event()
-        self._none_starting.set()
+        self._starting: set[asyncio.Task[None]] = set()
         self._replaying = asyncio.Lock()
 
     @property
@@ -81,46 +86,45 @@ class TextGenerator:
     @property
     def num_starting(self) -> int:
         """Requests that the scheduler does not know yet: their prompts are being encoded."""
-        return self._num_starting
+        return len(self._starting)
 
     async def drained(self) -> None:
         """Returns when no prompt is being encoded and no request is live at the scheduler."""
-        while self._num_starting or self.link.num_live:
-            await self._none_starting.wait()
+        while self._starting or self.link.num_live:
+            if self._starting:
+                await asyncio.wait(self._starting)
             await self.link.drained()
 
-    async def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
-        """Its outputs go to `deliver`, as soon as this runs; the last one has a finish_reason or is an RpcError.
+    def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
+        """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
+        live = LiveGeneration(self.link)
+        live.starting = asyncio.create_task(self._start(live, request, deliver))
+        self._starting.add(live.starting)
+        live.starting.add_done_callback(self._starting.discard)
+        return live
 
-        Raises RpcError for a request that cannot be served.
-        """
+    async def _start(self, live: LiveGeneration, request: inference_pb2.GenerateRequest, deliver: Deliver) -> None:
         arrived = time.monotonic()
         span = generate_span(request.traceparent)
-        self._count_starting(1)
         try:
             options = output_options(request)
             self.check_model(request.model)
             prompt_token_ids = await self._encode(request, span)
             check_prompt(prompt_token_ids, request.resume_token_ids)
-            stream = TextStream(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
-            live = LiveGeneration(stream, self.link)
+            stream = live.stream = TextStream(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
             if not stream.finished:
-                live.submit(token_request(request, prompt_token_ids, span.traceparent))
-            return live
-        except BaseException as error:
-            span.end(error=str(error) or type(error).__name__)
+                live.submit(token_request(request, prompt_token_ids, span.traceparent), stream)
+        except asyncio.CancelledError:
+            span.end(error="cancelled")
             raise
-        finally:
-            self._count_starting(-1)
-
-    def _count_starting(self, change: int) -> None:
-        self._num_starting += change
-        if self._num_starting:
-            self._none_starting.clear()
-        else:
-            self._none_starting.set()
+        except Exception as error:
+            span.end(error=str(error) or type(error).__name__)
+            if not isinstance(error, RpcError):
+                logger.exception("a request could not be started", extra={"request_id": request.request_id})
+                error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            deliver(error)
 
     async def _replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
         """In pieces and one request at a time: after a restart all come at once, and others' tokens must not wait."""

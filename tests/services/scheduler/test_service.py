@@ -227,7 +227,7 @@ async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> N
 
 
 async def test_much_output_comes_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.services.scheduler.convert.MAX_TOKENS_PER_MESSAGE", 10)
+    monkeypatch.setattr("pagewire.streams.session.MAX_PER_MESSAGE", 10)
     async with make_line(tmp_path).running() as line:
         call = line.stub.Connect()
         numbers = range(12)
