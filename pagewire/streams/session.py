@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
@@ -87,7 +87,7 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         for end in live.values():
             end()
 
-    async def responses(self, messages: AsyncIterator[In]) -> AsyncIterator[Out]:
+    async def responses(self, messages: AsyncIterator[In]) -> AsyncGenerator[Out, None]:
         """What is to be sent, until the client says no more and was told everything, or breaks the contract.
 
         Raises RpcError in that case.

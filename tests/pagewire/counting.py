@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,13 +33,15 @@ class Tokens:
 class CountingSession(Session[GenerateRequest, Tokens, ConnectRequest, ConnectResponse]):
     """Answers {token_ids: [start, count]} with start, start + 1, ..., one token per step()."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_greet: asyncio.Event) -> None:
         super().__init__()
+        self._may_greet = may_greet
         self.left: dict[int, list[int]] = {}  # number -> tokens to come
         self.begun: list[GenerateRequest] = []
         self.num_greetings = 0
 
     async def greet(self) -> ConnectResponse:
+        await self._may_greet.wait()
         self.num_greetings += 1
         return ConnectResponse()
 
@@ -57,7 +59,11 @@ class CountingSession(Session[GenerateRequest, Tokens, ConnectRequest, ConnectRe
         assert tokens[: len(resumed)] == resumed, "resumed with tokens that were never sent"
         self.begun.append(request)
         self.left[number] = tokens[len(resumed) :]
-        return lambda: self.left.pop(number, None)
+
+        def end() -> None:
+            self.left.pop(number, None)
+
+        return end
 
     def build_message(self, outputs: dict[int, Tokens]) -> ConnectResponse:
         message = ConnectResponse()
@@ -82,11 +88,13 @@ class CountingService(inference_pb2_grpc.InferenceServiceServicer):
 
     breaks: list[int] = field(default_factory=list)
     running: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: no tokens
+    may_greet: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: no stream comes up
     sessions: list[CountingSession] = field(default_factory=list)
     errors: list[RpcError] = field(default_factory=list)  # of clients that broke the contract
 
     def __post_init__(self) -> None:
         self.running.set()
+        self.may_greet.set()
 
     @property
     def num_live(self) -> int:
@@ -107,22 +115,21 @@ class CountingService(inference_pb2_grpc.InferenceServiceServicer):
                 pass_moment()
                 yield message
 
-        session = CountingSession()
+        session = CountingSession(self.may_greet)
         self.sessions.append(session)
         stepper = asyncio.create_task(self._step(session))
-        responses = session.responses(messages())
         try:
             pass_moment()
-            async for response in responses:
-                pass_moment()
-                yield response
-                pass_moment()
+            async with aclosing(session.responses(messages())) as responses:
+                async for response in responses:
+                    pass_moment()
+                    yield response
+                    pass_moment()
         except RpcError as error:
             if error.code is not grpc.StatusCode.UNAVAILABLE:
                 self.errors.append(error)
             raise
         finally:
-            await responses.aclose()
             await rpc.cancel([stepper])
 
     async def _step(self, session: CountingSession) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -11,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire import rpc
 from pagewire.rpc import RpcError
 from pagewire.streams import link as link_module
 from pagewire.streams import resubmitting_link
 from pagewire.streams import session as session_module
-from pagewire.v1 import inference_pb2, inference_pb2_grpc
-from pagewire.v1.inference_pb2 import ConnectRequest
+from pagewire.v1 import inference_pb2_grpc
+from pagewire.v1.inference_pb2 import ConnectRequest, ConnectResponse
 from tests.pagewire.counting import CountedRequest, CountingLink, CountingService, Tokens, linked, serving
 
 
@@ -55,11 +57,10 @@ async def run_requests(service: CountingService, requests: list[CountedRequest],
             assert request.received == request.expected
         else:
             assert request.received == request.expected[: len(request.received)]
-    begun = [request for session in service.sessions for request in session.begun]
     seen = set()
-    for request in begun:
-        first_token = request.token_ids.ids[0]
-        assert request.resubmitted or first_token not in seen, "came again and does not say so"
+    for begun in [begun for session in service.sessions for begun in session.begun]:
+        first_token = begun.token_ids.ids[0]
+        assert begun.resubmitted or first_token not in seen, "came again and does not say so"
         seen.add(first_token)
 
 
@@ -106,6 +107,27 @@ async def test_what_is_aborted_while_the_service_is_away_does_not_come_back(tmp_
             await asyncio.wait_for(link.drained(), 10)
     assert (gone.received, stays.received) == ([], stays.expected)
     assert [request.token_ids.ids[0] for request in service.sessions[-1].begun] == [1000]
+
+
+async def test_nothing_is_sent_before_the_greeting(tmp_path: Path) -> None:
+    """So that what was sent was let in, and a service that only accepts connections has let in nothing."""
+    service = CountingService()
+    service.may_greet.clear()
+    async with linked(tmp_path) as link:
+        async with serving(tmp_path, service):
+            stays, gone = CountedRequest(0, 3), CountedRequest(1000, 3)
+            for request in (stays, gone):
+                link.submit(request)
+            await eventually(lambda: service.sessions)
+            await asyncio.sleep(0.05)
+            link.abort(gone)
+            assert not link.is_up and link.num_messages == 0
+        service.may_greet.set()
+        async with serving(tmp_path, service):
+            await asyncio.wait_for(link.drained(), 10)
+    assert stays.received == stays.expected
+    (begun,) = service.sessions[-1].begun
+    assert not begun.resubmitted
 
 
 async def test_an_abort_reaches_the_service(tmp_path: Path) -> None:
@@ -195,6 +217,28 @@ async def test_a_request_may_wait_for_its_turn_however_long_once_the_stream_is_u
     assert request.received == request.expected
 
 
+async def test_a_stream_that_lasted_begins_recovery_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for requests that wait for their turn and had no output in the meantime."""
+    monkeypatch.setattr(resubmitting_link, "SETTLED_S", 0.1)
+    service = CountingService()
+    service.running.clear()
+    async with linked(tmp_path, recovery_timeout=0.5) as link:
+        request = CountedRequest(0, 3)
+        for _ in range(3):
+            async with serving(tmp_path, service):
+                if request.number == 0:
+                    link.submit(request)
+                await eventually(lambda: service.num_live == 1)
+                await asyncio.sleep(0.4)
+            await eventually(lambda: not link.is_up)
+            await asyncio.sleep(0.1)
+        assert request.error is None
+        service.running.set()
+        async with serving(tmp_path, service):
+            await asyncio.wait_for(link.drained(), 10)
+    assert request.received == request.expected
+
+
 async def test_failing_all_aborts_them(tmp_path: Path) -> None:
     service = CountingService()
     service.running.clear()
@@ -211,11 +255,117 @@ async def test_failing_all_aborts_them(tmp_path: Path) -> None:
 # The server side, with clients that are no links.
 
 
-def stub_of(link: CountingLink) -> grpc.aio.StreamStreamCall:
-    return link._link._open_call()
-
-
-def numbered(number: int, start: int, count: int) -> ConnectRequest:
+def submit_message(*numbers: int) -> ConnectRequest:
     message = ConnectRequest()
-    message.requests.add(number=number, request={"token_ids": {"ids": [start, count]}})
+    for number in numbers:
+        message.requests.add(number=number, request={"token_ids": {"ids": [1000 * number, 3]}})
     return message
+
+
+@asynccontextmanager
+async def connected(directory: Path, service: CountingService) -> AsyncIterator[grpc.aio.StreamStreamCall]:
+    """A stream that was greeted."""
+    async with serving(directory, service), rpc.channel(f"unix:{directory}/s.sock") as channel:
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Connect()
+        assert await call.read() == ConnectResponse()
+        yield call
+
+
+async def rest_of(call: grpc.aio.StreamStreamCall) -> tuple[dict[int, list[int]], int]:
+    """Tokens by number, and how many messages brought them, until the stream ends."""
+    tokens: dict[int, list[int]] = {}
+    num_messages = 0
+    async with asyncio.timeout(10):
+        while (message := await call.read()) is not grpc.aio.EOF:
+            num_messages += 1
+            for one in message.responses:
+                tokens.setdefault(one.number, []).extend(one.response.token_ids)
+    return tokens, num_messages
+
+
+async def test_who_says_no_more_still_gets_everything(tmp_path: Path) -> None:
+    async with connected(tmp_path, CountingService()) as call:
+        await call.write(submit_message(1, 2))
+        await call.done_writing()
+        tokens, _ = await rest_of(call)
+    assert tokens == {1: [1000, 1001, 1002], 2: [2000, 2001, 2002]}
+
+
+async def test_who_says_nothing_at_all_is_let_go(tmp_path: Path) -> None:
+    async with connected(tmp_path, CountingService()) as call:
+        await call.done_writing()
+        assert await rest_of(call) == ({}, 0)
+
+
+async def test_the_end_of_an_aborted_request_ends_a_stream_without_another_word(tmp_path: Path) -> None:
+    service = CountingService()
+    service.running.clear()
+    async with connected(tmp_path, service) as call:
+        await call.write(submit_message(1))
+        await call.done_writing()
+        await eventually(lambda: service.num_live == 1)
+        await asyncio.sleep(0.05)
+        service.sessions[0].step()
+        service.sessions[0].abort(1)
+        service.sessions[0].abort(99)
+        assert await rest_of(call) == ({}, 0)
+
+
+async def test_a_number_in_use_ends_the_stream_and_all_on_it(tmp_path: Path) -> None:
+    service = CountingService()
+    service.running.clear()
+    async with connected(tmp_path, service) as call:
+        await call.write(submit_message(1, 2))
+        await eventually(lambda: service.num_live == 2)
+        await call.write(submit_message(2))
+        with pytest.raises(grpc.aio.AioRpcError, match="request number 2 is in use") as caught:
+            await rest_of(call)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert service.num_live == 0
+
+
+async def test_a_number_is_free_again_after_the_end(tmp_path: Path) -> None:
+    service = CountingService()
+    async with connected(tmp_path, service) as call:
+        await call.write(submit_message(1))
+        async with asyncio.timeout(10):
+            while not any(one.response.finish_reason for one in (await call.read()).responses):
+                pass
+        await call.write(submit_message(1))
+        await call.done_writing()
+        assert (await rest_of(call))[0] == {1: [1000, 1001, 1002]}
+
+
+async def test_who_vanishes_leaves_nothing_behind(tmp_path: Path) -> None:
+    service = CountingService()
+    service.running.clear()
+    async with connected(tmp_path, service) as call:
+        await call.write(submit_message(1, 2, 3))
+        await eventually(lambda: service.num_live == 3)
+        call.cancel()
+        await eventually(lambda: service.num_live == 0)
+
+
+@pytest.mark.parametrize(("limit", "num_messages"), [(100_000, 1), (8, 4), (1, 10)])
+async def test_what_waits_comes_merged_and_in_messages_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, num_messages: int
+) -> None:
+    monkeypatch.setattr(session_module, "MAX_PER_MESSAGE", limit)
+    service = CountingService()
+    service.running.clear()
+    async with connected(tmp_path, service) as call:
+        await call.write(submit_message(*range(10)))
+        await eventually(lambda: service.num_live == 10)
+        for _ in range(3):
+            service.sessions[0].step()
+        await call.done_writing()
+        assert await rest_of(call) == ({n: [1000 * n + i for i in range(3)] for n in range(10)}, num_messages)
+
+
+async def test_a_session_greets_again_when_told_to(tmp_path: Path) -> None:
+    service = CountingService()
+    service.running.clear()
+    async with connected(tmp_path, service) as call:
+        service.sessions[0].outbox.put(None, Tokens([]))
+        assert await asyncio.wait_for(call.read(), 10) == ConnectResponse()
+        assert service.sessions[0].num_greetings == 2
