@@ -13,11 +13,12 @@ from benchmarks.curve_output import CurveOutput
 from pagewire.bench.curves import Point
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.sampling_params import SamplingParams
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepResult
 from pagewire.v1 import executor_pb2, scheduler_pb2
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ def running_scheduler(num_requests: int) -> Scheduler:
     blocks_per_request = -(-(PROMPT_TOKENS + NUM_STEPS + 8) // BLOCK_SIZE)
     scheduler = Scheduler(SchedulerConfig(pipeline_depth=2))
     scheduler.attach(
+        scheduler.replicas[0],
         ExecutorInfo(
             incarnation=1,
             model="none",
@@ -57,23 +59,23 @@ def running_scheduler(num_requests: int) -> Scheduler:
             block_size=BLOCK_SIZE,
             max_num_seqs=num_requests,
             max_num_batched_tokens=num_requests * PROMPT_TOKENS,
-        )
+        ),
     )
     for i in range(num_requests):
         prompt = [1 + (i * 7919 + j) % 40_000 for j in range(PROMPT_TOKENS)]
         scheduler.add_request(Request(i, prompt, SamplingParams(seed=i)))
-    step = scheduler.schedule()
+    step = scheduler.schedule(scheduler.replicas[0])
     assert step is not None and len(step.sampled) == num_requests
-    scheduler.update(result_of(step))
+    scheduler.update(scheduler.replicas[0], result_of(step))
     return scheduler
 
 
-def result_of(step: Step) -> StepResult:
+def result_of(step: ScheduledStep) -> StepResult:
     n = len(step.sampled)
     return StepResult(step.step_id, [request.request_id for request in step.sampled], [1] * n, [5] * n)
 
 
-def wire_result_of(step: Step) -> executor_pb2.StepResult:
+def wire_result_of(step: ScheduledStep) -> executor_pb2.StepResult:
     result = result_of(step)
     return executor_pb2.StepResult(
         step_id=result.step_id,
@@ -83,14 +85,14 @@ def wire_result_of(step: Step) -> executor_pb2.StepResult:
     )
 
 
-def step_to_wire(step: Step) -> bytes:
+def step_to_wire(step: ScheduledStep) -> bytes:
     return convert.from_step(step, []).SerializeToString()
 
 
 def output_message(outputs: Outputs) -> bytes:
     request_outputs = {
-        request.request_id: RequestOutput([token_id], request.num_prompt_tokens, request.num_output_tokens, 0)
-        for request, token_id in zip(outputs.requests, outputs.token_ids, strict=True)
+        request.request_id: RequestOutput(token_ids, request.num_prompt_tokens, request.num_output_tokens, 0)
+        for request, token_ids in zip(outputs.requests, outputs.token_ids, strict=True)
     }
     response: scheduler_pb2.SchedulerServiceConnectResponse = convert.from_outputs(request_outputs)
     return response.SerializeToString()
@@ -99,13 +101,14 @@ def output_message(outputs: Outputs) -> bytes:
 def measure(num_requests: int) -> dict[str, float]:
     """Microseconds per step by part."""
     scheduler, clock = running_scheduler(num_requests), Clock()
+    (replica,) = scheduler.replicas
     for _ in range(NUM_STEPS):
-        step = clock.time("schedule", scheduler.schedule)
+        step = clock.time("schedule", scheduler.schedule, replica)
         assert step is not None
         clock.time("step to wire", step_to_wire, step)
         message = wire_result_of(step)
         result = clock.time("result from wire", convert.to_step_result, message)
-        outputs = clock.time("update", scheduler.update, result)
+        outputs = clock.time("update", scheduler.update, replica, result)
         clock.time("outputs", output_message, outputs)
     return {name: seconds / NUM_STEPS * 1e6 for name, seconds in clock.seconds.items()}
 

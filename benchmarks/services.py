@@ -25,10 +25,11 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import start_runner
 from pagewire.services.executor.step import Step
 from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.sampling_params import SamplingParams
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import ExecutorInfo, StepResult
+from pagewire.services.scheduler.step import StepResult
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor")
 AROUND = ("gateway", "tokenizer", "scheduler", "gRPC")
@@ -135,16 +136,17 @@ def measure_alone(config: ServicesConfig, runner: ModelRunner, info: ExecutorInf
 def plan(config: ServicesConfig, info: ExecutorInfo, num_streams: int, first_id: int) -> Sequence[Step]:
     """Steps of requests that all come at once, as the executor gets them."""
     scheduler = Scheduler(config.part(SchedulerConfig))
-    scheduler.attach(info)
+    (replica,) = scheduler.replicas
+    scheduler.attach(replica, info)
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=config.output_len, seed=0)
     for number in range(first_id, first_id + num_streams):
         prompt = [(number * 7919 + position * 104729) % info.vocab_size for position in range(config.input_len)]
         scheduler.add_request(Request(number, prompt, params))
     steps = []
-    while (step := scheduler.schedule()) is not None:
+    while (step := scheduler.schedule(replica)) is not None:
         steps.append(executor_convert.step_from_proto(convert.from_step(step, [""] * len(step.new_requests))))
         ids = [request.request_id for request in step.sampled]
-        scheduler.update(StepResult(step.step_id, ids, [1] * len(ids), [1] * len(ids)))
+        scheduler.update(replica, StepResult(step.step_id, ids, [1] * len(ids), [1] * len(ids)))
     return steps
 
 

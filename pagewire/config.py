@@ -149,7 +149,9 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         "addresses to serve gRPC on, comma separated: unix:/path or host:port",
         group="network",
     )
-    executor_address: str = flag("localhost:50053", "the executor service", group="network")
+    executor_address: str = flag(
+        "localhost:50053", "the executor services, one per replica, comma separated", group="network"
+    )
     long_prefill_token_threshold: int = flag(
         0,
         "longest prefill chunk of one request while others run, tokens; 0 = no limit",
@@ -172,6 +174,11 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         valid=NOT_NEGATIVE,
     )
     pipeline_depth: int = flag(2, "steps in flight, 1 or 2", group="scheduling", valid=Range(minimum=1, maximum=2))
+
+    @property
+    def executor_addresses(self) -> tuple[str, ...]:
+        """Of each replica."""
+        return tuple(self.executor_address.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,7 @@ class FakeRow:
     num_computed_tokens: int
     block_ids: list[int]
     sampling_params: Any
+    yields_vector: bool = False
     histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
 
     def extend_histories(self) -> None:
@@ -96,7 +97,11 @@ class FakeExecutor:
         eos_token_ids: Collection[int] = (),
         check_kv: bool = True,
         deadly_token_id: int | None = None,
+        max_draft_tokens: int = 0,
+        draw_gain: Callable[[int], int] | None = None,
     ) -> None:
+        """max_draft_tokens: of one request and step. draw_gain(most): how many tokens, up to `most`, a request that has
+        drafts gains; by default 1 to `most`, at random."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
@@ -105,6 +110,8 @@ class FakeExecutor:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.check_kv = check_kv
         self.deadly_token_id = deadly_token_id
+        self.max_draft_tokens = max_draft_tokens
+        self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.num_executed_tokens = 0
         self.reset()
 
@@ -123,22 +130,41 @@ class FakeExecutor:
         assert sum(step.num_scheduled_tokens) <= self.max_num_batched_tokens, "more tokens than a step may compute"
         if any(self.rows[request_id].token_ids[0] == self.deadly_token_id for request_id in step.request_ids):
             raise FakeExecutorDied
-        self._write_kv(step)
-        sampled: list[int] = []
-        token_ids: list[int] = []
-        logprobs: dict[int, Any] = {}
-        for request_id in step.request_ids:
+        drafts = list(step.num_draft_tokens) or [0] * len(step.request_ids)
+        self._write_kv(step, drafts)
+        result = StepResult(step.step_id, [], [], [], {}, {})
+        for request_id, num_drafts in zip(step.request_ids, drafts, strict=True):
             row = self.rows[request_id]
             if self.check_kv:
                 self._check_kv(request_id, row)
             if row.num_computed_tokens == len(row.token_ids):
-                if (num_logprobs := _logprobs_of(row.sampling_params)) is not None:
-                    logprobs[len(sampled)] = _fake_logprobs(self._sample(row), num_logprobs, self.vocab_size)
-                sampled.append(request_id)
-                token_ids.append(self._sample(row))
-                row.token_ids.append(token_ids[-1])
+                self._sample_into(result, request_id, row, num_drafts)
         self.num_executed_tokens += sum(step.num_scheduled_tokens)
-        return StepResult(step.step_id, sampled, [1] * len(sampled), token_ids, logprobs)
+        return result
+
+    def _sample_into(self, result: StepResult, request_id: int, row: FakeRow, num_drafts: int) -> None:
+        """A request that has reached its last known token gains as many of its drafts and one more as is drawn."""
+        index = len(result.request_ids)
+        result.request_ids.append(request_id)
+        if row.yields_vector:
+            result.num_tokens.append(0)
+            result.vectors[index] = common_pb2.Vector(values=[row.histories[-1] % 997])  # type: ignore[index]
+            return
+        gain = self.draw_gain(1 + num_drafts) if num_drafts else 1
+        result.num_tokens.append(gain)
+        num_logprobs = _logprobs_of(row.sampling_params)
+        for _ in range(gain):
+            token_id = self._sample(row)
+            if num_logprobs is not None:
+                message = result.logprobs.setdefault(index, common_pb2.Logprobs())  # type: ignore[attr-defined]
+                message.MergeFrom(_fake_logprobs(token_id, num_logprobs, self.vocab_size))
+            result.token_ids.append(token_id)
+            row.token_ids.append(token_id)
+            row.extend_histories()
+        # The drafts that were accepted have their KV; the last token gained has none yet.
+        for position in range(row.num_computed_tokens, row.num_computed_tokens + gain - 1):
+            self._kv[self._slot(row, position)] = row.histories[position]
+        row.num_computed_tokens += gain - 1
 
     def _apply_rows(self, step: Any) -> None:
         for request_id in step.finished_request_ids:
@@ -155,6 +181,7 @@ class FakeExecutor:
                 new.num_computed_tokens,
                 list(new.block_ids),
                 new.sampling_params,
+                new.yields_vector,
             )
         assert len(self.rows) <= self.max_num_seqs, f"{len(self.rows)} requests in {self.max_num_seqs} rows"
 
@@ -175,14 +202,18 @@ class FakeExecutor:
             assert len(set(row.block_ids)) == len(row.block_ids), f"request {request_id} has a block twice"
             assert all(0 <= block_id < self.num_blocks for block_id in row.block_ids)
 
-    def _write_kv(self, step: Any) -> None:
-        """Writes all slots of the step, before anything is read: what a model does layer by layer."""
+    def _write_kv(self, step: Any, drafts: Sequence[int]) -> None:
+        """Writes all slots of the step, before anything is read: what a model does layer by layer. What is written for
+        drafts is worth nothing, until they are accepted."""
         written: set[int] = set()
-        for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
+        for request_id, num_tokens, num_drafts in zip(step.request_ids, step.num_scheduled_tokens, drafts, strict=True):
             row = self.rows[request_id]
-            assert num_tokens >= 1, f"request {request_id} runs without tokens"
             end = row.num_computed_tokens + num_tokens
-            assert end <= len(row.token_ids), f"request {request_id} runs beyond its tokens"
+            known = end - num_drafts
+            assert num_tokens > num_drafts >= 0, f"request {request_id} runs without tokens of its own"
+            assert num_drafts <= self.max_draft_tokens, f"request {request_id} has {num_drafts} drafts"
+            assert known <= len(row.token_ids), f"request {request_id} runs beyond its tokens"
+            assert known == len(row.token_ids) or not num_drafts, f"request {request_id} has drafts in mid-prompt"
             assert end <= len(row.block_ids) * self.block_size, f"request {request_id} runs beyond its blocks"
             row.extend_histories()
             if self.check_kv:
@@ -190,8 +221,8 @@ class FakeExecutor:
                     slot = self._slot(row, position)
                     assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
                     written.add(slot)
-                    self._kv[slot] = row.histories[position]
-            row.num_computed_tokens = end
+                    self._kv[slot] = row.histories[position] if position < known else -1
+            row.num_computed_tokens = known
 
     def _check_kv(self, request_id: int, row: FakeRow) -> None:
         for position in range(row.num_computed_tokens):
@@ -248,6 +279,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.step_seconds = step_seconds
         self.num_steps = 0
         self.num_streams = 0
+        self.terms: list[int] = []  # of the streams
         self.num_descriptions = 0
         self.asked = asyncio.Event()
         self.loaded = asyncio.Event()
@@ -287,6 +319,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             block_size=self.executor.block_size,
             max_num_seqs=self.executor.max_num_seqs,
             max_num_batched_tokens=self.executor.max_num_batched_tokens,
+            max_draft_tokens=self.executor.max_draft_tokens,
             device="fake",
             dtype="none",
         )
@@ -295,12 +328,16 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[executor_pb2.StepResult]:
         await self.loaded.wait()
+        opening = await anext(request_iterator)
+        assert opening.step_id == 0, "a stream begins with its opening message"
         current = asyncio.current_task()
         if self._stream is not None and self._stream is not current:
             self._stream.cancel()
         self._stream = current
         self.num_streams += 1
         self.executor.reset()
+        self.terms.append(opening.term)
+        yield executor_pb2.StepResult()
         idle_since: float | None = None
         async for step in request_iterator:
             idle_ns = None if idle_since is None else int((time.monotonic() - idle_since) * 1e9)
@@ -321,6 +358,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 num_tokens=result.num_tokens,
                 token_ids=result.token_ids,
                 logprobs=result.logprobs,
+                vectors=result.vectors,
                 execute_ns=int(self.step_seconds * 1e9),
                 idle_ns=idle_ns,
             )

@@ -8,6 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 import grpc
 
+from pagewire.rpc import RpcError
+
 logger = logging.getLogger(__name__)
 
 Request = TypeVar("Request")
@@ -106,6 +108,8 @@ class Link(Generic[Request, Response]):
             if current is not None and current.cancelling():
                 raise
             reason = "stream cancelled"
+        except RpcError as error:
+            was_up, reason = False, f"{error.code.name}: {error.message}"
         except Exception:
             logger.exception("protocol error on the stream to %s", self._name)
             reason = "protocol error"

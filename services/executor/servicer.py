@@ -1,8 +1,9 @@
-"""ExecutorService: Describe, and the one stream of steps."""
+"""ExecutorService: Describe, and the one stream of steps, which the scheduler of the highest term has."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -17,6 +18,9 @@ from pagewire.v1 import executor_pb2, executor_pb2_grpc
 # None: the session was closed and all its results are there.
 _Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
 
+# How long a scheduler whose stream broke keeps those of lower terms out: it comes back at once if it can.
+TERM_HELD_S = 10.0
+
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Thin: messages in, messages out; the worker executes."""
@@ -24,6 +28,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._current: _Results | None = None
+        self._term = 0  # of the scheduler that has, or last had, this executor
+        self._left_at = 0.0  # when its stream ended, time.monotonic()
 
     async def _loaded(self) -> ExecutorInfo:
         """Waits, minutes perhaps, until steps can be executed."""
@@ -42,6 +48,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[executor_pb2.StepResult]:
         await self._loaded()
+        opening = await anext(request_iterator, None)
+        if opening is None:
+            return
+        self._take(opening)
         results: _Results = asyncio.Queue()
         if self._current is not None:
             self._current.put_nowait(RpcError(grpc.StatusCode.ABORTED, "superseded by a new Execute stream"))
@@ -54,6 +64,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         session = self._worker.open(deliver)
         reader = asyncio.create_task(self._read(request_iterator, session, results), name="executor-steps")
         try:
+            yield executor_pb2.StepResult()  # the stream is open
             while (result := await results.get()) is not None:
                 if isinstance(result, ProtocolError | DeviceError):
                     raise RpcError(grpc.StatusCode.INTERNAL, str(result))
@@ -64,7 +75,24 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             self._worker.close(session)
             if self._current is results:
                 self._current = None
+                self._left_at = time.monotonic()
             await cancel([reader])
+
+    def _take(self, opening: executor_pb2.StepRequest) -> None:
+        """Gives the executor to the scheduler that opens a stream. Raises RpcError if a later one has it."""
+        if opening.step_id != 0:
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"a stream begins with step_id 0 and the scheduler's term, not with step {opening.step_id}",
+            )
+        is_held = self._current is not None or time.monotonic() - self._left_at < TERM_HELD_S
+        if opening.term < self._term and is_held:
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"a scheduler that started later (term {self._term}) has this executor, yours has term "
+                f"{opening.term}; stop one of them, or give each executors of its own",
+            )
+        self._term = opening.term
 
     async def _read(
         self, requests: AsyncIterator[executor_pb2.StepRequest], session: Session, results: _Results

@@ -4,10 +4,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
-from pagewire.services.scheduler.step import ExecutorInfo, NewRequest, Step, StepClock, StepResult
+from pagewire.services.scheduler.step import NewRequest, ScheduledStep, StepClock, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
@@ -59,6 +60,7 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
         to_sampling_params(message.sampling_params),
         list(message.resume_token_ids),
         is_resubmitted=message.resubmitted,
+        yields_vector=message.yields_vector,
     )
 
 
@@ -72,45 +74,61 @@ def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
     )
 
 
-def from_output(news: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerateResponse:
-    """News without an error."""
+def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerateResponse:
+    """An output without an error."""
     return scheduler_pb2.SchedulerServiceGenerateResponse(
-        token_ids=news.token_ids,
-        logprobs=_join(news.logprobs) if news.logprobs else None,
-        finish_reason=_finish_reason(news),
-        stop_token_id=news.stop_token_id,
+        token_ids=output.token_ids,
+        logprobs=_join(output.logprobs) if output.logprobs else None,
+        finish_reason=_finish_reason(output),
+        stop_token_id=output.stop_token_id,
         usage=common_pb2.Usage(
-            prompt_tokens=news.num_prompt_tokens,
-            completion_tokens=news.num_output_tokens,
-            cached_tokens=news.num_cached_tokens,
+            prompt_tokens=output.num_prompt_tokens,
+            completion_tokens=output.num_output_tokens,
+            cached_tokens=output.num_cached_tokens,
         ),
+        vector=output.vector,
     )
 
 
-def from_outputs(news_by_id: Mapping[int, RequestOutput]) -> scheduler_pb2.SchedulerServiceConnectResponse:
-    """The news of a neighbour's requests, as columns."""
-    all_news = news_by_id.values()
+def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_pb2.SchedulerServiceConnectResponse:
+    """The outputs of a tokenizer's requests, as columns."""
+    outputs = outputs_by_id.values()
     response = scheduler_pb2.SchedulerServiceConnectResponse(
-        request_ids=news_by_id,
-        num_tokens=[len(news.token_ids) for news in all_news],
-        token_ids=[token_id for news in all_news for token_id in news.token_ids],
-        finish_reasons=[_finish_reason(news) for news in all_news],
-        cached_tokens=[news.num_cached_tokens for news in all_news],
+        request_ids=outputs_by_id,
+        num_tokens=[len(output.token_ids) for output in outputs],
+        token_ids=[token_id for output in outputs for token_id in output.token_ids],
+        finish_reasons=[_finish_reason(output) for output in outputs],
+        cached_tokens=[output.num_cached_tokens for output in outputs],
     )
-    for i, news in enumerate(all_news):
-        if news.logprobs:
-            response.logprobs[i].CopyFrom(_join(news.logprobs))
-        if news.finish_reason is None:
+    for i, output in enumerate(outputs):
+        if output.logprobs:
+            response.logprobs[i].CopyFrom(_join(output.logprobs))
+        if output.finish_reason is None:
             continue
-        if news.stop_token_id is not None:
-            response.stop_token_ids[i] = news.stop_token_id
-        if news.error is not None:
-            response.errors[i].CopyFrom(news.error.to_message())
+        if output.stop_token_id is not None:
+            response.stop_token_ids[i] = output.stop_token_id
+        if output.vector is not None:
+            response.vectors[i].CopyFrom(output.vector)
+        if output.error is not None:
+            response.errors[i].CopyFrom(output.error.to_message())
     return response
 
 
-def _finish_reason(news: RequestOutput) -> common_pb2.FinishReason:
-    return news.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED  # type: ignore[return-value]
+def _finish_reason(output: RequestOutput) -> common_pb2.FinishReason:
+    return output.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED  # type: ignore[return-value]
+
+
+def first_logprobs(logprobs: common_pb2.Logprobs, num_tokens: int) -> common_pb2.Logprobs:
+    """The log probabilities of the first num_tokens tokens; all, if there are no more."""
+    if len(logprobs.ranks) <= num_tokens:
+        return logprobs
+    num_entries = num_tokens * logprobs.entries_per_token
+    return common_pb2.Logprobs(
+        entries_per_token=logprobs.entries_per_token,
+        token_ids=logprobs.token_ids[:num_entries],
+        logprobs=logprobs.logprobs[:num_entries],
+        ranks=logprobs.ranks[:num_tokens],
+    )
 
 
 def _join(logprobs: Sequence[common_pb2.Logprobs]) -> common_pb2.Logprobs:
@@ -140,6 +158,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         block_size=message.block_size,
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,
+        max_draft_tokens=message.max_draft_tokens,
     )
 
 
@@ -163,10 +182,11 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
         num_computed_tokens=new.num_computed_tokens,
         block_ids=new.block_ids,
         sampling_params=from_sampling_params(new.sampling_params),
+        yields_vector=new.yields_vector,
     )
 
 
-def from_step(step: Step, traceparents: Sequence[str]) -> executor_pb2.StepRequest:
+def from_step(step: ScheduledStep, traceparents: Sequence[str]) -> executor_pb2.StepRequest:
     """traceparents: parallel to step.new_requests."""
     return executor_pb2.StepRequest(
         step_id=step.step_id,
@@ -177,6 +197,7 @@ def from_step(step: Step, traceparents: Sequence[str]) -> executor_pb2.StepReque
         num_new_blocks=step.num_new_blocks,
         new_block_ids=step.new_block_ids,
         traceparents=traceparents if any(traceparents) else (),
+        num_draft_tokens=step.num_draft_tokens,
     )
 
 
@@ -187,6 +208,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         list(message.num_tokens),
         list(message.token_ids),
         dict(message.logprobs) if message.logprobs else {},
+        dict(message.vectors) if message.vectors else {},
     )
 
 

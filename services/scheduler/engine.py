@@ -1,4 +1,4 @@
-"""The scheduler at work: requests come in, steps go to the executor, tokens go back to whoever asked.
+"""The scheduler at work: requests come in, steps go to the executors, tokens go back to whoever asked.
 
 Everything runs on one event loop. Decisions are `scheduler.py`'s; this file moves their results.
 """
@@ -6,7 +6,7 @@ Everything runs on one event loop. Decisions are `scheduler.py`'s; this file mov
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -15,13 +15,14 @@ from pagewire import telemetry
 from pagewire.config import SchedulerConfig
 from pagewire.rpc import RpcError
 from pagewire.services.scheduler import convert, stats
-from pagewire.services.scheduler.executor_client import ExecutorClient
-from pagewire.services.scheduler.pacing import Pacer
+from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.replica import Replica
+from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request, too_long
 from pagewire.services.scheduler.request_output import RequestOutbox, RequestOutput
 from pagewire.services.scheduler.sampling_params import InvalidRequest
 from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
-from pagewire.services.scheduler.step import ExecutorInfo, Outputs, Step, StepClock, StepResult
+from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1 import scheduler_pb2
 
@@ -45,26 +46,30 @@ class LiveRequest:
 
 
 class Engine:
-    """Drives one scheduler and one executor on behalf of many clients.
+    """Drives one scheduler and its replicas, one executor each, on behalf of many clients.
 
     `availability` tells of every change between "requests are served" and "requests are refused".
     """
 
-    def __init__(self, config: SchedulerConfig, executor_channel: grpc.aio.Channel) -> None:
+    def __init__(self, config: SchedulerConfig, executor_channels: Sequence[grpc.aio.Channel]) -> None:
+        """executor_channels: to config.executor_addresses."""
         self._config = config
-        self.scheduler = Scheduler(config)
-        self._pacer = Pacer(config.pipeline_depth)
-        self._stats = stats.Stats(self.scheduler, self._pacer)
-        self._client = ExecutorClient(executor_channel, self)
+        self.scheduler = Scheduler(config, len(executor_channels))
+        self._stats = stats.Stats(self.scheduler)
+        term = time.time_ns()  # a scheduler that starts later has a higher one
+        self._drivers = [
+            ReplicaDriver(self.scheduler, replica, channel, address, term, self, self._stats)
+            for replica, channel, address in zip(
+                self.scheduler.replicas, executor_channels, config.executor_addresses, strict=True
+            )
+        ]
         self._live: dict[int, LiveRequest] = {}
         self._last_request_id = 0
         self._undelivered: Outputs | None = None  # of the latest result, not told yet
-        self._work = asyncio.Event()  # there may be a step to schedule
-        self._work_timer: asyncio.TimerHandle | None = None  # sets it when a step is due
         self._idle = asyncio.Event()  # no request is live
         self._idle.set()
-        self._info: ExecutorInfo | None = None  # of the present or of the last executor
-        self._changed = asyncio.Event()  # an executor came, or was given up
+        self._info: ExecutorInfo | None = None  # of the present executors or of the last one
+        self._changed = asyncio.Event()  # an executor came, or all were given up
         self._watchdog: asyncio.TimerHandle | None = None
         self._is_available = True
         self.availability: asyncio.Queue[bool] = asyncio.Queue()
@@ -80,7 +85,7 @@ class Engine:
         traceparent: str = "",
         max_unread: int | None = None,
     ) -> LiveRequest:
-        """Takes a request in; its news goes to the outbox under `number`. traceparent is used if the message has none.
+        """Takes a request in; its outputs go to the outbox under `number`. traceparent is used if the message has none.
         With more than max_unread tokens in the outbox it ends with RESOURCE_EXHAUSTED.
 
         Raises:
@@ -105,7 +110,7 @@ class Engine:
         self._live[request.request_id] = live
         self._idle.clear()
         if is_live:
-            self._work.set()
+            self._wake()
         else:
             self._end(live)
         return live
@@ -131,7 +136,7 @@ class Engine:
             if not live.request.is_finished:
                 self.scheduler.abort(live.request)
             self._close(live)
-            self._work.set()
+            self._wake()
 
     def abort_external(self, external_ids: set[str]) -> int:
         """Ends requests by their client-given ids and tells those who wait for them; returns how many there were."""
@@ -140,7 +145,7 @@ class Engine:
         for live in found:
             self.scheduler.abort(live.request)
             self._end(live)
-        self._work.set()
+        self._wake()
         return len(found)
 
     @property
@@ -161,49 +166,23 @@ class Engine:
         """Returns when no request is live."""
         await self._idle.wait()
 
-    # -- the executor ------------------------------------------------------------------------------------------------
+    # -- the executors -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Works until cancelled."""
         self._start_watchdog()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._client.run())
-                tasks.create_task(self._send_steps())
+                for driver in self._drivers:
+                    tasks.create_task(driver.run())
         finally:
             self._stop_watchdog()
-            self._stop_work_timer()
 
-    async def _send_steps(self) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            while not self._holds_back():
-                start = time.perf_counter()
-                step = self.scheduler.schedule()
-                if step is None:
-                    break
-                schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
-                self._pacer.on_sent(num_tokens, time.monotonic())
-                self._stats.on_step(num_tokens, schedule_seconds)
-                await self._client.send(step, self._admit(step))
-            self._stats.refresh()
+    def _wake(self) -> None:
+        for driver in self._drivers:
+            driver.wake()
 
-    def _holds_back(self) -> bool:
-        """Whether the next step is better decided later; there will be work again then."""
-        self._stop_work_timer()
-        seconds = self._pacer.hold(time.monotonic())
-        if seconds == 0:
-            return False
-        self._work_timer = asyncio.get_running_loop().call_later(seconds, self._work.set)
-        return True
-
-    def _stop_work_timer(self) -> None:
-        if self._work_timer is not None:
-            self._work_timer.cancel()
-            self._work_timer = None
-
-    def _admit(self, step: Step) -> list[str]:
+    def on_step(self, step: ScheduledStep) -> list[str]:
         """Notes whose turn has come; returns their trace contexts."""
         now = time.monotonic()
         traceparents = []
@@ -218,42 +197,62 @@ class Engine:
             traceparents.append(live.span.traceparent)
         return traceparents
 
-    def on_executor(self, info: ExecutorInfo) -> None:
+    def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
+        self._check_model(info)
         logger.info(
-            "executor %016x serves %s: %d blocks of %d tokens, %d rows, %d tokens per step",
-            *(info.incarnation, info.model, info.num_blocks, info.block_size),
+            "executor %016x at %s serves %s: %d blocks of %d tokens, %d rows, %d tokens per step",
+            *(info.incarnation, self._address(replica), info.model, info.num_blocks, info.block_size),
             *(info.max_num_seqs, info.max_num_batched_tokens),
         )
         self._stop_watchdog()
-        is_other_model = self._info is not None and convert.from_info(self._info) != convert.from_info(info)
-        self._info = info
         self._set_available(True)
-        for request, error in self.scheduler.attach(info):
+        for request, error in self.scheduler.attach(replica, info):
             status = RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) if error else None
             self._end(self._live[request.request_id], status)
+        self._note_info()
+        self._wake()
+
+    def _check_model(self, info: ExecutorInfo) -> None:
+        """Raises RpcError FAILED_PRECONDITION, which ends the stream to the executor, if others serve another model."""
+        present = self.scheduler.info
+        if present is not None and (present.model, present.vocab_size) != (info.model, info.vocab_size):
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"an executor serves {info.model}, while others serve {present.model}; it is not used until they are "
+                "gone: give every executor of --executor-address the same --model",
+            )
+
+    def _note_info(self) -> None:
+        """Tells clients if the model that is served, or how long its requests may be, has changed."""
+        info = self.scheduler.info
+        if info is None:
+            return  # what the last executor could do still holds for those who wait for the next
+        is_other_model = self._info is not None and convert.from_info(self._info) != convert.from_info(info)
+        self._info = info
         if is_other_model:
             for notify in self.on_model_change:
                 notify()
-        self._work.set()
 
-    def on_result(self, result: StepResult, clock: StepClock) -> None:
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
         self._deliver()
-        self._undelivered = outputs = self.scheduler.update(result)
-        self._pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
-        # The sender wakes first: the device gets its next step before anybody is told about this one.
-        self._work.set()
+        self._undelivered = outputs = self.scheduler.update(replica, result)
+        # The sender wakes first: the device gets its next step before anybody is told about this one. Another replica
+        # may be the one to take who waits, now that this one runs somebody less.
+        if self.scheduler.num_waiting:
+            self._wake()
+        else:
+            self._drivers[replica.replica_id].wake()
         asyncio.get_running_loop().call_soon(self._deliver)
-        self._stats.on_result(len(outputs.token_ids), clock)
+        self._stats.on_result(sum(map(len, outputs.token_ids)), clock)
 
-    def on_executor_lost(self, reason: str) -> None:
+    def on_lost(self, replica: Replica, reason: str) -> None:
         logger.warning(
-            "lost the executor (%s); %d requests running and %d waiting go on when it is back",
-            *(reason, self.scheduler.num_running, self.scheduler.num_waiting),
+            "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
+            *(self._address(replica), reason, replica.num_running, self.scheduler.num_waiting),
         )
         stats.RECOVERIES.inc()
         self._deliver()
-        self._pacer.start_over()
-        for request in self.scheduler.detach():
+        for request in self.scheduler.detach(replica):
             self._end(
                 self._live[request.request_id],
                 RpcError(
@@ -263,7 +262,13 @@ class Engine:
                 ),
             )
         self._stats.refresh()
-        self._start_watchdog()
+        self._note_info()
+        if self.scheduler.info is None:
+            self._start_watchdog()
+        self._wake()
+
+    def _address(self, replica: Replica) -> str:
+        return self._config.executor_addresses[replica.replica_id]
 
     def _start_watchdog(self) -> None:
         self._stop_watchdog()
@@ -297,7 +302,7 @@ class Engine:
             "check --executor-address",
         )
 
-    # -- news --------------------------------------------------------------------------------------------------------
+    # -- outputs -----------------------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
         """Tells of the latest result, unless that is done. Whoever ends requests calls it first: their last tokens are
@@ -306,20 +311,22 @@ class Engine:
             return
         outputs, self._undelivered = self._undelivered, None
         now = time.monotonic()
-        for i, (request, token_id) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
+        for i, (request, token_ids) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
             live = self._live.get(request.request_id)
             if live is None:
                 continue  # aborted since
             if live.first_token_time is None and live.first_step_time is not None:
                 live.first_token_time = now
                 stats.PREFILL_TIME.observe(now - live.first_step_time)
-            news = _news(request, [token_id])
+            output = _output_of(request, token_ids)
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
-                news.logprobs = [logprobs]
-            if news.finish_reason is not None:
+                output.logprobs = [convert.first_logprobs(logprobs, len(token_ids))]
+            if outputs.vectors:
+                output.vector = outputs.vectors.get(i)
+            if output.is_last:
                 self._close(live)
-            pending = live.outbox.put(live.number, news)
-            if live.max_unread is not None and news.finish_reason is None and len(pending.token_ids) > live.max_unread:
+            pending = live.outbox.put(live.number, output)
+            if live.max_unread is not None and not output.is_last and len(pending.token_ids) > live.max_unread:
                 self._end_unread(live)
 
     def _end_unread(self, live: LiveRequest) -> None:
@@ -330,10 +337,10 @@ class Engine:
 
     def _end(self, live: LiveRequest, error: RpcError | None = None) -> None:
         """Tells a client that its request, which the scheduler has let go, is over."""
-        news = _news(live.request, [])
-        news.error = error
+        output = _output_of(live.request, [])
+        output.error = error
         self._close(live, error)
-        live.outbox.put(live.number, news)
+        live.outbox.put(live.number, output)
 
     def _close(self, live: LiveRequest, error: RpcError | None = None) -> None:
         request = live.request
@@ -361,7 +368,7 @@ class Engine:
             live.span.end(attributes, error=error.message if error else None)
 
 
-def _news(request: Request, token_ids: list[int]) -> RequestOutput:
+def _output_of(request: Request, token_ids: list[int]) -> RequestOutput:
     return RequestOutput(
         token_ids,
         request.num_prompt_tokens,

@@ -1,15 +1,19 @@
-"""The scheduler's side of the stream to its executor."""
+"""The scheduler's side of the stream to one executor."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import grpc
 
 from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.step import ExecutorInfo, Step, StepClock, StepResult
+from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.streams import Link
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 
 class ExecutorListener(Protocol):
@@ -19,7 +23,7 @@ class ExecutorListener(Protocol):
         """An executor is there, with empty rows and an empty KV cache; steps are counted from 1."""
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
-        """A step is done. ProtocolError ends the stream; a new one follows."""
+        """A step is done. InvalidResult ends the stream; a new one follows."""
 
     def on_executor_lost(self, reason: str) -> None:
         """The executor is gone, with everything that was in flight; on_executor may follow."""
@@ -28,37 +32,51 @@ class ExecutorListener(Protocol):
 class ExecutorClient:
     """Finds the executor, sends it steps and reports their results; starts over for as long as `run()` runs.
 
-    Every stream begins with Describe: a new stream empties the executor's rows and KV cache, and behind the address may
-    be another process with another capacity.
+    A new stream empties the executor's rows and KV cache, and behind the address may be another process with another
+    capacity: each begins with Describe. The first message carries this scheduler's term, and the executor is ours once
+    it has answered that: one that a later scheduler has refuses us, again and again until that one leaves it.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, listener: ExecutorListener) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, term: int, listener: ExecutorListener) -> None:
+        """address: for the log."""
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        self._address = address
+        self._term = term
         self._listener = listener
-        self._is_known = False
+        self._description: executor_pb2.DescribeResponse | None = None  # of a stream that was opened
+        self._is_open = False
+        self._was_refused = False
         self._link: Link[executor_pb2.StepRequest, executor_pb2.StepResult] = Link("executor", self._stub.Execute, self)
 
     async def run(self) -> None:
         await self._link.run()
 
-    async def send(self, step: Step, traceparents: Sequence[str]) -> None:
+    async def send(self, step: ScheduledStep, traceparents: Sequence[str]) -> None:
         """Sends in call order; traceparents are parallel to step.new_requests."""
         await self._link.send(convert.from_step(step, traceparents))
 
-    async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> bool:
+    async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
         # Answers once the weights are loaded, which may take minutes; keep-alive notices if the process dies meanwhile.
-        description = await self._stub.Describe(executor_pb2.DescribeRequest())
-        self._is_known = True
-        self._listener.on_executor(convert.to_executor_info(description))
-        return True
+        self._description = await self._stub.Describe(executor_pb2.DescribeRequest())
+        await send(executor_pb2.StepRequest(term=self._term))
 
     def on_message(self, message: executor_pb2.StepResult) -> None:
-        self._listener.on_result(convert.to_step_result(message), convert.to_step_clock(message))
+        if self._is_open:
+            self._listener.on_result(convert.to_step_result(message), convert.to_step_clock(message))
+            return
+        if message.step_id != 0 or self._description is None:
+            raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
+        self._is_open, self._was_refused = True, False
+        self._listener.on_executor(convert.to_executor_info(self._description))
 
     def on_disconnect(self, reason: str) -> None:
+        self._description = None
+        was_open, self._is_open = self._is_open, False
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             return  # the service stops: it leaves the executor, not the other way round
-        if self._is_known:
-            self._is_known = False
+        if was_open:
             self._listener.on_executor_lost(reason)
+        elif reason.startswith(grpc.StatusCode.FAILED_PRECONDITION.name) and not self._was_refused:
+            self._was_refused = True
+            logger.warning("the executor at %s refuses this scheduler (%s); trying again", self._address, reason)

@@ -1,9 +1,9 @@
 """What fits into a step."""
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.sampling_params import InvalidRequest
-from pagewire.services.scheduler.step import ExecutorInfo
 
 
 class StepLimits:
@@ -13,6 +13,7 @@ class StepLimits:
         """Without an executor nothing fits."""
         self.max_num_seqs = 0
         self.max_num_batched_tokens = 0
+        self._max_draft_tokens = 0 if info is None else info.max_draft_tokens
         self._enable_chunked_prefill = config.enable_chunked_prefill
         self._long_prefill_token_threshold = config.long_prefill_token_threshold
         if info is not None:
@@ -33,6 +34,14 @@ class StepLimits:
         if 0 < threshold < num_new_tokens and not is_alone:
             num_new_tokens = threshold
         return min(num_new_tokens, budget)
+
+    def draft_budget(self, num_running: int) -> int:
+        """Tokens of a step that may be drafts: those that are left when every running request has one of its own."""
+        return self.max_num_batched_tokens - num_running if self._max_draft_tokens else 0
+
+    def num_drafts(self, draft_budget: int, max_gain: int) -> int:
+        """How many tokens to draft for a request that may gain max_gain tokens, at least one, in this step."""
+        return min(self._max_draft_tokens, draft_budget, max_gain - 1)
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest if the prompt never fits."""

@@ -1,6 +1,7 @@
 """The scheduler process."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 from pagewire import rpc, telemetry
 from pagewire.config import SchedulerConfig
@@ -14,9 +15,10 @@ _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 async def serve(config: SchedulerConfig) -> None:
     """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
     telemetry.serve_metrics(config.metrics_port)
-    async with rpc.channel(config.executor_address) as channel:
-        engine = Engine(config, channel)
-        server = make_server(config, engine, [channel])
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(rpc.channel(address)) for address in config.executor_addresses]
+        engine = Engine(config, channels)
+        server = make_server(config, engine, channels)
         await server.start()
         tasks = [
             asyncio.create_task(rpc.wait_for_signal(), name="signal"),

@@ -1,13 +1,10 @@
 """One generation, as the scheduler sees it."""
 
 import enum
-from typing import TYPE_CHECKING
 
+from pagewire.services.scheduler.block_pool import Block
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams, check_token_ids
-
-if TYPE_CHECKING:
-    from pagewire.services.scheduler.block_pool import Block
-    from pagewire.services.scheduler.step import ExecutorInfo
 
 
 class RequestStatus(enum.Enum):
@@ -25,7 +22,7 @@ class FinishReason(enum.IntEnum):
     ERROR = 4
 
 
-def too_long(num_prompt_tokens: int, info: "ExecutorInfo") -> str:
+def too_long(num_prompt_tokens: int, info: ExecutorInfo) -> str:
     """What to say of a prompt of info.max_num_tokens and more."""
     if num_prompt_tokens >= info.max_model_len:
         return (
@@ -48,6 +45,9 @@ class Request:
         token_ids                      [p p p p p o o]            num_tokens = 7
         with num_output_placeholders=1 [p p p p p o o ?]
         num_computed_tokens = 7        [k k k k k k k]            the next step computes "?" without knowing it
+
+    Where tokens are drafted, a step may bring fewer than it could: until its result is known, `num_output_placeholders`
+    and `num_computed_tokens` are upper bounds, too high by the same number.
     """
 
     __slots__ = (
@@ -65,12 +65,14 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "order",
+        "replica_id",
         "request_id",
         "sampling_params",
         "status",
         "stop_token_id",
         "stop_token_ids",
         "token_ids",
+        "yields_vector",
     )
 
     def __init__(
@@ -81,9 +83,14 @@ class Request:
         resume_token_ids: list[int] | None = None,
         *,
         is_resubmitted: bool = False,
+        yields_vector: bool = False,
     ) -> None:
-        """is_resubmitted: an earlier attempt was let in, so that this one is not turned away."""
+        """is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
+
+        yields_vector: it ends with its prompt and yields a vector instead of tokens.
+        """
         self.request_id = request_id
+        self.yields_vector = yields_vector
         self.sampling_params = sampling_params
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
@@ -100,14 +107,15 @@ class Request:
         self.epoch = 0
         # Place in the queues, smaller first; given by the policy.
         self.order: tuple[int, int] = (0, 0)
+        self.replica_id: int | None = None  # of the replica that runs it; None = it waits or has ended
 
-        # Resolved against the executor's model and capacity by `resolve`.
+        # Resolved against an executor's model and capacity by `resolve`.
         self.max_num_tokens = 0
         self.stop_token_ids: frozenset[int] = frozenset()
 
-        # Owned by the KVCacheManager.
+        # Owned by the replica's KVCacheManager; hashes by block size, which differs between replicas, perhaps.
         self.block_table: list[Block] = []
-        self.block_hashes: list[bytes] = []
+        self.block_hashes: dict[int, list[bytes]] = {}
         self.num_cached_blocks = 0
 
     @property
@@ -122,7 +130,7 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
-    def resolve(self, info: "ExecutorInfo") -> None:
+    def resolve(self, info: ExecutorInfo) -> None:
         """Fixes the limits of the request for this executor.
 
         Raises:
@@ -134,12 +142,33 @@ class Request:
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
         params.validate_for(info.vocab_size, info.max_logprobs)
-        self.max_num_tokens = info.max_num_tokens
-        if params.max_tokens is not None:
-            self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
+        self.limit_to(info)
         self.stop_token_ids = params.stop_token_ids
         if not params.ignore_eos:
             self.stop_token_ids |= info.eos_token_ids
+
+    def limit_to(self, info: ExecutorInfo) -> None:
+        """Fixes how long the request may grow on this executor, one of the model that it was resolved for."""
+        self.max_num_tokens = info.max_num_tokens
+        if self.yields_vector:
+            self.max_num_tokens = self.num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
+        elif self.sampling_params.max_tokens is not None:
+            self.max_num_tokens = min(self.max_num_tokens, self.num_prompt_tokens + self.sampling_params.max_tokens)
+
+    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Takes in tokens that were gained at once.
+
+        Returns:
+            Those up to the request's end, and why it ends with the last of them; None: it goes on.
+        """
+        for index, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            # find_end decides; most tokens are ruled out without a call.
+            if token_id in self.stop_token_ids or len(self.token_ids) >= self.max_num_tokens:
+                reason = self.find_end()
+                if reason is not None:
+                    return token_ids[: index + 1], reason
+        return token_ids, None
 
     def find_end(self) -> FinishReason | None:
         """Why the request ends with its last known token, or None if it goes on."""
@@ -156,12 +185,14 @@ class Request:
         """Ends the request; tokens in flight become void."""
         self.status = RequestStatus.FINISHED
         self.finish_reason = reason
+        self.replica_id = None
         self.num_output_placeholders = 0
         self.epoch += 1
 
     def preempt(self) -> None:
         """Sends the request back to waiting, with its tokens and without KV; tokens in flight become void."""
         self.status = RequestStatus.WAITING
+        self.replica_id = None
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_preemptions += 1

@@ -23,6 +23,8 @@ class RequestOutput:
     stop_token_id: int | None = None
     # One Logprobs message per token; None unless asked for.
     logprobs: list[common_pb2.Logprobs] | None = None
+    # What a request with yields_vector ended with.
+    vector: common_pb2.Vector | None = None
     # Why it failed; finish_reason is then ERROR.
     error: RpcError | None = None
 
@@ -32,8 +34,9 @@ class RequestOutput:
 
     @property
     def size(self) -> int:
-        """Tokens and log probabilities."""
-        return len(self.token_ids) + sum(len(logprobs.token_ids) for logprobs in self.logprobs or ())
+        """Tokens, log probabilities and the vector's values."""
+        num_logprobs = sum(len(logprobs.token_ids) for logprobs in self.logprobs or ())
+        return len(self.token_ids) + num_logprobs + (len(self.vector.values) if self.vector is not None else 0)
 
     def merge(self, newer: "RequestOutput") -> "RequestOutput":
         """What was not sent yet, and what happened since, as one."""
@@ -43,6 +46,7 @@ class RequestOutput:
         self.num_cached_tokens = newer.num_cached_tokens
         self.finish_reason = newer.finish_reason
         self.stop_token_id = newer.stop_token_id
+        self.vector = newer.vector
         self.error = newer.error
         return self
 

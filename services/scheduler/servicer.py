@@ -41,16 +41,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.GetLoadResponse:
         scheduler, info = self._engine.scheduler, self._engine.info
-        present = scheduler.info
+        replicas = [replica for replica in scheduler.replicas if replica.info]
         return scheduler_pb2.GetLoadResponse(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_blocks=present.num_blocks if present else 0,
-            num_free_blocks=scheduler.num_free_blocks,
-            block_size=present.block_size if present else 0,
-            max_num_seqs=scheduler.max_num_seqs if present else 0,
+            num_blocks=sum(replica.info.num_blocks for replica in replicas if replica.info),
+            num_free_blocks=sum(replica.num_free_blocks for replica in replicas),
+            block_size=scheduler.info.block_size if scheduler.info else 0,
+            max_num_seqs=sum(replica.max_num_seqs for replica in replicas),
             model_info=convert.from_info(info) if info else None,
-            num_executors=int(present is not None),
+            num_executors=len(replicas),
         )
 
     def Connect(

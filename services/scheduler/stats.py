@@ -2,7 +2,6 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import StepClock
@@ -45,24 +44,22 @@ _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in Fi
 
 
 class Stats:
-    """Turns the scheduler's running totals into metrics."""
+    """Turns the running totals of the scheduler's replicas into metrics."""
 
-    def __init__(self, scheduler: Scheduler, pacer: Pacer) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._pacer = pacer
-        self._totals = (0, 0, 0, 0)
+        self._totals = [0] * len(_COUNTERS)
 
     def on_step(self, num_tokens: int, schedule_seconds: float) -> None:
         STEPS.inc()
         STEP_TOKENS.observe(num_tokens)
         SCHEDULE_TIME.observe(schedule_seconds)
-        scheduler = self._scheduler
-        totals = (
-            scheduler.num_preemptions,
-            scheduler.num_prefix_queries,
-            scheduler.num_prefix_hits,
-            self._pacer.num_late,
-        )
+        totals = [0] * len(_COUNTERS)
+        for replica in self._scheduler.replicas:
+            totals[0] += replica.num_preemptions
+            totals[1] += replica.num_prefix_queries
+            totals[2] += replica.num_prefix_hits
+            totals[3] += replica.pacer.num_late
         if totals != self._totals:
             for counter, new, old in zip(_COUNTERS, totals, self._totals, strict=True):
                 counter.inc(new - old)
@@ -79,10 +76,11 @@ class Stats:
 
     def refresh(self) -> None:
         """Brings the gauges up to date."""
-        scheduler = self._scheduler
-        NUM_RUNNING.set(scheduler.num_running)
-        NUM_WAITING.set(scheduler.num_waiting)
-        STEP_LEAD.set(self._pacer.lead)
-        NUM_EXECUTORS.set(scheduler.info is not None)
-        num_blocks = scheduler.info.num_blocks if scheduler.info else 0
-        KV_CACHE_USAGE.set(1 - scheduler.num_free_blocks / num_blocks if num_blocks else 0)
+        replicas = [replica for replica in self._scheduler.replicas if replica.info]
+        NUM_RUNNING.set(self._scheduler.num_running)
+        NUM_WAITING.set(self._scheduler.num_waiting)
+        NUM_EXECUTORS.set(len(replicas))
+        STEP_LEAD.set(max((replica.pacer.lead for replica in replicas), default=0))
+        num_blocks = sum(replica.info.num_blocks for replica in replicas if replica.info)
+        num_free_blocks = sum(replica.num_free_blocks for replica in replicas)
+        KV_CACHE_USAGE.set(1 - num_free_blocks / num_blocks if num_blocks else 0)

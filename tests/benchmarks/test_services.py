@@ -1,7 +1,7 @@
 """The steps that are executed alone are those of the load through HTTP."""
 
 from benchmarks.services import ServicesConfig, plan
-from pagewire.services.scheduler.step import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 
 INFO = ExecutorInfo(
     incarnation=1,

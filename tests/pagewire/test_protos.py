@@ -22,7 +22,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stubs_are_fresh(generated: Path, proto: Path) -> None:
     for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py"):
         stub = proto.with_name(proto.stem + suffix)
-        assert (REPOSITORY / stub).read_text() == (generated / stub.relative_to("protos")).read_text(), f"{stub} is stale: run `make protos`"
+        assert (REPOSITORY / stub).read_text() == (generated / stub.relative_to("protos")).read_text(), (
+            f"{stub} is stale: run `make protos`"
+        )
 
 
 def test_protos_follow_the_style() -> None:

@@ -61,10 +61,10 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request_iterator, context):
-        """Executes steps strictly in order. The first message of a stream opens it: it has step_id 0 and a term, and no
-        answer. A new stream ends the previous one and starts with empty rows and an empty KV cache; it is refused with
-        FAILED_PRECONDITION while a scheduler of a higher term has one. Responses come in step order; two steps may be in
-        flight.
+        """Executes steps strictly in order. The first message of a stream opens it: it has step_id 0 and a term, and so has
+        its answer, step_id 0. A stream that opens ends the previous one and starts with empty rows and an empty KV cache; it
+        is refused with FAILED_PRECONDITION while a scheduler of a higher term has the executor, or had it ten seconds ago.
+        Responses come in step order; two steps may be in flight.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -114,6 +114,14 @@ def next_step(step_id: int, request_id: int = 7) -> executor_pb2.StepRequest:
     )
 
 
+async def opened(service: Service, term: int = 0) -> Call:
+    """A stream whose executor has answered the opening message."""
+    call = service.stub.Execute()
+    await call.write(executor_pb2.StepRequest(term=term))
+    assert (await call.read()) == executor_pb2.StepResult()
+    return call
+
+
 async def generate(call: Call, num_tokens: int, token_ids: list[int]) -> list[int]:
     """Two steps in flight, as the scheduler keeps them."""
     await call.write(first_step(token_ids))
@@ -126,6 +134,14 @@ async def generate(call: Call, num_tokens: int, token_ids: list[int]) -> list[in
         assert result.execute_ns > 0
         tokens += result.token_ids
     return tokens
+
+
+async def rest_of(call: Call) -> list[executor_pb2.StepResult]:
+    """Results up to the end of the stream."""
+    results = []
+    while (result := await call.read()) is not grpc.aio.EOF:
+        results.append(result)
+    return results
 
 
 async def error_of(call: Call) -> grpc.aio.AioRpcError:
@@ -145,7 +161,7 @@ async def test_describe(service: Service):
 
 
 async def test_a_request_through_the_stream(service: Service, model: Model):
-    call = service.stub.Execute()
+    call = await opened(service)
     tokens = await generate(call, 10, prompt(9))
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
@@ -154,7 +170,7 @@ async def test_a_request_through_the_stream(service: Service, model: Model):
 
 
 async def test_a_step_that_comes_late_tells_how_long_the_device_waited(service: Service):
-    call = service.stub.Execute()
+    call = await opened(service)
     await call.write(first_step(prompt(9)))
     first = await call.read()
     await asyncio.sleep(0.05)
@@ -183,25 +199,24 @@ async def test_steps_that_lie_ready_find_no_idle_device(
                 all_are_there.set()
 
         monkeypatch.setattr(service.worker, "submit", submit_and_tell)
-        call = service.stub.Execute()
+        call = await opened(service)
         await call.write(first_step(prompt(9)))
         for step_id in range(2, 6):
             await call.write(next_step(step_id))
         await call.done_writing()
-        results = [result async for result in call]
-        assert [result.idle_ns for result in results] == [0] * 5
+        assert [result.idle_ns for result in await rest_of(call)] == [0] * 5
 
 
 async def test_results_of_submitted_steps_come_before_the_end(service: Service):
-    call = service.stub.Execute()
+    call = await opened(service)
     await call.write(first_step(prompt(9)))
     await call.write(next_step(2))
     await call.done_writing()
-    assert [result.step_id async for result in call] == [1, 2]
+    assert [result.step_id for result in await rest_of(call)] == [1, 2]
 
 
 async def test_logprobs_and_defaults_on_the_wire(service: Service):
-    call = service.stub.Execute()
+    call = await opened(service)
     params = common_pb2.SamplingParams(seed=-3, logprobs=2)
     await call.write(first_step(prompt(9), params=params))
     result = await call.read()
@@ -213,10 +228,10 @@ async def test_logprobs_and_defaults_on_the_wire(service: Service):
 
 
 async def test_a_new_stream_supersedes_the_old_one_and_starts_empty(service: Service, model: Model):
-    old = service.stub.Execute()
+    old = await opened(service)
     await old.write(first_step(prompt(9)))
     assert (await old.read()).step_id == 1
-    new = service.stub.Execute()
+    new = await opened(service)
     assert await generate(new, 5, prompt(12)) == alone(model, prompt(12), 5), "request 7 is free again"
     error = await error_of(old)
     assert error.code() == grpc.StatusCode.ABORTED and "superseded" in (error.details() or "")
@@ -224,13 +239,45 @@ async def test_a_new_stream_supersedes_the_old_one_and_starts_empty(service: Ser
     assert (await new.read()).step_id == 6, "the end of the old stream leaves the new one alone"
 
 
+async def test_a_scheduler_of_a_lower_term_is_refused_and_changes_nothing(service: Service, model: Model):
+    ours = await opened(service, term=5)
+    for term in (4, 0):
+        refused = service.stub.Execute()
+        await refused.write(executor_pb2.StepRequest(term=term))
+        error = await error_of(refused)
+        assert error.code() == grpc.StatusCode.FAILED_PRECONDITION and "term 5" in (error.details() or "")
+    assert await generate(ours, 5, prompt(9)) == alone(model, prompt(9), 5)
+    later = await opened(service, term=6)
+    assert (await error_of(ours)).code() == grpc.StatusCode.ABORTED
+    assert await generate(later, 5, prompt(9)) == alone(model, prompt(9), 5)
+
+
+async def test_a_term_ends_some_time_after_its_stream(service: Service, model: Model, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pagewire.services.executor.servicer.TERM_HELD_S", 0.3)
+    later = await opened(service, term=6)
+    later.cancel()
+    await asyncio.sleep(0.05)
+    refused = service.stub.Execute()
+    await refused.write(executor_pb2.StepRequest(term=5))
+    assert (await error_of(refused)).code() == grpc.StatusCode.FAILED_PRECONDITION, "it may be back in a moment"
+    await asyncio.sleep(0.3)
+    assert await generate(await opened(service, term=5), 3, prompt(9)) == alone(model, prompt(9), 3)
+
+
+async def test_a_stream_begins_with_its_opening_message(service: Service):
+    call = service.stub.Execute()
+    await call.write(first_step(prompt(9)))
+    error = await error_of(call)
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION and "begins with step_id 0" in (error.details() or "")
+
+
 async def test_a_cancelled_stream_leaves_room_for_the_next(service: Service, model: Model):
     for _ in range(3):
-        call = service.stub.Execute()
+        call = await opened(service)
         await call.write(first_step(prompt(9)))
         await call.read()
         call.cancel()
-    assert await generate(service.stub.Execute(), 3, prompt(9)) == alone(model, prompt(9), 3)
+    assert await generate(await opened(service), 3, prompt(9)) == alone(model, prompt(9), 3)
 
 
 @pytest.mark.parametrize(
@@ -251,14 +298,14 @@ async def test_a_cancelled_stream_leaves_room_for_the_next(service: Service, mod
 async def test_misuse_ends_the_stream_and_nothing_else(
     service: Service, model: Model, wrong: executor_pb2.StepRequest, message: str
 ):
-    call = service.stub.Execute()
+    call = await opened(service)
     await call.write(first_step(prompt(9)))
     await call.read()
     await call.write(wrong)
     error = await error_of(call)
     assert error.code() == grpc.StatusCode.INTERNAL
     assert message in (error.details() or "")
-    assert await generate(service.stub.Execute(), 3, prompt(9)) == alone(model, prompt(9), 3)
+    assert await generate(await opened(service), 3, prompt(9)) == alone(model, prompt(9), 3)
     assert not service.worker.failed.done()
 
 
@@ -272,8 +319,8 @@ async def test_calls_wait_until_the_model_is_loaded(socket: str, model: Model):
     async with serving(socket, start, wait=False) as service:
         impatient, described = (service.stub.Describe(executor_pb2.DescribeRequest()) for _ in range(2))
         call = service.stub.Execute()
-        await call.write(first_step(prompt(9)))
-        await call.write(next_step(2))
+        for message in (executor_pb2.StepRequest(), first_step(prompt(9)), next_step(2)):
+            await call.write(message)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.stub.Describe(executor_pb2.DescribeRequest(), timeout=0.2)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -281,7 +328,7 @@ async def test_calls_wait_until_the_model_is_loaded(socket: str, model: Model):
         assert not described.done() and not service.worker.loaded.done()
         may_load.set()
         assert (await described).model_info.model == "tiny"
-        results = [await call.read(), await call.read()]
+        results = [await call.read() for _ in range(3)]
         assert [token for result in results for token in result.token_ids] == alone(model, prompt(9), 2)
 
 
@@ -306,7 +353,7 @@ async def test_a_model_that_does_not_load_says_why(socket: str):
 
 async def test_a_fatal_device_error_fails_the_stream_and_is_reported(socket: str, model: Model):
     async with serving(socket, lambda: (BrokenRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
-        call = service.stub.Execute()
+        call = await opened(service)
         await call.write(first_step(prompt(9)))
         await call.write(next_step(2))
         assert (await call.read()).step_id == 1
@@ -318,7 +365,7 @@ async def test_a_fatal_device_error_fails_the_stream_and_is_reported(socket: str
 
 
 async def test_metrics_are_there(service: Service):
-    await generate(service.stub.Execute(), 4, prompt(9))
+    await generate(await opened(service), 4, prompt(9))
     text = telemetry.exposition()
     assert 'pagewire:executor_steps_total{kind="prefill"}' in text
     assert 'pagewire:executor_steps_total{kind="decode"}' in text
@@ -335,5 +382,5 @@ async def test_the_real_model_knows_the_capital_of_france(socket: str, smollm2_g
     async with serving(socket, lambda: start_runner(config, str(smollm2_gguf), lambda fraction, text: None)) as service:
         described = await service.stub.Describe(executor_pb2.DescribeRequest())
         assert (described.model_info.max_model_len, described.dtype) == (512, "float32")
-        generated = await generate(service.stub.Execute(), 8, [ids[word] for word in words])
+        generated = await generate(await opened(service), 8, [ids[word] for word in words])
     assert ids["ĠParis"] in generated, "".join(tokens[token_id] for token_id in generated)

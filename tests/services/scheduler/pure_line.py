@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import ExecutorInfo, Outputs, Step, StepResult
+from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepResult
 from tests.fakes import FakeExecutor
 
 
@@ -24,55 +26,90 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         block_size=executor.block_size,
         max_num_seqs=executor.max_num_seqs,
         max_num_batched_tokens=executor.max_num_batched_tokens,
+        max_draft_tokens=executor.max_draft_tokens,
     )
 
 
 class PureLine:
-    """Steps are executed when they are scheduled; their results arrive when `receive` is called."""
+    """Steps are executed when they are scheduled; their results arrive when `receive` is called. One replica for each
+    executor; what takes a replica means the first by default."""
 
     def __init__(
-        self, executor: FakeExecutor, *, max_model_len: int = 1 << 20, attach: bool = True, **config: Any
+        self, *executors: FakeExecutor, max_model_len: int = 1 << 20, attach: bool = True, **config: Any
     ) -> None:
-        self.executor = executor
-        self.info = info_of(executor, max_model_len)
+        self.executors = list(executors)
+        self.max_model_len = max_model_len
         self.config = SchedulerConfig(**config)
-        self.scheduler = Scheduler(self.config)
-        self.steps: list[Step] = []
+        self.scheduler = Scheduler(self.config, len(executors))
+        self.steps: list[ScheduledStep] = []
         self.outputs: dict[int, list[int]] = {}
+        self.vectors: dict[int, list[float]] = {}
         self.ends: dict[int, list[FinishReason]] = {}
         self.errors: dict[int, InvalidRequest] = {}
         self.condemned: list[Request] = []  # ended because executors died of them
-        self._results: deque[StepResult] = deque()
+        self._results: list[deque[StepResult]] = [deque() for _ in executors]
         self._num_requests = 0
         if attach:
-            self.attach()
+            for index in range(len(executors)):
+                self.attach(index)
 
-    def attach(self) -> None:
-        for request, error in self.scheduler.attach(self.info):
+    @property
+    def executor(self) -> FakeExecutor:
+        return self.executors[0]
+
+    @property
+    def replica(self) -> Replica:
+        return self.scheduler.replicas[0]
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return info_of(self.executor, self.max_model_len)
+
+    def max_num_tokens(self) -> int:
+        """Of the longest request; the same wherever it runs, as the model decides."""
+        return min(info_of(executor, self.max_model_len).max_num_tokens for executor in self.executors)
+
+    def attach(self, index: int = 0) -> None:
+        info = info_of(self.executors[index], self.max_model_len)
+        for request, error in self.scheduler.attach(self.scheduler.replicas[index], info):
             self._note_end(request)
             if error is not None:
                 self.errors[request.request_id] = error
 
-    def die(self, successor: FakeExecutor | None = None) -> None:
-        """The executor loses everything, steps in flight included, and comes back, or another one does."""
-        for request in self.scheduler.detach():
+    def lose(self, index: int = 0) -> None:
+        """The executor is gone, with everything in it, steps in flight included."""
+        for request in self.scheduler.detach(self.scheduler.replicas[index]):
             self._note_end(request)
             self.condemned.append(request)
         self.scheduler.check_integrity()
-        self.executor.reset()
+        self.executors[index].reset()
+        self._results[index].clear()
+
+    def die(self, successor: FakeExecutor | None = None, index: int = 0) -> None:
+        """The executor loses everything, steps in flight included, and comes back, or another one does."""
+        self.lose(index)
         if successor is not None:
-            self.executor = successor
-            self.info = info_of(successor, self.info.max_model_len)
-        self._results.clear()
-        self.attach()
+            self.executors[index] = successor
+        self.attach(index)
 
     def add(
-        self, prompt: Sequence[int], resume: Sequence[int] = (), *, is_resubmitted: bool = False, **params: Any
+        self,
+        prompt: Sequence[int],
+        resume: Sequence[int] = (),
+        *,
+        is_resubmitted: bool = False,
+        yields_vector: bool = False,
+        **params: Any,
     ) -> Request:
         params.setdefault("seed", 0)
         self._num_requests += 1
         request = Request(
-            self._num_requests, list(prompt), SamplingParams(**params), list(resume), is_resubmitted=is_resubmitted
+            self._num_requests,
+            list(prompt),
+            SamplingParams(**params),
+            list(resume),
+            is_resubmitted=is_resubmitted,
+            yields_vector=yields_vector,
         )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []
@@ -85,36 +122,40 @@ class PureLine:
         self._note_end(request)
         self.scheduler.check_integrity()
 
-    def schedule(self) -> Step | None:
-        step = self.scheduler.schedule()
+    def schedule(self, index: int = 0) -> ScheduledStep | None:
+        step = self.scheduler.schedule(self.scheduler.replicas[index])
         self.scheduler.check_integrity()
         if step is not None:
             self.steps.append(step)
-            self._results.append(self.executor.execute(step))
+            self._results[index].append(self.executors[index].execute(step))
         return step
 
-    def receive(self) -> Outputs:
-        outputs = self.scheduler.update(self._results.popleft())
+    def receive(self, index: int = 0) -> Outputs:
+        outputs = self.scheduler.update(self.scheduler.replicas[index], self._results[index].popleft())
         self.scheduler.check_integrity()
-        for request, token_id in zip(outputs.requests, outputs.token_ids, strict=True):
+        for i, (request, token_ids) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
             assert not self.ends[request.request_id], "a token after the end"
-            self.outputs[request.request_id].append(token_id)
+            self.outputs[request.request_id] += token_ids
+            if i in outputs.vectors:
+                self.vectors[request.request_id] = list(outputs.vectors[i].values)
             if request.finish_reason is not None:
                 self._note_end(request)
         return outputs
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._results)
+    def num_in_flight(self, index: int = 0) -> int:
+        return len(self._results[index])
 
     def run(self, max_steps: int = 10_000) -> None:
         """Runs until everybody has ended, as many steps in flight as the scheduler gives."""
         for _ in range(max_steps):
-            while self.schedule() is not None:
-                pass
-            if not self.num_in_flight:
+            for index in range(len(self.executors)):
+                while self.schedule(index) is not None:
+                    pass
+            busy = [index for index in range(len(self.executors)) if self.num_in_flight(index)]
+            if not busy:
                 break
-            self.receive()
+            for index in busy:
+                self.receive(index)
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0, "requests are stuck"
 
     def _note_end(self, request: Request) -> None:

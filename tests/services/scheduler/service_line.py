@@ -17,33 +17,47 @@ from tests.fakes import FakeExecutorServicer, serve_fake_executor
 
 
 class ServiceLine:
-    """scheduler -> fake executor; the executor can be killed and started again."""
+    """scheduler -> fake executors, one per replica; each can be killed and started again. What takes an index means the
+    first by default."""
 
-    def __init__(self, directory: Path, executor: FakeExecutorServicer, **config: Any) -> None:
-        self.scheduler_address = f"unix:{directory}/s.sock"
-        self.executor_address = f"unix:{directory}/e.sock"
-        self.executor = executor
+    def __init__(self, directory: Path, *executors: FakeExecutorServicer, name: str = "s", **config: Any) -> None:
+        """name: of the scheduler, where several share the directory and its executors."""
+        self.scheduler_address = f"unix:{directory}/{name}.sock"
+        self.executor_addresses = [f"unix:{directory}/e{index}.sock" for index in range(len(executors))]
+        self.executors = list(executors)
         self.config = SchedulerConfig(
-            listen=self.scheduler_address, executor_address=self.executor_address, shutdown_timeout=1.0, **config
+            listen=self.scheduler_address,
+            executor_address=",".join(self.executor_addresses),
+            shutdown_timeout=1.0,
+            **config,
         )
+        self._executor_servers: dict[int, rpc.Server] = {}
 
-    async def start_executor(self, executor: FakeExecutorServicer | None = None) -> None:
-        """Starts the executor, or another one in its place."""
-        self.executor = executor or self.executor
-        self._executor_server = await serve_fake_executor(self.executor_address, self.executor)
+    @property
+    def executor(self) -> FakeExecutorServicer:
+        return self.executors[0]
 
-    async def kill_executor(self) -> None:
-        await self._executor_server.stop()
+    async def start_executor(self, executor: FakeExecutorServicer | None = None, index: int = 0) -> None:
+        """Starts an executor, or another one in its place."""
+        self.executors[index] = executor or self.executors[index]
+        address = self.executor_addresses[index]
+        self._executor_servers[index] = await serve_fake_executor(address, self.executors[index])
+
+    async def kill_executor(self, index: int = 0) -> None:
+        await self._executor_servers.pop(index).stop()
 
     @contextlib.asynccontextmanager
     async def running(self, *, with_executor: bool = True) -> AsyncIterator["ServiceLine"]:
+        """with_executor: start the executors, too."""
         if with_executor:
-            await self.start_executor()
-        async with rpc.channel(self.executor_address) as behind, rpc.channel(self.scheduler_address) as channel:
-            self.channel = channel
-            self.stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            for index in range(len(self.executors)):
+                await self.start_executor(index=index)
+        async with contextlib.AsyncExitStack() as stack:
+            behind = [await stack.enter_async_context(rpc.channel(address)) for address in self.executor_addresses]
+            self.channel = await stack.enter_async_context(rpc.channel(self.scheduler_address))
+            self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
             self.engine = Engine(self.config, behind)
-            self.server = make_server(self.config, self.engine, [behind])
+            self.server = make_server(self.config, self.engine, behind)
             await self.server.start()
             tasks = [
                 asyncio.create_task(self.engine.run()),
@@ -54,7 +68,16 @@ class ServiceLine:
             finally:
                 await self.server.stop()
                 await rpc.cancel(tasks)
-                await self.kill_executor()
+                for index in list(self._executor_servers):
+                    await self.kill_executor(index)
+
+    async def wait_for_executors(self, count: int) -> None:
+        """Until the scheduler has so many executors."""
+        async with asyncio.timeout(10):
+            while True:
+                if (await self.load()).num_executors == count:
+                    return
+                await asyncio.sleep(0.01)
 
     async def wait_for_executor(self, present: bool) -> None:
         """Until the scheduler has an executor, or has noticed that it has none."""

@@ -1,5 +1,6 @@
 """Whatever arrives in whatever order on however small a pool: everybody ends once, with exactly the right tokens."""
 
+import random
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, given, settings
@@ -60,46 +61,61 @@ def arrivals(draw: st.DrawFn) -> Arrival:
     )
 
 
-# What happens, one after the other; "arrive" takes the next arrival, ("abort", i) the i-th live request.
-events = st.lists(
-    st.one_of(
-        st.sampled_from(["arrive", "arrive", "schedule", "schedule", "schedule", "receive", "receive", "receive"]),
-        st.sampled_from(["arrive", "schedule", "receive", "death", ("abort", 0), ("abort", 3), ("abort", 5)]),
-    ),
-    min_size=20,
-    max_size=80,
+# What happens, one after the other, and on which replica, modulo their number; "arrive" takes the next arrival,
+# "abort 3" ends the third live request, "loss" takes an executor away, which "return" or the end brings back.
+kinds = st.one_of(
+    st.sampled_from(["arrive", "arrive", "schedule", "schedule", "schedule", "receive", "receive", "receive"]),
+    st.sampled_from(["arrive", "schedule", "receive", "death", "loss", "return", "abort 0", "abort 3", "abort 5"]),
 )
-quiet_events = st.lists(st.sampled_from(["arrive", "schedule", "schedule", "receive"]), min_size=20, max_size=60)
+events = st.lists(st.tuples(kinds, st.integers(0, 2)), min_size=20, max_size=80)
+quiet_events = st.lists(
+    st.tuples(st.sampled_from(["arrive", "schedule", "schedule", "receive"]), st.just(0)), min_size=20, max_size=60
+)
 many_arrivals = st.lists(arrivals(), min_size=4, max_size=10)
 
 
+ONE, NONE = st.just(1), st.just(0)
+
+
 @st.composite
-def lines(draw: st.DrawFn) -> PureLine:
+def executors(draw: st.DrawFn, max_draft_tokens: st.SearchStrategy[int]) -> FakeExecutor:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     min_blocks = -(-30 // block_size)  # the longest prompt and one token fit
-    executor = FakeExecutor(
+    gains = random.Random(draw(st.integers(0, 1000)))
+    return FakeExecutor(
         num_blocks=min_blocks + draw(st.integers(0, 2 * min_blocks)),
         block_size=block_size,
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 40)),
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS],
+        max_draft_tokens=draw(max_draft_tokens),
+        draw_gain=lambda most: gains.randint(1, most),
     )
+
+
+@st.composite
+def lines(
+    draw: st.DrawFn, num_replicas: st.SearchStrategy[int] = ONE, max_draft_tokens: st.SearchStrategy[int] = NONE
+) -> PureLine:
+    replicas = [draw(executors(max_draft_tokens)) for _ in range(draw(num_replicas))]
+    # Without chunks, only prompts up to the budget are accepted.
+    must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
     return PureLine(
-        executor,
-        max_model_len=draw(st.integers(30, 60)),
+        *replicas,
+        # Every replica holds the longest request, so that none ends earlier on one than on another.
+        max_model_len=30 if len(replicas) > 1 else draw(st.integers(30, 60)),
         pipeline_depth=draw(st.sampled_from([1, 2])),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
         enable_prefix_caching=draw(st.booleans()),
-        # Without chunks, only prompts up to the budget are accepted.
-        enable_chunked_prefill=executor.max_num_batched_tokens < 28 or draw(st.booleans()),
+        enable_chunked_prefill=must_chunk or draw(st.booleans()),
         long_prefill_token_threshold=draw(st.sampled_from([0, 1, 5])),
     )
 
 
 def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
     """Adds the request; returns it with the tokens it must still deliver."""
-    expected = arrival.expected(line.info.max_num_tokens)
+    expected = arrival.expected(line.max_num_tokens())
     resumed = expected[: arrival.num_resumed]
     request = line.add(
         arrival.prompt,
@@ -113,65 +129,112 @@ def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
     return request, expected[len(resumed) :]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+class Story:
+    """Plays a script on a line and knows what every request must deliver."""
+
+    def __init__(self, line: PureLine, to_come: list[Arrival]) -> None:
+        self.line = line
+        self.to_come = to_come[::-1]
+        self.expected: dict[int, list[int]] = {}
+        self.requests: list[Request] = []
+        self.aborted: set[int] = set()
+        self.num_deaths = 0
+
+    def play(self, script: list[tuple[str, int]]) -> None:
+        for kind, number in script:
+            index = number % len(self.line.executors)
+            is_there = self.line.scheduler.replicas[index].info is not None
+            if kind == "arrive" and self.to_come:
+                request, tokens_to_come = add(self.line, self.to_come.pop())
+                self.requests.append(request)
+                self.expected[request.request_id] = tokens_to_come
+            elif kind == "schedule":
+                self.line.schedule(index)
+            elif kind == "receive" and self.line.num_in_flight(index):
+                self.line.receive(index)
+            elif kind in ("death", "loss") and is_there:
+                self.num_deaths += 1
+                self.line.lose(index)
+                if kind == "death":
+                    self.line.attach(index)
+            elif kind == "return" and not is_there:
+                self.line.attach(index)
+            elif kind.startswith("abort") and (live := [r for r in self.requests if not r.is_finished]):
+                request = live[int(kind[-1]) % len(live)]
+                self.line.abort(request)
+                assert not request.block_table
+                self.aborted.add(request.request_id)
+
+    def finish(self) -> None:
+        """Everybody arrives, every executor is back, and all run to their end, which must be the right one."""
+        line = self.line
+        self.play([("arrive", 0)] * len(self.to_come))
+        self.play([("return", index) for index in range(len(line.executors))])
+        line.run()
+        for request_id, tokens_to_come in self.expected.items():
+            assert len(line.ends[request_id]) == 1, "a request must end exactly once"
+            if request_id in self.aborted:
+                assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
+                assert line.ends[request_id] == [FinishReason.ABORT]
+            elif self.requests[request_id - 1] in line.condemned:
+                assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
+                assert line.ends[request_id] == [FinishReason.ERROR] and self.num_deaths >= MAX_LOSSES
+            else:
+                assert line.outputs[request_id] == tokens_to_come
+                assert line.ends[request_id][0] in (FinishReason.STOP, FinishReason.LENGTH)
+        for replica, executor in zip(line.scheduler.replicas, line.executors, strict=True):
+            assert replica.num_free_blocks == executor.num_blocks
+        most = max(executor.max_num_batched_tokens for executor in line.executors)
+        for step in line.steps:
+            assert sum(step.num_scheduled_tokens) <= most
+
+
+PROPERTY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@PROPERTY
 @given(line=lines(), to_come=many_arrivals, script=events)
 def test_every_request_ends_once_with_its_tokens(line: PureLine, to_come: list[Arrival], script: list) -> None:
-    to_come = to_come[::-1]
-    expected: dict[int, list[int]] = {}
-    requests: list[Request] = []
-    aborted: set[int] = set()
-    for event in [*script, *["arrive"] * len(to_come)]:
-        if event == "arrive" and to_come:
-            request, expected[len(requests) + 1] = add(line, to_come.pop())
-            requests.append(request)
-        elif event == "schedule":
-            line.schedule()
-        elif event == "receive" and line.num_in_flight:
-            line.receive()
-        elif event == "death":
-            line.die()
-        elif isinstance(event, tuple) and (live := [r for r in requests if not r.is_finished]):
-            request = live[event[1] % len(live)]
-            line.abort(request)
-            assert not request.block_table
-            aborted.add(request.request_id)
-    line.run()
+    story = Story(line, to_come)
+    story.play(script)
+    story.finish()
 
-    for request_id, tokens_to_come in expected.items():
-        assert len(line.ends[request_id]) == 1, "a request must end exactly once"
-        if request_id in aborted:
-            assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
-            assert line.ends[request_id] == [FinishReason.ABORT]
-        elif requests[request_id - 1] in line.condemned:
-            assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
-            assert line.ends[request_id] == [FinishReason.ERROR] and script.count("death") >= MAX_LOSSES
-        else:
-            assert line.outputs[request_id] == tokens_to_come
-            assert line.ends[request_id][0] in (FinishReason.STOP, FinishReason.LENGTH)
-    assert line.scheduler.num_free_blocks == line.executor.num_blocks
-    for step in line.steps:
-        assert sum(step.num_scheduled_tokens) <= line.executor.max_num_batched_tokens
+
+@PROPERTY
+@given(line=lines(max_draft_tokens=st.integers(1, 6)), to_come=many_arrivals, script=events)
+def test_a_step_may_gain_several_tokens(line: PureLine, to_come: list[Arrival], script: list) -> None:
+    """However many of its drafts are accepted, a request gets the tokens of plain decoding."""
+    story = Story(line, to_come)
+    story.play(script)
+    story.finish()
+
+
+@PROPERTY
+@given(
+    line=lines(num_replicas=st.integers(2, 3), max_draft_tokens=st.sampled_from([0, 0, 3])),
+    to_come=many_arrivals,
+    script=events,
+)
+def test_replicas_share_the_requests_and_take_over_from_each_other(
+    line: PureLine, to_come: list[Arrival], script: list
+) -> None:
+    story = Story(line, to_come)
+    story.play(script)
+    story.finish()
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(line=lines(), to_come=many_arrivals, script=quiet_events)
 def test_no_step_schedules_a_token_too_many(line: PureLine, to_come: list[Arrival], script: list) -> None:
-    to_come = to_come[::-1]
-    requests: list[Request] = []
-    for event in [*script, *["arrive"] * len(to_come)]:
-        if event == "arrive" and to_come:
-            requests.append(add(line, to_come.pop())[0])
-        elif event == "schedule":
-            line.schedule()
-        elif event == "receive" and line.num_in_flight:
-            line.receive()
-    line.run()
-    if line.scheduler.num_preemptions:
+    story = Story(line, to_come)
+    story.play(script)
+    story.finish()
+    if line.replica.num_preemptions:
         return
 
     # Each request computes all its tokens but the last, which is only sampled, and but its prefix hits.
-    ran = [request for request in requests if request.num_computed_tokens]
-    needed = sum(request.num_tokens - 1 for request in ran) - line.scheduler.num_prefix_hits
+    ran = [request for request in story.requests if request.num_computed_tokens]
+    needed = sum(request.num_tokens - 1 for request in ran) - line.replica.num_prefix_hits
     # Only an end that could not be foreseen costs a token, and only with a second step in flight.
     num_stopped = sum(line.ends[request.request_id] == [FinishReason.STOP] for request in ran)
     num_overrun = line.executor.num_executed_tokens - needed

@@ -8,7 +8,7 @@ from pagewire.services.scheduler.kv_cache import ComputedBlocks
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.sampling_params import InvalidRequest
 from pagewire.services.scheduler.scheduler import QueueFull
-from pagewire.services.scheduler.step import ProtocolError, Step, StepResult
+from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 
@@ -28,7 +28,7 @@ def make_line(
     return PureLine(executor, **kwargs)
 
 
-def scheduled(step: Step | None) -> dict[int, int]:
+def scheduled(step: ScheduledStep | None) -> dict[int, int]:
     assert step is not None
     return dict(zip(step.request_ids, step.num_scheduled_tokens, strict=True))
 
@@ -162,7 +162,7 @@ def test_requests_of_one_step_share_their_prefix() -> None:
     assert scheduled(line.schedule()) == {1: 10, 2: 2}
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
     line.run()
-    assert line.scheduler.num_prefix_hits == 8
+    assert line.replica.num_prefix_hits == 8
 
 
 def test_generated_blocks_are_shared_while_their_request_runs() -> None:
@@ -213,7 +213,7 @@ def test_a_request_that_lacks_blocks_is_looked_up_again_only_when_some_came_free
     line.add(prompt_of(2, 4), max_tokens=6)
     step_once(line)
     line.add(prompt_of(3, 40), max_tokens=2)
-    manager = line.scheduler._kv
+    manager = line.replica._kv
     assert manager is not None
     lookups: list[int] = []
     get_computed_blocks = manager.get_computed_blocks
@@ -243,7 +243,7 @@ def test_the_latest_is_preempted_and_comes_back_first() -> None:
     assert line.outputs[2] == expected_output(prompt_of(2), 12, vocab_size=VOCAB_SIZE)
     order = [new.request_id for step in line.steps for new in step.new_requests]
     assert order == [1, 2, 2, 3]
-    assert line.scheduler.num_preemptions == second.num_preemptions == 1
+    assert line.replica.num_preemptions == second.num_preemptions == 1
 
 
 def test_priority_takes_a_row_from_the_lowest() -> None:
@@ -324,7 +324,7 @@ def test_abort_frees_blocks_at_once_and_the_row_with_the_next_step() -> None:
     line.schedule()
     line.schedule()
     line.abort(request)
-    assert line.scheduler.num_free_blocks == 64
+    assert line.replica.num_free_blocks == 64
     assert line.schedule() is None, "two steps are in flight"
     line.add(prompt_of(2), max_tokens=2)
     line.run()
@@ -352,7 +352,7 @@ def test_an_executor_with_another_block_size_takes_over() -> None:
     line.run()
     for request_id in (1, 2):
         assert line.outputs[request_id] == expected_output(prompt_of(1, 30), 30, vocab_size=VOCAB_SIZE)
-    assert line.scheduler.num_prefix_hits == 28
+    assert line.replica.num_prefix_hits == 28
 
 
 @pytest.mark.parametrize(
@@ -368,10 +368,10 @@ def test_a_wrong_answer_is_a_protocol_error(answer: StepResult) -> None:
     line = make_line()
     line.add(prompt_of(1))
     line.schedule()
-    with pytest.raises(ProtocolError):
-        line.scheduler.update(answer)
+    with pytest.raises(InvalidResult):
+        line.scheduler.update(line.replica, answer)
 
 
 def test_an_answer_without_a_question_is_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="no step is in flight"):
-        make_line().scheduler.update(StepResult(1, [], [], []))
+    with pytest.raises(InvalidResult, match="no step is in flight"):
+        make_line().replica.update(StepResult(1, [], [], []))

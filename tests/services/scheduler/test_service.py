@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
+from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request_output import new_outbox
 from pagewire.services.scheduler.step import Outputs, StepResult
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
@@ -277,9 +278,9 @@ async def test_an_end_from_outside_takes_no_token_away(tmp_path: Path) -> None:
         update = line.engine.scheduler.update
         num_left = 0
 
-        def update_then_abort(result: StepResult) -> Outputs:
+        def update_then_abort(replica: Replica, result: StepResult) -> Outputs:
             nonlocal num_left
-            outputs = update(result)
+            outputs = update(replica, result)
             num_left -= len(outputs.requests)
             if num_left == 0:
                 # Runs before the callback that delivers.

@@ -28,7 +28,7 @@ def make_line(**config: Any) -> PureLine:
 def run(line: PureLine) -> int:
     """Until everybody has ended, with a new executor for each that dies; returns how many died."""
     num_deaths = 0
-    while line.scheduler.num_running or line.scheduler.num_waiting or line.num_in_flight:
+    while line.scheduler.num_running or line.scheduler.num_waiting or line.num_in_flight():
         assert num_deaths < 50, "executors die for ever"
         try:
             scheduled = line.schedule() is not None
@@ -36,7 +36,7 @@ def run(line: PureLine) -> int:
             num_deaths += 1
             line.die()
         else:
-            if not scheduled and line.num_in_flight:
+            if not scheduled and line.num_in_flight():
                 line.receive()
     return num_deaths
 
@@ -68,7 +68,7 @@ def test_only_the_deadly_end_with_an_error(
         tokens = expected_output(prompt_of(request_id - 1), 12, vocab_size=VOCAB_SIZE)
         assert line.outputs[request_id] == (tokens if good else [])
     assert num_deaths <= MAX_LOSSES * kinds.count("deadly")
-    assert line.scheduler.num_free_blocks == 64
+    assert line.replica.num_free_blocks == 64
 
 
 @pytest.mark.parametrize("pipeline_depth", [1, 2])

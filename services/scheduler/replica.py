@@ -1,0 +1,335 @@
+"""One executor group, as the scheduler sees it: its KV blocks, its limits, who runs on it, its steps in flight.
+
+All of it is lost with the executor and starts over with the next one. Pure: no I/O.
+
+Feature code does not belong here: memory is `kv_cache.py`'s, order is `policy.py`'s, what fits into a step is
+`limits.py`'s, who may not share one is `suspicion.py`'s, when to decide one is `pacing.py`'s, the end of a request is
+`request.py`'s.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+
+from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager
+from pagewire.services.scheduler.limits import StepLimits
+from pagewire.services.scheduler.pacing import Pacer
+from pagewire.services.scheduler.policy import WaitingQueue, by_order, has_priority, num_victims
+from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
+from pagewire.services.scheduler.step import InvalidResult, NewRequest, Outputs, ScheduledStep, StepResult
+from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
+
+# Whether the replica that asks takes the first of the waiting requests.
+Takes = Callable[[Request], bool]
+
+
+class Replica:
+    """Decides its steps. An executor is attached when it is known, detached when it is lost; in between nobody runs."""
+
+    def __init__(self, replica_id: int, config: SchedulerConfig) -> None:
+        self.replica_id = replica_id
+        self.pacer = Pacer(config.pipeline_depth)
+        self._config = config
+        self.num_preemptions = 0
+        self.num_prefix_queries = 0  # tokens looked up in the prefix cache
+        self.num_prefix_hits = 0  # tokens found
+        self._start_over(None)
+
+    def _start_over(self, info: ExecutorInfo | None) -> None:
+        self._info = info
+        self._limits = StepLimits(self._config, info)
+        self._kv: KVCacheManager | None = None
+        if info is not None:
+            self._kv = KVCacheManager(info.num_blocks, info.block_size, self._config.enable_prefix_caching)
+        self._running: list[Request] = []  # in the policy's order: the tail is preempted first
+        self._quarantine = Quarantine()
+        self._in_flight: deque[ScheduledStep] = deque()
+        self._finished_request_ids: list[int] = []  # rows the executor must free before the next step
+        self._last_step_id = 0
+        self.pacer.start_over()
+
+    # -- executor ----------------------------------------------------------------------------------------------------
+
+    def attach(self, info: ExecutorInfo) -> None:
+        """Starts over on an executor with empty rows and an empty KV cache."""
+        self._start_over(info)
+
+    def detach(self) -> tuple[list[Request], list[Request]]:
+        """The executor is gone: drops its steps and KV.
+
+        Returns:
+            Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
+            lost that runs them.
+        """
+        running, condemned = self._running, charge(self._running, self._in_flight)
+        self._start_over(None)
+        for request in running:
+            request.block_table = []
+            request.num_cached_blocks = 0
+            if request in condemned:
+                request.finish(FinishReason.ERROR)
+            else:
+                request.preempt()
+        return [request for request in running if not request.is_finished], condemned
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Resolves the request for this executor. Raises InvalidRequest if it can never run here."""
+        assert self._info is not None
+        request.resolve(self._info)
+        self._limits.check(request)
+
+    def has_room_for(self, request: Request) -> bool:
+        """Whether the request could be admitted now, were there a step to decide."""
+        if not self._fits(request) or not self._quarantine.admits(request, not self._running):
+            return False
+        return self._find_room(request) is not None
+
+    def abort(self, request: Request) -> None:
+        """Takes a running request out at any moment; its blocks are free at once, its row with the next step."""
+        self._running.remove(request)
+        self._release(request)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:
+        """Decides the next step, or None if nobody can run now or pipeline_depth steps are in flight."""
+        if self._kv is None or len(self._in_flight) >= self._config.pipeline_depth:
+            return None
+        step = ScheduledStep(self._last_step_id + 1)
+        self._make_room_for_higher_priority(self._kv, waiting)
+        num_preemptions = self.num_preemptions
+        budget = self._schedule_running(self._kv, step, waiting, takes)
+        if self.num_preemptions == num_preemptions:
+            self._schedule_waiting(self._kv, step, waiting, takes, budget)
+        # An idle executor hears of its free rows at once, a busy one with its next step.
+        if not step.request_ids and (self._in_flight or not self._finished_request_ids):
+            return None
+        step.finished_request_ids, self._finished_request_ids = self._finished_request_ids, []
+        self._last_step_id = step.step_id
+        self._in_flight.append(step)
+        return step
+
+    def update(self, result: StepResult) -> Outputs:
+        """Takes in what the oldest step in flight brought. Tokens of requests that ended or were preempted meanwhile
+        are dropped. A request that ended has its finish_reason set.
+
+        Raises:
+            InvalidResult: the result is not that step's.
+        """
+        if not self._in_flight:
+            raise InvalidResult(f"the executor answered step {result.step_id}, but no step is in flight")
+        step = self._in_flight.popleft()
+        step.check(result)
+        outputs = Outputs()
+        any_ended, end = False, 0
+        for i, (request, max_gain, num_tokens) in enumerate(
+            zip(step.sampled, step.max_gains, result.num_tokens, strict=True)
+        ):
+            start, end = end, end + num_tokens
+            if request.epoch != step.epochs[i]:
+                continue
+            request.num_output_placeholders -= max_gain
+            request.num_computed_tokens -= max_gain - num_tokens  # drafts that were refused
+            request.num_losses = 0
+            token_ids, reason = request.append(result.token_ids[start:end])
+            if result.logprobs and i in result.logprobs:
+                outputs.logprobs[len(outputs.requests)] = result.logprobs[i]
+            if result.vectors and i in result.vectors:
+                outputs.vectors[len(outputs.requests)] = result.vectors[i]
+                reason = FinishReason.STOP
+            outputs.requests.append(request)
+            outputs.token_ids.append(token_ids)
+            if reason is not None:
+                self._release(request)
+                request.finish(reason)
+                any_ended = True
+        if any_ended:
+            self._running = [request for request in self._running if not request.is_finished]
+        return outputs
+
+    # -- what is going on --------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ExecutorInfo | None:
+        """Of the executor that is attached."""
+        return self._info
+
+    @property
+    def running(self) -> list[Request]:
+        """In the policy's order; not to be changed."""
+        return self._running
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._limits.max_num_seqs
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_open_rows(self) -> int:
+        return self._limits.max_num_seqs - len(self._running)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._kv.num_free_blocks if self._kv else 0
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless blocks, rows and running requests agree."""
+        if self._kv is not None:
+            self._kv.check_integrity(self._running)
+        orders = [request.order for request in self._running]
+        assert orders == sorted(orders), "running is out of order"
+        assert self.num_open_rows >= 0, "more requests than rows"
+        for request in self._running:
+            assert request.status is RequestStatus.RUNNING and request.replica_id == self.replica_id
+
+    # -- parts of a step ---------------------------------------------------------------------------------------------
+
+    def _schedule_running(self, kv: KVCacheManager, step: ScheduledStep, waiting: WaitingQueue, takes: Takes) -> int:
+        """Schedules who runs already, decodes first, and preempts from the tail when blocks run out.
+
+        Returns:
+            What is left of the token budget.
+        """
+        budget = self._limits.max_num_batched_tokens
+        # The loop may pop from the tail while it goes: those are requests it has not reached yet, or the present one.
+        runners = self._quarantine.runners(self._running, self._is_suspect_due(waiting, takes))
+        draft_budget = self._limits.draft_budget(len(runners))
+        prefills: list[Request] = []
+        for request in runners:
+            num_tokens = len(request.token_ids) + request.num_output_placeholders
+            if num_tokens - request.num_computed_tokens > 1:
+                prefills.append(request)
+                continue
+            if num_tokens >= request.max_num_tokens:
+                continue  # its last token is in flight
+            num_drafts = 0
+            if draft_budget > 0:
+                num_drafts = self._limits.num_drafts(draft_budget, request.max_num_tokens - num_tokens)
+                num_drafts = num_drafts if kv.has_slots(request, 1 + num_drafts) else 0
+                draft_budget -= num_drafts
+            new_block_ids = kv.allocate_slots(request, 1 + num_drafts)
+            while new_block_ids is None and request.status is RequestStatus.RUNNING:
+                self._preempt_tail(waiting)
+                new_block_ids = kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
+            if new_block_ids is not None:
+                self._run(kv, step, request, 1 + num_drafts, num_drafts, new_block_ids)
+                budget -= 1 + num_drafts
+        for request in prefills:
+            if (num_new_tokens := self._chunk(request, budget, request.num_computed_tokens, waiting)) > 0:
+                self._run(kv, step, request, num_new_tokens, 0, [])
+                budget -= num_new_tokens
+        return budget
+
+    def _schedule_waiting(
+        self, kv: KVCacheManager, step: ScheduledStep, waiting: WaitingQueue, takes: Takes, budget: int
+    ) -> None:
+        """Admits waiting requests in order until one does not fit."""
+        while waiting and budget > 0 and self.num_open_rows:
+            request = waiting.peek()
+            is_alone = not (step.request_ids or self._in_flight)
+            if not self._quarantine.admits(request, is_alone) or not self._fits(request):
+                return
+            computed = self._find_room(request)
+            if computed is None or not takes(request):
+                return
+            num_new_tokens = self._chunk(request, budget, computed.num_tokens, waiting)
+            if num_new_tokens == 0:
+                return
+            waiting.pop()
+            self._enter(request, computed)
+            step.admitted.append(request)
+            step.new_requests.append(
+                NewRequest(
+                    request.request_id,
+                    list(request.token_ids),
+                    request.num_prompt_tokens,
+                    computed.num_tokens,
+                    kv.admit(request, computed),
+                    request.sampling_params,
+                    request.yields_vector,
+                )
+            )
+            self._run(kv, step, request, num_new_tokens, 0, [])
+            budget -= num_new_tokens
+
+    def _enter(self, request: Request, computed: ComputedBlocks) -> None:
+        """A waiting request takes a row."""
+        assert self._info is not None
+        request.limit_to(self._info)
+        request.status = RequestStatus.RUNNING
+        request.replica_id = self.replica_id
+        request.num_computed_tokens = computed.num_tokens
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(computed.num_tokens, request.num_prompt_tokens)
+            self.num_prefix_queries += request.num_tokens
+            self.num_prefix_hits += computed.num_tokens
+        insort(self._running, request, key=by_order)
+        self._quarantine.enter(request)
+
+    def _fits(self, request: Request) -> bool:
+        """Whether there is a row for the request, and it is not too long for this executor."""
+        info = self._info
+        return info is not None and request.num_tokens < info.max_num_tokens and self.num_open_rows > 0
+
+    def _find_room(self, request: Request) -> ComputedBlocks | None:
+        assert self._kv is not None
+        return self._kv.find_room(request, others_run=bool(self._running))
+
+    def _is_suspect_due(self, waiting: WaitingQueue, takes: Takes) -> bool:
+        """Whether a suspect is first in line, and enters here as soon as it is alone."""
+        if not waiting or not is_suspect(waiting.peek()) or self._quarantine.is_closed:
+            return False
+        request = waiting.peek()
+        return self._fits(request) and self._find_room(request) is not None and takes(request)
+
+    def _chunk(self, request: Request, budget: int, num_computed_tokens: int, waiting: WaitingQueue) -> int:
+        is_alone = len(self._running) + len(waiting) == 1
+        return self._limits.chunk(len(request.token_ids) - num_computed_tokens, budget, is_alone)
+
+    def _run(
+        self,
+        kv: KVCacheManager,
+        step: ScheduledStep,
+        request: Request,
+        num_tokens: int,
+        num_drafts: int,
+        block_ids: list[int],
+    ) -> None:
+        """Puts a request into the step and advances its state as if the step were done and every draft accepted."""
+        step.add(request, num_tokens, num_drafts, block_ids)
+        request.num_computed_tokens += num_tokens
+        if request.num_computed_tokens - num_drafts == len(request.token_ids) + request.num_output_placeholders:
+            request.num_output_placeholders += 1 + num_drafts
+            step.add_sampled(request, 1 + num_drafts)
+        kv.cache_blocks(request)
+
+    def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue) -> None:
+        """Preempts running requests of lower priority for the first waiting one, if it lacks a row or blocks and they
+        suffice. Never happens under fcfs, where those that run came first."""
+        if waiting and self._running and has_priority(waiting.peek(), self._running[-1]):
+            for _ in range(num_victims(waiting.peek(), self._running, self.num_open_rows, kv)):
+                self._preempt_tail(waiting)
+
+    def _preempt_tail(self, waiting: WaitingQueue) -> None:
+        """Takes blocks and row from the last of running; its tokens are computed again later."""
+        request = self._running.pop()
+        self._release(request)
+        request.preempt()
+        waiting.push(request)
+        self.num_preemptions += 1
+
+    def _release(self, request: Request) -> None:
+        assert self._kv is not None
+        self._kv.free(request)
+        self._finished_request_ids.append(request.request_id)

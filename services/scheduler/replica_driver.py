@@ -1,0 +1,108 @@
+"""One replica at work: its steps go to its executor when they are due, and what comes back goes to the engine."""
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+import grpc
+
+from pagewire.services.scheduler import stats
+from pagewire.services.scheduler.executor_client import ExecutorClient
+from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.replica import Replica
+from pagewire.services.scheduler.scheduler import Scheduler
+from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaListener(Protocol):
+    """Who serves the requests. Calls come one at a time."""
+
+    def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
+
+    def on_lost(self, replica: Replica, reason: str) -> None:
+        """Its executor is gone, with everything that was in flight."""
+
+    def on_step(self, step: ScheduledStep) -> list[str]:
+        """A step is about to be sent; returns the trace contexts of those it admits."""
+
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
+        """Raises InvalidResult."""
+
+
+class ReplicaDriver:
+    """Decides a replica's steps when its pacer says so, sends them, and passes results on."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        replica: Replica,
+        channel: grpc.aio.Channel,
+        address: str,
+        term: int,
+        listener: ReplicaListener,
+        statistics: stats.Stats,
+    ) -> None:
+        self._scheduler = scheduler
+        self._replica = replica
+        self._listener = listener
+        self._stats = statistics
+        self._client = ExecutorClient(channel, address, term, self)
+        self._work = asyncio.Event()  # there may be a step to decide
+        self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._client.run(), name="executor-client")
+                tasks.create_task(self._send_steps(), name="executor-steps")
+        finally:
+            self._stop_timer()
+
+    async def _send_steps(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while not self._holds_back():
+                start = time.perf_counter()
+                step = self._scheduler.schedule(self._replica)
+                if step is None:
+                    break
+                schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
+                self._replica.pacer.on_sent(num_tokens, time.monotonic())
+                self._stats.on_step(num_tokens, schedule_seconds)
+                await self._client.send(step, self._listener.on_step(step))
+            self._stats.refresh()
+
+    def _holds_back(self) -> bool:
+        """Whether the next step is better decided later; there will be work again then."""
+        self._stop_timer()
+        seconds = self._replica.pacer.hold(time.monotonic())
+        if seconds == 0:
+            return False
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._work.set)
+        return True
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- what ExecutorClient calls -----------------------------------------------------------------------------------
+
+    def on_executor(self, info: ExecutorInfo) -> None:
+        self._listener.on_attached(self._replica, info)
+
+    def on_result(self, result: StepResult, clock: StepClock) -> None:
+        self._listener.on_result(self._replica, result, clock)
+        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
+
+    def on_executor_lost(self, reason: str) -> None:
+        self._listener.on_lost(self._replica, reason)

@@ -1,0 +1,176 @@
+"""Several executors behind one scheduler, and several schedulers before one executor."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pagewire.v1 import common_pb2, scheduler_pb2
+from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
+from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
+
+VOCAB_SIZE = 1000
+Connect = scheduler_pb2.SchedulerServiceConnectRequest
+
+
+def prompt_of(number: int, length: int = 20) -> list[int]:
+    return [(number * 101 + i) % VOCAB_SIZE for i in range(length)]
+
+
+def output_of(number: int, max_tokens: int) -> list[int]:
+    return expected_output(prompt_of(number), max_tokens, vocab_size=VOCAB_SIZE)
+
+
+def executors(count: int, *, step_seconds: float = 0.002, model: str = "fake") -> list[FakeExecutorServicer]:
+    return [FakeExecutorServicer(FakeExecutor, step_seconds=step_seconds, model=model) for _ in range(count)]
+
+
+async def submit(line: ServiceLine, count: int, max_tokens: int) -> tuple[grpc.aio.StreamStreamCall, Collected]:
+    call = line.stub.Connect()
+    requests = [token_request(n, prompt_of(n), max_tokens=max_tokens) for n in range(1, count + 1)]
+    await call.write(Connect(requests=requests))
+    return call, Collected()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0.01)
+
+
+def assert_complete(collected: Collected, count: int, max_tokens: int) -> None:
+    for number in range(1, count + 1):
+        assert collected.token_ids[number] == output_of(number, max_tokens)
+        assert collected.finish_reasons[number] == [common_pb2.FINISH_REASON_LENGTH]
+
+
+def test_requests_go_where_the_fewest_run() -> None:
+    line = PureLine(FakeExecutor(), FakeExecutor(), FakeExecutor())
+    for number in range(6):
+        line.add(prompt_of(number), max_tokens=5)
+    for _ in range(3):
+        for index in (2, 0, 1):
+            line.schedule(index)
+    assert [replica.num_running for replica in line.scheduler.replicas] == [2, 2, 2]
+    line.run()
+    assert all(line.outputs[number + 1] == output_of(number, 5) for number in range(6))
+
+
+def test_who_finds_no_room_on_one_replica_runs_on_the_other() -> None:
+    small = FakeExecutor(num_blocks=4, max_num_seqs=1)
+    line = PureLine(small, FakeExecutor())
+    for number in range(8):
+        line.add(prompt_of(number), max_tokens=5)
+    line.add(prompt_of(9, 100), max_tokens=5)  # longer than the small one's memory
+    line.run()
+    assert line.outputs[9] == expected_output(prompt_of(9, 100), 5, vocab_size=VOCAB_SIZE)
+    assert small.num_executed_tokens, "it was used"
+
+
+def test_what_fits_no_replica_is_refused_and_what_may_fit_an_absent_one_waits() -> None:
+    line = PureLine(FakeExecutor(num_blocks=4), FakeExecutor())
+    long = line.add(prompt_of(1, 100), max_tokens=50)
+    line.schedule(1)
+    line.lose(1)
+    line.die(index=0)
+    assert not long.is_finished, "the executor that it was let in for may come back"
+    line.attach(1)
+    line.run()
+    assert line.outputs[1] == expected_output(prompt_of(1, 100), 50, vocab_size=VOCAB_SIZE)
+
+
+async def test_replicas_work_side_by_side(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, *executors(2)).running() as line:
+        await line.wait_for_executors(2)
+        call, collected = await submit(line, 8, 30)
+        await collected.read_until_finished(call, *range(1, 9))
+        assert_complete(collected, 8, 30)
+        assert all(len(executor.new_requests) == 4 for executor in line.executors)
+        load = await line.load()
+        assert (load.num_executors, load.num_blocks, load.max_num_seqs) == (2, 512, 128)
+
+
+async def test_requests_of_a_lost_replica_move_to_the_others_at_once(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, *executors(2)).running() as line:
+        await line.wait_for_executors(2)
+        call, collected = await submit(line, 6, 300)
+        while line.executors[1].num_steps < 5:
+            collected.add(await call.read())
+        await line.kill_executor(1)
+        await collected.read_until_finished(call, *range(1, 7))
+        assert_complete(collected, 6, 300)
+        assert {new.request_id for new in line.executors[0].new_requests} == set(range(1, 7)), "all ended there"
+        await line.start_executor(index=1)
+        await line.wait_for_executors(2)
+        call, collected = await submit(line, 6, 5)
+        await collected.read_until_finished(call, *range(1, 7))
+        assert_complete(collected, 6, 5)
+
+
+async def test_replicas_die_and_return_in_turn_and_nobody_notices(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, *executors(3, step_seconds=0.005)).running() as line:
+        await line.wait_for_executors(3)
+        call, collected = await submit(line, 9, 80)
+        reading = asyncio.create_task(collected.read_until_finished(call, *range(1, 10)))
+        for index in (0, 1, 2, 1):
+            await asyncio.sleep(0.05)
+            await line.kill_executor(index)
+            await line.start_executor(index=index)
+        await reading
+        assert_complete(collected, 9, 80)
+        await line.wait_until_free()
+
+
+async def test_an_executor_of_another_model_waits_until_the_others_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = ServiceLine(tmp_path, *executors(1), *executors(1, model="another"))
+    await line.start_executor(index=0)
+    async with line.running(with_executor=False):
+        await line.wait_for_executors(1)
+        await line.start_executor(index=1)
+        await until(lambda: "serves another, while others serve fake" in caplog.text)
+        assert (await line.load()).model_info.model == "fake"
+        await line.kill_executor(0)
+        await until(lambda: line.engine.info is not None and line.engine.info.model == "another")
+
+
+async def test_a_step_gains_several_tokens_up_to_the_end(tmp_path: Path) -> None:
+    tokens = output_of(1, 40)
+    stop = next(token for token in tokens[20:] if tokens.index(token) >= 20)
+    num_tokens = tokens.index(stop) + 1
+    drafting = FakeExecutorServicer(lambda: FakeExecutor(max_draft_tokens=6, draw_gain=lambda most: most))
+    async with ServiceLine(tmp_path, drafting).running() as line:
+        request = generate_request(prompt_of(1), max_tokens=40, stop_token_ids=[stop], logprobs=1)
+        responses = [response async for response in line.stub.Generate(request)]
+        assert [t for r in responses for t in r.token_ids] == tokens[:num_tokens]
+        assert [t for r in responses for t in r.logprobs.token_ids[::2]] == tokens[:num_tokens], "cut at the end, too"
+        assert responses[-1].finish_reason == common_pb2.FINISH_REASON_STOP
+        assert responses[-1].usage.completion_tokens == num_tokens
+        assert drafting.num_steps < num_tokens / 2
+        await line.wait_until_free()
+
+
+async def test_a_request_may_yield_a_vector(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, *executors(1)).running() as line:
+        request = generate_request(prompt_of(1, 3000))
+        request.request.yields_vector = True
+        (response,) = [response async for response in line.stub.Generate(request)]
+        assert len(response.vector.values) == 1 and not response.token_ids
+        assert response.finish_reason == common_pb2.FINISH_REASON_STOP
+        assert response.usage.prompt_tokens == 3000 and response.usage.completion_tokens == 0
+        call = line.stub.Connect()
+        await call.write(Connect(requests=[request.request, token_request(5, prompt_of(5), max_tokens=4)]))
+        vectors, collected = {}, Collected()
+        while not collected.finish_reasons.keys() >= {0, 5}:
+            message = await call.read()
+            collected.add(message)
+            vectors |= {message.request_ids[i]: list(vector.values) for i, vector in message.vectors.items()}
+        assert vectors == {0: list(response.vector.values)}
+        assert collected.token_ids == {0: [], 5: output_of(5, 4)}
+        await line.wait_until_free()
