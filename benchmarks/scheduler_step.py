@@ -12,14 +12,15 @@ from typing import Any, TypeVar
 from benchmarks.curve_output import CurveOutput
 from pagewire.bench.curves import Point
 from pagewire.config import SchedulerConfig
+from pagewire.sampling_params import resolve
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
-from pagewire.services.scheduler.sampling_params import SamplingParams
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepResult
-from pagewire.v1 import executor_pb2, scheduler_pb2
+from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ def running_scheduler(num_requests: int) -> Scheduler:
     )
     for i in range(num_requests):
         prompt = [1 + (i * 7919 + j) % 40_000 for j in range(PROMPT_TOKENS)]
-        scheduler.add_request(Request(i, prompt, SamplingParams(seed=i)))
+        scheduler.add_request(Request(i, prompt, resolve(common_pb2.SamplingParams(seed=i))))
     step = scheduler.schedule(scheduler.replicas[0])
     assert step is not None and len(step.sampled) == num_requests
     scheduler.update(scheduler.replicas[0], result_of(step))
@@ -91,8 +92,8 @@ def step_to_wire(step: ScheduledStep) -> bytes:
 
 def output_message(outputs: Outputs) -> bytes:
     request_outputs = {
-        request.request_id: RequestOutput(token_ids, request.num_prompt_tokens, request.num_output_tokens, 0)
-        for request, token_ids in zip(outputs.requests, outputs.token_ids, strict=True)
+        request.request_id: RequestOutput([token_id], request.num_prompt_tokens, request.num_output_tokens, 0)
+        for request, token_id in zip(outputs.requests, outputs.token_ids, strict=True)
     }
     response: scheduler_pb2.SchedulerServiceConnectResponse = convert.from_outputs(request_outputs)
     return response.SerializeToString()

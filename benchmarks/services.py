@@ -20,6 +20,7 @@ from pagewire.config import ExecutorConfig, SchedulerConfig, ServeConfig
 from pagewire.fields import POSITIVE, flag
 from pagewire.models import resolve_model
 from pagewire.process import usable_cores
+from pagewire.sampling_params import resolve
 from pagewire.services.executor import convert as executor_convert
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import start_runner
@@ -27,9 +28,9 @@ from pagewire.services.executor.step import Step
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.sampling_params import SamplingParams
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import StepResult
+from pagewire.v1.common_pb2 import SamplingParams
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor")
 AROUND = ("gateway", "tokenizer", "scheduler", "gRPC")
@@ -138,7 +139,7 @@ def plan(config: ServicesConfig, info: ExecutorInfo, num_streams: int, first_id:
     scheduler = Scheduler(config.part(SchedulerConfig))
     (replica,) = scheduler.replicas
     scheduler.attach(replica, info)
-    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=config.output_len, seed=0)
+    params = resolve(SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=config.output_len, seed=0))
     for number in range(first_id, first_id + num_streams):
         prompt = [(number * 7919 + position * 104729) % info.vocab_size for position in range(config.input_len)]
         scheduler.add_request(Request(number, prompt, params))

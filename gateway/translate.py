@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.schema import (
+from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     ChatPromptParameters,
     CompletionRequest,
@@ -13,6 +13,7 @@ from pagewire.gateway.schema import (
     Message,
     TokenizeRequest,
 )
+from pagewire.sampling_params import BY_NAME
 from pagewire.v1 import common_pb2, inference_pb2
 
 COMPLETION_MAX_TOKENS = 16
@@ -113,25 +114,12 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
     """Everything but the prompt and the seed."""
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise ApiError(400, f"min_tokens {body.min_tokens} is greater than max_tokens {max_tokens}", param="min_tokens")
+    values = {name: getattr(body, name) for name in BY_NAME} | {"max_tokens": max_tokens, "logprobs": logprobs}
     request = inference_pb2.GenerateRequest(
         model=body.model or "",
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        sampling_params=common_pb2.SamplingParams(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            max_tokens=max_tokens,
-            min_tokens=body.min_tokens,
-            ignore_eos=bool(body.ignore_eos),
-            stop_token_ids=body.stop_token_ids,
-            logprobs=logprobs,
-            priority=body.priority or 0,
-        ),
+        sampling_params=common_pb2.SamplingParams(**values, stop_token_ids=body.stop_token_ids),
     )
     for token_id, bias in (body.logit_bias or {}).items():
         request.sampling_params.logit_bias_ids.append(int(token_id))

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pagewire.fields import NOT_NEGATIVE, Range, flag
+from pagewire.fields import flag
+from pagewire.sampling_params import BY_NAME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,22 +16,25 @@ class ClientConfig:
         None,
         "most tokens to generate (default: what the model's length allows)",
         group="generation",
-        valid=Range(minimum=1, maximum=2**31 - 1),
+        valid=BY_NAME["max_tokens"].valid,
     )
     temperature: float | None = flag(
-        None, "0 = always the most probable token (default: 1)", group="generation", valid=NOT_NEGATIVE
+        None,
+        "0 = always the most probable token (default: 1)",
+        group="generation",
+        valid=BY_NAME["temperature"].valid,
     )
     top_p: float | None = flag(
         None,
         "sample from the most probable tokens with this total probability (default: 1)",
         group="generation",
-        valid=Range(above=0, maximum=1),
+        valid=BY_NAME["top_p"].valid,
     )
     seed: int | None = flag(
         None,
         "same seed, same text (default: a random one)",
         group="generation",
-        valid=Range(minimum=-(2**63), maximum=2**63 - 1),
+        valid=BY_NAME["seed"].valid,
     )
 
 

@@ -70,7 +70,7 @@ class FakeRow:
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: list[int]
-    sampling_params: Any
+    sampling_params: common_pb2.SamplingParams
     yields_vector: bool = False
     histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
 
@@ -152,12 +152,12 @@ class FakeExecutor:
             return
         gain = self.draw_gain(1 + num_drafts) if num_drafts else 1
         result.num_tokens.append(gain)
-        num_logprobs = _logprobs_of(row.sampling_params)
+        params = row.sampling_params
         for _ in range(gain):
             token_id = self._sample(row)
-            if num_logprobs is not None:
+            if params.HasField("logprobs"):
                 message = result.logprobs.setdefault(index, common_pb2.Logprobs())  # type: ignore[attr-defined]
-                message.MergeFrom(_fake_logprobs(token_id, num_logprobs, self.vocab_size))
+                message.MergeFrom(_fake_logprobs(token_id, params.logprobs, self.vocab_size))
             result.token_ids.append(token_id)
             row.token_ids.append(token_id)
             row.extend_histories()
@@ -238,13 +238,6 @@ class FakeExecutor:
         if len(row.token_ids) - row.num_prompt_tokens < params.min_tokens:
             banned = set(params.stop_token_ids) | (set() if params.ignore_eos else self.eos_token_ids)
         return next_token(row.histories[-1], self.vocab_size, banned)
-
-
-def _logprobs_of(params: Any) -> int | None:
-    """The logprobs field of SamplingParams, as a value or as a message."""
-    if isinstance(params, common_pb2.SamplingParams):
-        return params.logprobs if params.HasField("logprobs") else None
-    return params.logprobs
 
 
 def _fake_logprobs(token_id: int, num_logprobs: int, vocab_size: int) -> common_pb2.Logprobs:

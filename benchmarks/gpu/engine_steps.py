@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from pagewire.bench.report import percentile
+from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Graph
 from pagewire.services.executor.loading.loader import Model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
-from pagewire.services.executor.step import NewRequest, RowSampling, Step, StepOutput
+from pagewire.services.executor.step import NewRequest, Step, StepOutput
+from pagewire.v1.common_pb2 import SamplingParams
 
 BLOCK_SIZE = 16
-GREEDY = RowSampling(temperature=0.0, ignore_eos=True)
+GREEDY = with_defaults(SamplingParams(temperature=0.0, ignore_eos=True))
 WARM_UP_STEPS = 8
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import (
     MAX_LOGPROBS,
     HostTokens,
     NewRequest,
     ProtocolError,
-    RowSampling,
     Step,
     StepOutput,
 )
@@ -49,35 +49,21 @@ def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewReque
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=np.array(message.block_ids, dtype=np.int32),
-        sampling=sampling_from_proto(message.sampling_params, message.request_id),
+        sampling=_sampling(message.sampling_params, message.request_id),
         traceparent=traceparent,
     )
 
 
-def sampling_from_proto(params: common_pb2.SamplingParams, request_id: int) -> RowSampling:
-    """Fills in the defaults that common.proto names. Raises ProtocolError for a random request without a seed."""
-    temperature = params.temperature if params.HasField("temperature") else 1.0
-    if temperature > 0 and not params.HasField("seed"):
-        raise ProtocolError(f"new request {request_id} samples with temperature {temperature:g} but has no seed")
+def _sampling(message: common_pb2.SamplingParams, request_id: int) -> common_pb2.SamplingParams:
+    """With defaults. Raises ProtocolError for a random request without a seed and for what would not fit a step."""
+    params = with_defaults(message)
+    if params.temperature > 0 and not params.HasField("seed"):
+        raise ProtocolError(f"new request {request_id} samples with temperature {params.temperature:g} but has no seed")
     if len(params.logit_bias_ids) != len(params.logit_bias_values):
         raise ProtocolError(f"new request {request_id}: logit_bias ids and values differ in number")
     if params.HasField("logprobs") and not 0 <= params.logprobs <= MAX_LOGPROBS:
         raise ProtocolError(f"new request {request_id}: logprobs {params.logprobs} is not within 0..{MAX_LOGPROBS}")
-    return RowSampling(
-        temperature=temperature,
-        top_p=params.top_p if params.HasField("top_p") else 1.0,
-        top_k=max(0, params.top_k),
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty if params.HasField("repetition_penalty") else 1.0,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=tuple(zip(params.logit_bias_ids, params.logit_bias_values, strict=True)),
-        seed=params.seed,
-        min_tokens=params.min_tokens,
-        ignore_eos=params.ignore_eos,
-        stop_token_ids=tuple(params.stop_token_ids),
-        logprobs=params.logprobs if params.HasField("logprobs") else None,
-    )
+    return params
 
 
 def result_to_proto(

@@ -22,16 +22,27 @@ import torch
 import pagewire
 from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
+from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Function, Graph, cuda_recorder
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
 from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.step import MAX_LOGPROBS, RowSampling
+from pagewire.services.executor.step import MAX_LOGPROBS
+from pagewire.v1.common_pb2 import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 # Everything that a sampled token may cost memory for.
-COSTLY_SAMPLING = RowSampling(
-    top_k=50, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((0, 1.0),), logprobs=MAX_LOGPROBS
+COSTLY_SAMPLING = with_defaults(
+    SamplingParams(
+        seed=0,
+        top_k=50,
+        top_p=0.9,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        logit_bias_ids=[0],
+        logit_bias_values=[1.0],
+        logprobs=MAX_LOGPROBS,
+    )
 )
 # Code and workspaces of libraries take less; more is another process that took memory meanwhile.
 _MAX_LIBRARY_BYTES = 2 * 1024**3

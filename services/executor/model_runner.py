@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
+from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import kv_cache, stats
 from pagewire.services.executor.block_table import BlockTable
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
@@ -23,9 +24,10 @@ from pagewire.services.executor.input_batch import BatchShape, InputBatch, Input
 from pagewire.services.executor.loading.loader import Model
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, sample, sample_tokens
-from pagewire.services.executor.step import NewRequest, PendingTokens, RowSampling, Step, StepOutput
+from pagewire.services.executor.step import NewRequest, PendingTokens, Step, StepOutput
+from pagewire.v1.common_pb2 import SamplingParams
 
-DUMMY_SAMPLING = RowSampling(top_k=50, top_p=0.9)
+DUMMY_SAMPLING = with_defaults(SamplingParams(seed=0, top_k=50, top_p=0.9))
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class ModelRunner:
             graphs.capture(size, record, partial(self.dummy_run, size, size))
 
     def dummy_run(
-        self, num_reqs: int, num_tokens: int, *, context_len: int = 0, sampling: RowSampling = DUMMY_SAMPLING
+        self, num_reqs: int, num_tokens: int, *, context_len: int = 0, sampling: SamplingParams = DUMMY_SAMPLING
     ) -> None:
         """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
 

@@ -84,7 +84,7 @@ class RequestState:
         self.sampling.fill(row, request.sampling, request.num_prompt_tokens)
         return row
 
-    def _column_values(self, request: NewRequest) -> dict[str, float | int]:
+    def _column_values(self, request: NewRequest) -> dict[str, float]:
         return {
             "num_tokens": len(request.token_ids),
             "num_computed_tokens": request.num_computed_tokens,

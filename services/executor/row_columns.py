@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.upload import upload
 
 
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(parameter.name for parameter in PARAMETERS if parameter.column and parameter.type is kind)
+
+
 class RowColumns:
-    """What kernels know of each row; every column is [max_num_seqs]. Meanings: `pagewire.kernels.reference`."""
+    """What kernels know of each row; every column is [max_num_seqs]. Meanings: `pagewire.kernels.reference`.
 
-    INTS = ("num_tokens", "num_computed_tokens", "num_prompt_tokens", "seed", "top_k")
-    FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+    Beside the counts, the sampling parameters that the table of `pagewire.sampling_params` gives a column.
+    """
 
-    num_tokens: Tensor  # int64
-    num_computed_tokens: Tensor  # int64
-    num_prompt_tokens: Tensor  # int64
-    seed: Tensor  # int64
-    top_k: Tensor  # int64
-    temperature: Tensor  # fp32
-    top_p: Tensor  # fp32
-    min_p: Tensor  # fp32
-    repetition: Tensor  # fp32
-    presence: Tensor  # fp32
-    frequency: Tensor  # fp32
+    INTS = ("num_tokens", "num_computed_tokens", "num_prompt_tokens", *_names(int))  # int64
+    FLOATS = _names(float)  # fp32
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Every name of INTS and FLOATS is an attribute."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._device = device
@@ -38,7 +40,7 @@ class RowColumns:
             for name, column in zip(names, matrix, strict=True):
                 setattr(self, name, column)
 
-    def fill(self, rows: np.ndarray, values: Sequence[dict[str, float | int]]) -> None:
+    def fill(self, rows: np.ndarray, values: Sequence[dict[str, float]]) -> None:
         """values[i] are all columns of rows[i]."""
         uploaded = upload(
             self._device,

@@ -108,9 +108,9 @@ def apply_penalties(logits: Tensor, penalties: Penalties, columns: RowColumns, t
         token_ids,
         columns.num_tokens,
         columns.num_prompt_tokens,
-        columns.repetition,
-        columns.presence,
-        columns.frequency,
+        columns.repetition_penalty,
+        columns.presence_penalty,
+        columns.frequency_penalty,
     )
 
 

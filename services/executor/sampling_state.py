@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.sampler import LogitBias, LogprobsSelection, Penalties, SamplingExtras
-from pagewire.services.executor.step import ProtocolError, RowSampling
+from pagewire.services.executor.step import ProtocolError
 from pagewire.services.executor.upload import upload
+from pagewire.v1.common_pb2 import SamplingParams
 
 _NO_LOGPROBS = -1
-# Below it logits would overflow when they are divided; long before that only the most probable token is ever drawn.
-_MIN_TEMPERATURE = 1e-5
+_COLUMNS = [(parameter.name, parameter.column) for parameter in PARAMETERS if parameter.column is not None]
 
 
-def column_values(params: RowSampling, vocab_size: int) -> dict[str, float | int]:
+def column_values(params: SamplingParams, vocab_size: int) -> dict[str, float]:
     """The row's values in the columns that kernels read (`row_columns.RowColumns`)."""
-    return {
-        "temperature": params.temperature if params.temperature >= _MIN_TEMPERATURE else 0,
-        "top_p": params.top_p,
-        "top_k": params.top_k if 0 < params.top_k < vocab_size else vocab_size,
-        "min_p": params.min_p,
-        "seed": params.seed,
-        "repetition": params.repetition_penalty,
-        "presence": params.presence_penalty,
-        "frequency": params.frequency_penalty,
-    }
+    return {name: to_column(getattr(params, name), vocab_size) for name, to_column in _COLUMNS}
 
 
 class SamplingState:
@@ -42,27 +36,28 @@ class SamplingState:
         self._end_token_ids: dict[int, np.ndarray] = {}  # row -> token ids, for rows with min_tokens
         self._with_extras: set[int] = set()  # rows that want any of it; mostly there is none to look for
 
-    def fill(self, row: int, params: RowSampling, num_prompt_tokens: int) -> None:
+    def fill(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
         """Raises ProtocolError for token ids outside the vocabulary."""
         self.clear(row)
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         self._is_penalized[row] = penalties != (1, 0, 0)
-        self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else min(params.logprobs, self._vocab_size)
-        if params.logit_bias:
-            ids, values = zip(*params.logit_bias, strict=True)
-            self._bias[row] = (self._token_ids(ids), np.array(values, dtype=np.float32))
-        end_token_ids = params.stop_token_ids + (() if params.ignore_eos else self._eos_token_ids)
+        has_logprobs = params.HasField("logprobs")
+        self._num_logprobs[row] = min(params.logprobs, self._vocab_size) if has_logprobs else _NO_LOGPROBS
+        if params.logit_bias_ids:
+            values = np.array(params.logit_bias_values, dtype=np.float32)
+            self._bias[row] = (self._token_ids(params.logit_bias_ids), values)
+        end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
         if params.min_tokens > 0 and end_token_ids:
-            self._end_token_ids[row] = self._token_ids(sorted(set(end_token_ids)))
+            self._end_token_ids[row] = self._token_ids(sorted(end_token_ids))
             self._min_len[row] = num_prompt_tokens + params.min_tokens
-        if self._is_penalized[row] or params.logprobs is not None or row in self._bias or row in self._end_token_ids:
+        if self._is_penalized[row] or has_logprobs or row in self._bias or row in self._end_token_ids:
             self._with_extras.add(row)
 
-    def _token_ids(self, ids: tuple[int, ...] | list[int]) -> np.ndarray:
+    def _token_ids(self, ids: Sequence[int]) -> np.ndarray:
         token_ids = np.array(ids, dtype=np.int64)
         if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
             raise ProtocolError(
-                f"a logit_bias or stop token id is outside the vocabulary of {self._vocab_size} tokens: {ids}"
+                f"a logit_bias or stop token id is outside the vocabulary of {self._vocab_size} tokens: {list(ids)}"
             )
         return token_ids
 

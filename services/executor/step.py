@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pagewire.services.executor.sampler import LogprobsTensors, SampledTokens
+from pagewire.v1.common_pb2 import SamplingParams
 
 # Most alternatives that a request may ask log probabilities of.
 MAX_LOGPROBS = 20
@@ -19,32 +20,13 @@ class ProtocolError(ValueError):
 
 
 @dataclass(frozen=True)
-class RowSampling:
-    """Sampling parameters with every default filled in."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 = off
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None  # alternatives to report; None = no log probabilities
-
-
-@dataclass(frozen=True)
 class NewRequest:
     request_id: int
     token_ids: np.ndarray  # int32 [num_tokens], prompt, then output known so far
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: np.ndarray  # int32 [n]
-    sampling: RowSampling
+    sampling: SamplingParams  # with defaults
     traceparent: str = ""
 
 

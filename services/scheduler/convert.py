@@ -1,53 +1,15 @@
 """Messages to values and back."""
 
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
-from pagewire.services.scheduler.sampling_params import MIN_TEMPERATURE, InvalidRequest, SamplingParams
 from pagewire.services.scheduler.step import NewRequest, ScheduledStep, StepClock, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
-
-_OPTIONAL_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "max_tokens",
-    "min_tokens",
-    "logprobs",
-)
-
-
-def to_sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
-    """Resolves every default, the seed included.
-
-    Raises:
-        InvalidRequest: naming the field that is out of range.
-    """
-    if len(message.logit_bias_ids) != len(message.logit_bias_values):
-        raise InvalidRequest(
-            f"logit_bias_ids has {len(message.logit_bias_ids)} entries and logit_bias_values "
-            f"{len(message.logit_bias_values)}; they must be parallel"
-        )
-    params = SamplingParams(
-        seed=message.seed if message.HasField("seed") else random.getrandbits(63),
-        logit_bias=tuple(zip(message.logit_bias_ids, message.logit_bias_values, strict=True)),
-        ignore_eos=message.ignore_eos,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        priority=message.priority,
-        **{name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)},
-    )
-    params.validate()
-    return replace(params, temperature=0.0) if params.temperature < MIN_TEMPERATURE else params
 
 
 def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
@@ -57,7 +19,7 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
     return Request(
         request_id,
         list(message.prompt_token_ids),
-        to_sampling_params(message.sampling_params),
+        resolve(message.sampling_params),
         list(message.resume_token_ids),
         is_resubmitted=message.resubmitted,
         yields_vector=message.yields_vector,
@@ -162,18 +124,6 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
     )
 
 
-def from_sampling_params(params: SamplingParams) -> common_pb2.SamplingParams:
-    return common_pb2.SamplingParams(
-        seed=params.seed,
-        logit_bias_ids=[token_id for token_id, _ in params.logit_bias],
-        logit_bias_values=[bias for _, bias in params.logit_bias],
-        ignore_eos=params.ignore_eos,
-        stop_token_ids=sorted(params.stop_token_ids),
-        priority=params.priority,
-        **{name: getattr(params, name) for name in _OPTIONAL_FIELDS},
-    )
-
-
 def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
     return executor_pb2.NewRequest(
         request_id=new.request_id,
@@ -181,7 +131,7 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
         num_prompt_tokens=new.num_prompt_tokens,
         num_computed_tokens=new.num_computed_tokens,
         block_ids=new.block_ids,
-        sampling_params=from_sampling_params(new.sampling_params),
+        sampling_params=new.sampling_params,
         yields_vector=new.yields_vector,
     )
 

@@ -14,15 +14,16 @@ import grpc
 from pagewire import telemetry
 from pagewire.config import SchedulerConfig
 from pagewire.rpc import RpcError
+from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request, too_long
 from pagewire.services.scheduler.request_output import RequestOutbox, RequestOutput
-from pagewire.services.scheduler.sampling_params import InvalidRequest
 from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
-from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1 import scheduler_pb2
 
@@ -243,7 +244,7 @@ class Engine:
         else:
             self._drivers[replica.replica_id].wake()
         asyncio.get_running_loop().call_soon(self._deliver)
-        self._stats.on_result(sum(map(len, outputs.token_ids)), clock)
+        self._stats.on_result(len(outputs.token_ids), clock)
 
     def on_lost(self, replica: Replica, reason: str) -> None:
         logger.warning(
@@ -311,16 +312,18 @@ class Engine:
             return
         outputs, self._undelivered = self._undelivered, None
         now = time.monotonic()
-        for i, (request, token_ids) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
+        end = 0
+        for i, (request, num_tokens) in enumerate(zip(outputs.requests, outputs.num_tokens, strict=True)):
+            start, end = end, end + num_tokens
             live = self._live.get(request.request_id)
             if live is None:
                 continue  # aborted since
             if live.first_token_time is None and live.first_step_time is not None:
                 live.first_token_time = now
                 stats.PREFILL_TIME.observe(now - live.first_step_time)
-            output = _output_of(request, token_ids)
+            output = _output_of(request, outputs.token_ids[start:end])
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
-                output.logprobs = [convert.first_logprobs(logprobs, len(token_ids))]
+                output.logprobs = [convert.first_logprobs(logprobs, num_tokens)]
             if outputs.vectors:
                 output.vector = outputs.vectors.get(i)
             if output.is_last:

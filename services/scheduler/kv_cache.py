@@ -97,17 +97,14 @@ class KVCacheManager:
         request.num_cached_blocks = len(computed.blocks)
         return [block.block_id for block in request.block_table]
 
-    def has_slots(self, request: Request, num_tokens: int) -> bool:
-        """Whether `allocate_slots` would succeed."""
-        return self._num_new_blocks(request, num_tokens) <= self._pool.num_free_blocks
-
     def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extends the block table to hold num_tokens tokens beyond the computed ones.
 
         Returns:
             The ids of the blocks appended, or None if there are not enough and nothing was changed.
         """
-        num_new_blocks = self._num_new_blocks(request, num_tokens)
+        num_slots = request.num_computed_tokens + num_tokens
+        num_new_blocks = -(-num_slots // self.block_size) - len(request.block_table)
         if num_new_blocks <= 0:
             return NO_BLOCKS
         if num_new_blocks > self._pool.num_free_blocks:
@@ -115,10 +112,6 @@ class KVCacheManager:
         blocks = [self._pool.allocate() for _ in range(num_new_blocks)]
         request.block_table += blocks
         return [block.block_id for block in blocks]
-
-    def _num_new_blocks(self, request: Request, num_tokens: int) -> int:
-        """How many blocks are missing for num_tokens tokens beyond the computed ones; may be negative."""
-        return -(-(request.num_computed_tokens + num_tokens) // self.block_size) - len(request.block_table)
 
     def cache_blocks(self, request: Request) -> None:
         """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
@@ -152,7 +145,10 @@ class KVCacheManager:
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
-        hashes, size = request.block_hashes.setdefault(self.block_size, []), self.block_size
+        hashes, size = request.block_hashes, self.block_size
+        if request.hash_block_size != size:  # it ran on another replica
+            request.hash_block_size = size
+            hashes.clear()
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
             hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, token_ids))

@@ -15,10 +15,11 @@ from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager
 from pagewire.services.scheduler.limits import StepLimits
+from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.policy import WaitingQueue, by_order, has_priority, num_victims
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
-from pagewire.services.scheduler.step import InvalidResult, NewRequest, Outputs, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import InvalidResult, NewRequest, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
 
 # Whether the replica that asks takes the first of the waiting requests.
@@ -100,7 +101,7 @@ class Replica:
         if self._kv is None or len(self._in_flight) >= self._config.pipeline_depth:
             return None
         step = ScheduledStep(self._last_step_id + 1)
-        self._make_room_for_higher_priority(self._kv, waiting)
+        self._make_room_for_higher_priority(self._kv, waiting, takes)
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(self._kv, step, waiting, takes)
         if self.num_preemptions == num_preemptions:
@@ -124,30 +125,11 @@ class Replica:
             raise InvalidResult(f"the executor answered step {result.step_id}, but no step is in flight")
         step = self._in_flight.popleft()
         step.check(result)
-        outputs = Outputs()
-        any_ended, end = False, 0
-        for i, (request, max_gain, num_tokens) in enumerate(
-            zip(step.sampled, step.max_gains, result.num_tokens, strict=True)
-        ):
-            start, end = end, end + num_tokens
-            if request.epoch != step.epochs[i]:
-                continue
-            request.num_output_placeholders -= max_gain
-            request.num_computed_tokens -= max_gain - num_tokens  # drafts that were refused
-            request.num_losses = 0
-            token_ids, reason = request.append(result.token_ids[start:end])
-            if result.logprobs and i in result.logprobs:
-                outputs.logprobs[len(outputs.requests)] = result.logprobs[i]
-            if result.vectors and i in result.vectors:
-                outputs.vectors[len(outputs.requests)] = result.vectors[i]
-                reason = FinishReason.STOP
-            outputs.requests.append(request)
-            outputs.token_ids.append(token_ids)
-            if reason is not None:
-                self._release(request)
-                request.finish(reason)
-                any_ended = True
-        if any_ended:
+        outputs = outcome(step, result)
+        for request, reason in outputs.ends:
+            self._release(request)
+            request.finish(reason)
+        if outputs.ends:
             self._running = [request for request in self._running if not request.is_finished]
         return outputs
 
@@ -213,21 +195,20 @@ class Replica:
                 continue
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is in flight
-            num_drafts = 0
-            if draft_budget > 0:
-                num_drafts = self._limits.num_drafts(draft_budget, request.max_num_tokens - num_tokens)
-                num_drafts = num_drafts if kv.has_slots(request, 1 + num_drafts) else 0
+            if draft_budget > 0 and (num_drafts := self._draft(kv, step, request, draft_budget)):
                 draft_budget -= num_drafts
-            new_block_ids = kv.allocate_slots(request, 1 + num_drafts)
+                budget -= 1 + num_drafts
+                continue
+            new_block_ids = kv.allocate_slots(request, 1)
             while new_block_ids is None and request.status is RequestStatus.RUNNING:
                 self._preempt_tail(waiting)
                 new_block_ids = kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
             if new_block_ids is not None:
-                self._run(kv, step, request, 1 + num_drafts, num_drafts, new_block_ids)
-                budget -= 1 + num_drafts
+                self._run(kv, step, request, 1, new_block_ids)
+                budget -= 1
         for request in prefills:
             if (num_new_tokens := self._chunk(request, budget, request.num_computed_tokens, waiting)) > 0:
-                self._run(kv, step, request, num_new_tokens, 0, [])
+                self._run(kv, step, request, num_new_tokens, [])
                 budget -= num_new_tokens
         return budget
 
@@ -260,7 +241,7 @@ class Replica:
                     request.yields_vector,
                 )
             )
-            self._run(kv, step, request, num_new_tokens, 0, [])
+            self._run(kv, step, request, num_new_tokens, [])
             budget -= num_new_tokens
 
     def _enter(self, request: Request, computed: ComputedBlocks) -> None:
@@ -297,27 +278,41 @@ class Replica:
         is_alone = len(self._running) + len(waiting) == 1
         return self._limits.chunk(len(request.token_ids) - num_computed_tokens, budget, is_alone)
 
+    def _draft(self, kv: KVCacheManager, step: ScheduledStep, request: Request, budget: int) -> int:
+        """Lets a request that needs one token run that and drafts behind it, as many as the budget and the free blocks
+        allow; returns how many. 0: nothing was done, as there can be none."""
+        max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
+        num_drafts = self._limits.num_drafts(budget, max_gain)
+        block_ids = kv.allocate_slots(request, 1 + num_drafts) if num_drafts > 0 else None
+        if block_ids is None:
+            return 0
+        step.drafts_of[len(step.sampled)] = num_drafts
+        self._run(kv, step, request, 1, block_ids)
+        step.num_scheduled_tokens[-1] += num_drafts
+        request.num_computed_tokens += num_drafts
+        request.num_output_placeholders += num_drafts
+        return num_drafts
+
     def _run(
-        self,
-        kv: KVCacheManager,
-        step: ScheduledStep,
-        request: Request,
-        num_tokens: int,
-        num_drafts: int,
-        block_ids: list[int],
+        self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int, block_ids: list[int]
     ) -> None:
-        """Puts a request into the step and advances its state as if the step were done and every draft accepted."""
-        step.add(request, num_tokens, num_drafts, block_ids)
+        """Puts a request into the step and advances its state as if the step were done."""
+        step.request_ids.append(request.request_id)
+        step.num_scheduled_tokens.append(num_tokens)
+        step.num_new_blocks.append(len(block_ids))
+        if block_ids:
+            step.new_block_ids += block_ids
         request.num_computed_tokens += num_tokens
-        if request.num_computed_tokens - num_drafts == len(request.token_ids) + request.num_output_placeholders:
-            request.num_output_placeholders += 1 + num_drafts
-            step.add_sampled(request, 1 + num_drafts)
+        if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
+            request.num_output_placeholders += 1
+            step.sampled.append(request)
+            step.epochs.append(request.epoch)
         kv.cache_blocks(request)
 
-    def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue) -> None:
+    def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue, takes: Takes) -> None:
         """Preempts running requests of lower priority for the first waiting one, if it lacks a row or blocks and they
         suffice. Never happens under fcfs, where those that run came first."""
-        if waiting and self._running and has_priority(waiting.peek(), self._running[-1]):
+        if waiting and self._running and has_priority(waiting.peek(), self._running[-1]) and takes(waiting.peek()):
             for _ in range(num_victims(waiting.peek(), self._running, self.num_open_rows, kv)):
                 self._preempt_tail(waiting)
 

@@ -2,9 +2,10 @@
 
 import enum
 
+from pagewire.sampling_params import InvalidRequest, check_for_model, check_token_ids
 from pagewire.services.scheduler.block_pool import Block
 from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams, check_token_ids
+from pagewire.v1.common_pb2 import SamplingParams
 
 
 class RequestStatus(enum.Enum):
@@ -55,6 +56,7 @@ class Request:
         "block_table",
         "epoch",
         "finish_reason",
+        "hash_block_size",
         "is_resubmitted",
         "max_num_tokens",
         "num_cached_blocks",
@@ -85,7 +87,9 @@ class Request:
         is_resubmitted: bool = False,
         yields_vector: bool = False,
     ) -> None:
-        """is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
+        """sampling_params: resolved, and never changed.
+
+        is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
 
         yields_vector: it ends with its prompt and yields a vector instead of tokens.
         """
@@ -113,9 +117,10 @@ class Request:
         self.max_num_tokens = 0
         self.stop_token_ids: frozenset[int] = frozenset()
 
-        # Owned by the replica's KVCacheManager; hashes by block size, which differs between replicas, perhaps.
+        # Owned by the replica's KVCacheManager.
         self.block_table: list[Block] = []
-        self.block_hashes: dict[int, list[bytes]] = {}
+        self.block_hashes: list[bytes] = []
+        self.hash_block_size = 0  # tokens that each of these stands for
         self.num_cached_blocks = 0
 
     @property
@@ -141,9 +146,9 @@ class Request:
             raise InvalidRequest(too_long(num_prompt_tokens, info))
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
-        params.validate_for(info.vocab_size, info.max_logprobs)
+        check_for_model(params, info.vocab_size, info.max_logprobs)
         self.limit_to(info)
-        self.stop_token_ids = params.stop_token_ids
+        self.stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_token_ids |= info.eos_token_ids
 
@@ -152,22 +157,22 @@ class Request:
         self.max_num_tokens = info.max_num_tokens
         if self.yields_vector:
             self.max_num_tokens = self.num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
-        elif self.sampling_params.max_tokens is not None:
+        elif self.sampling_params.HasField("max_tokens"):
             self.max_num_tokens = min(self.max_num_tokens, self.num_prompt_tokens + self.sampling_params.max_tokens)
 
-    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Takes in tokens that were gained at once.
+    def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:
+        """Takes in what a step brought that could have brought `most` tokens.
 
         Returns:
-            Those up to the request's end, and why it ends with the last of them; None: it goes on.
+            The tokens up to the request's end, and why it ends with the last of them; None: it goes on.
         """
+        self.num_output_placeholders -= most
+        self.num_computed_tokens -= most - len(token_ids)  # drafts that were refused
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
-            # find_end decides; most tokens are ruled out without a call.
-            if token_id in self.stop_token_ids or len(self.token_ids) >= self.max_num_tokens:
-                reason = self.find_end()
-                if reason is not None:
-                    return token_ids[: index + 1], reason
+            reason = self.find_end()
+            if reason is not None:
+                return token_ids[: index + 1], reason
         return token_ids, None
 
     def find_end(self) -> FinishReason | None:

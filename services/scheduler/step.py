@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.sampling_params import SamplingParams
+from pagewire.v1.common_pb2 import SamplingParams
 
 
 class InvalidResult(Exception):
@@ -34,34 +34,24 @@ class ScheduledStep:
     new_requests: list[NewRequest] = field(default_factory=list)
     request_ids: list[int] = field(default_factory=list)  # [n]
     num_scheduled_tokens: list[int] = field(default_factory=list)  # [n], drafts included
-    num_draft_tokens: list[int] = field(default_factory=list)  # [n], or empty: nobody has any
     num_new_blocks: list[int] = field(default_factory=list)  # [n]
     new_block_ids: list[int] = field(default_factory=list)  # [sum(num_new_blocks)]
 
     # Not sent. Who enters, parallel to new_requests.
     admitted: list[Request] = field(default_factory=list)
-    # Not sent. Who gains tokens, in batch order, with the epoch in which each was scheduled and the most it may gain.
+    # Not sent. Who gains tokens, in batch order, with the epoch in which each was scheduled.
     sampled: list[Request] = field(default_factory=list)  # [s]
     epochs: list[int] = field(default_factory=list)  # [s]
-    max_gains: list[int] = field(default_factory=list)  # [s]
+    # Index into sampled -> how many of its scheduled tokens are drafts. Who has some is sampled.
+    drafts_of: dict[int, int] = field(default_factory=dict)
 
-    def add(self, request: Request, num_tokens: int, num_drafts: int, block_ids: list[int]) -> None:
-        """Lets a request run num_tokens tokens, of which the last num_drafts are drafts."""
-        if num_drafts and not self.num_draft_tokens:
-            self.num_draft_tokens = [0] * len(self.request_ids)
-        self.request_ids.append(request.request_id)
-        self.num_scheduled_tokens.append(num_tokens)
-        if self.num_draft_tokens or num_drafts:
-            self.num_draft_tokens.append(num_drafts)
-        self.num_new_blocks.append(len(block_ids))
-        if block_ids:
-            self.new_block_ids += block_ids
-
-    def add_sampled(self, request: Request, max_gain: int) -> None:
-        """The request, added before, reaches its last known token: it gains up to max_gain tokens."""
-        self.sampled.append(request)
-        self.epochs.append(request.epoch)
-        self.max_gains.append(max_gain)
+    @property
+    def num_draft_tokens(self) -> list[int]:
+        """[n], or empty: nobody has any."""
+        if not self.drafts_of:
+            return []
+        by_id = {self.sampled[i].request_id: num_drafts for i, num_drafts in self.drafts_of.items()}
+        return [by_id.get(request_id, 0) for request_id in self.request_ids]
 
     def check(self, result: "StepResult") -> None:
         """Raises InvalidResult unless the result is this step's, with no more tokens for anyone than were asked for."""
@@ -72,14 +62,13 @@ class ScheduledStep:
         num_tokens = result.num_tokens
         if len(num_tokens) != len(self.sampled) or sum(num_tokens) != len(result.token_ids):
             raise InvalidResult(f"the columns of the answer to step {self.step_id} differ in length")
-        if num_tokens == self.max_gains:
-            return
-        for request, num, most in zip(self.sampled, num_tokens, self.max_gains, strict=True):
-            if not 0 <= num <= most:
-                raise InvalidResult(
-                    f"the executor answered step {self.step_id} with {num} tokens for request {request.request_id}, "
-                    f"which could gain {most}"
-                )
+        if num_tokens and (self.drafts_of or min(num_tokens) < 0 or max(num_tokens) > 1):
+            for i, (request, num) in enumerate(zip(self.sampled, num_tokens, strict=True)):
+                if not 0 <= num <= (most := 1 + self.drafts_of.get(i, 0)):
+                    raise InvalidResult(
+                        f"the executor answered step {self.step_id} with {num} tokens for request "
+                        f"{request.request_id}, which could gain {most}"
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +92,3 @@ class StepClock:
     execute_seconds: float  # of the device
     queue_seconds: float  # in the executor's queue
     idle_seconds: float | None  # the device waited for the step; None for a stream's first
-
-
-@dataclass(slots=True)
-class Outputs:
-    """What a step brought to the requests that are still alive, in parallel columns."""
-
-    requests: list[Request] = field(default_factory=list)
-    token_ids: list[list[int]] = field(default_factory=list)  # of each, up to the request's end
-    # Index into requests -> log probabilities of these tokens, and perhaps of some behind the end.
-    logprobs: dict[int, Any] = field(default_factory=dict)
-    # Index into requests -> the vector of a request that ended with it.
-    vectors: dict[int, Any] = field(default_factory=dict)

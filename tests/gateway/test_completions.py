@@ -6,7 +6,9 @@ import httpx
 import openai
 import pytest
 
+from pagewire.sampling_params import PARAMETERS
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
+from tests.sampling_values import a_value, wrong_values
 
 
 def ids(text: str) -> list[int]:
@@ -122,3 +124,17 @@ async def test_null_means_unset(client: httpx.AsyncClient, fake: FakeTokenizer) 
     params = fake.received[0].sampling_params
     assert {field.name for field, _ in params.ListFields()} == {"seed", "max_tokens"}
     assert params.max_tokens == 16
+
+
+async def test_sampling_parameters_are_those_of_the_table(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    """With its ranges, and without naming one of them here."""
+    values = {parameter.name: a_value(parameter) for parameter in PARAMETERS}
+    response = await client.post("/v1/completions", json={"prompt": "p"} | values)
+    assert response.status_code == 200, response.text
+    params = fake.received[0].sampling_params
+    assert {name: getattr(params, name) for name in values} == values
+    for parameter in PARAMETERS:
+        for value in ["x", *wrong_values(parameter)]:
+            response = await client.post("/v1/completions", json={"prompt": "p", parameter.name: value})
+            assert response.status_code == 400, (parameter.name, value)
+            assert response.json()["error"]["param"] == parameter.name

@@ -1,24 +1,42 @@
 """A scheduler of a few lines that drives a model runner step by step, and a tiny model for it to run."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import stats
 from pagewire.services.executor.loading.loader import Model, load_model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import HostTokens, NewRequest, RowSampling, Step, StepOutput
+from pagewire.services.executor.step import HostTokens, NewRequest, Step, StepOutput
+from pagewire.v1.common_pb2 import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 VOCAB_SIZE = 200
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=96, block_size=BLOCK_SIZE)
-GREEDY = RowSampling(temperature=0)
+
+
+def sampling_params(logit_bias: Sequence[tuple[int, float]] = (), **fields: Any) -> SamplingParams:
+    """As they reach the executor's rows. logit_bias: (token id, bias)s."""
+    ids, values = [token_id for token_id, _ in logit_bias], [bias for _, bias in logit_bias]
+    return with_defaults(SamplingParams(logit_bias_ids=ids, logit_bias_values=values, **fields))
+
+
+def changed(params: SamplingParams, **fields: Any) -> SamplingParams:
+    result = SamplingParams()
+    result.CopyFrom(params)
+    result.MergeFrom(SamplingParams(**fields))
+    return result
+
+
+GREEDY = sampling_params(temperature=0)
 
 
 def write_tiny_llama(directory: Path) -> Path:
@@ -82,7 +100,7 @@ class Driver:
         self,
         request_id: int,
         token_ids: list[int],
-        sampling: RowSampling = GREEDY,
+        sampling: SamplingParams = GREEDY,
         *,
         num_prompt_tokens: int | None = None,
         shared_blocks: Iterable[int] = (),
@@ -157,7 +175,7 @@ def make_driver(model: Model, num_blocks: int = 64, limits: Limits = LIMITS) -> 
     return Driver(ModelRunner(model, limits, num_blocks, CPU), num_blocks)
 
 
-def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: RowSampling = GREEDY) -> list[int]:
+def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: SamplingParams = GREEDY) -> list[int]:
     """The reference: a runner of its own, the prompt in one piece, then token by token."""
     driver = make_driver(model)
     driver.add(0, token_ids, sampling)
@@ -173,15 +191,15 @@ class BrokenRunner(ModelRunner):
         return super().execute(step, launching)
 
 
-SEEDED = RowSampling(seed=11, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01)
-PENALIZED = RowSampling(seed=12, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=6)
-WITH_LOGPROBS = replace(SEEDED, logprobs=2)
+SEEDED = sampling_params(seed=11, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01)
+PENALIZED = sampling_params(seed=12, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=6)
+WITH_LOGPROBS = changed(SEEDED, logprobs=2)
 
 
 def check_random_steps(model: DecoderModel, driver: Driver, seed: int) -> None:
     """Requests of all kinds come, decode in every number and order, and leave; each has the tokens it has alone."""
     kinds = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
-    samplings: dict[int, RowSampling] = {}
+    samplings: dict[int, SamplingParams] = {}
     lengths: dict[int, int] = {}
     rng = np.random.default_rng(seed)
     for _ in range(25):

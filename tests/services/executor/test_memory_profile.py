@@ -54,7 +54,7 @@ def test_the_profile_is_of_the_most_costly_steps(tmp_path: Path):
         assert len(step.new_requests[0].token_ids) == 95, "all but the token to sample"
         for request in step.new_requests:
             sampling = request.sampling
-            assert sampling.repetition_penalty != 1 and sampling.frequency_penalty != 0 and sampling.logit_bias
+            assert sampling.repetition_penalty != 1 and sampling.frequency_penalty != 0 and sampling.logit_bias_ids
             assert (sampling.logprobs, sampling.temperature) == (20, 1.0)
     assert runner.num_requests == 0
 

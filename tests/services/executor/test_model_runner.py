@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import NewRequest, ProtocolError, RowSampling, Step
+from pagewire.services.executor.step import NewRequest, ProtocolError, Step
+from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
     CPU,
@@ -19,13 +20,15 @@ from tests.services.executor.stepping import (
     LIMITS,
     Driver,
     alone,
+    changed,
     make_driver,
     prompt,
+    sampling_params,
     tiny_llama,
 )
 
-SEEDED = RowSampling(seed=11, top_p=0.95)
-PENALIZED = RowSampling(seed=12, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, min_tokens=6)
+SEEDED = sampling_params(seed=11, top_p=0.95)
+PENALIZED = sampling_params(seed=12, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, min_tokens=6)
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +40,11 @@ def test_generated_tokens_vary(model: DecoderModel):
     """The tests below compare sequences; constant ones would compare equal whatever happens."""
     assert len(set(alone(model, prompt(20), 12))) > 6
     assert alone(model, prompt(20), 12) != alone(model, [9, *prompt(20)[1:]], 12)
-    assert alone(model, prompt(20), 12, SEEDED) != alone(model, prompt(20), 12, replace(SEEDED, seed=3))
+    assert alone(model, prompt(20), 12, SEEDED) != alone(model, prompt(20), 12, changed(SEEDED, seed=3))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
-def test_batched_equals_alone(model: DecoderModel, sampling: RowSampling):
+def test_batched_equals_alone(model: DecoderModel, sampling: SamplingParams):
     prompts = [prompt(length, seed=length) for length in (1, 7, 8, 9, 40)]
     samplings = [sampling if index % 2 == 0 else GREEDY for index in range(len(prompts))]
     expected = [alone(model, p, 12, s) for p, s in zip(prompts, samplings, strict=True)]
@@ -107,7 +110,7 @@ def test_two_requests_that_share_blocks_in_the_same_step(model: DecoderModel):
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
 @pytest.mark.parametrize("num_known", [1, 5, 11])
-def test_a_resumed_request_goes_on_where_it_was(model: DecoderModel, sampling: RowSampling, num_known: int):
+def test_a_resumed_request_goes_on_where_it_was(model: DecoderModel, sampling: SamplingParams, num_known: int):
     """Preempted and re-added with what it had generated; penalties still know prompt from output."""
     token_ids = prompt(21)
     expected = alone(model, token_ids, 16, sampling)
@@ -123,7 +126,7 @@ def test_a_resumed_request_goes_on_where_it_was(model: DecoderModel, sampling: R
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
-def test_pipelined_equals_unpipelined(model: DecoderModel, sampling: RowSampling):
+def test_pipelined_equals_unpipelined(model: DecoderModel, sampling: SamplingParams):
     """Steps are launched before the results of earlier ones were looked at."""
     token_ids = prompt(10)
     driver = make_driver(model)
@@ -141,7 +144,7 @@ def test_pipelined_equals_unpipelined(model: DecoderModel, sampling: RowSampling
 def test_rows_are_reused_without_a_trace(model: DecoderModel):
     """More requests than rows pass through; each differs in everything a row stores."""
     driver = make_driver(model)
-    biased = RowSampling(seed=5, logit_bias=((7, 50.0),), logprobs=3, min_tokens=50, repetition_penalty=2.0)
+    biased = sampling_params(seed=5, logit_bias=((7, 50.0),), logprobs=3, min_tokens=50, repetition_penalty=2.0)
     for generation in range(3):
         for slot in range(LIMITS.max_num_seqs):
             request_id = 100 * generation + slot
@@ -194,8 +197,8 @@ def test_a_request_can_grow_to_max_model_len_and_no_further(model: DecoderModel)
 def test_logprobs_come_with_the_requests_that_asked(model: DecoderModel):
     driver = make_driver(model)
     driver.add(0, prompt(5))
-    driver.add(1, prompt(6, seed=1), replace(GREEDY, logprobs=3))
-    driver.add(2, prompt(7, seed=2), replace(SEEDED, logprobs=1))
+    driver.add(1, prompt(6, seed=1), changed(GREEDY, logprobs=3))
+    driver.add(2, prompt(7, seed=2), changed(SEEDED, logprobs=1))
     output = driver.launch({0: 5, 2: 7, 1: 6})
     host = output.wait()
     assert output.request_ids == [0, 2, 1]

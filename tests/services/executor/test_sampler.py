@@ -11,12 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.sampling_state import SamplingState, column_values
-from pagewire.services.executor.step import ProtocolError, RowSampling
+from pagewire.services.executor.step import ProtocolError
+from pagewire.v1.common_pb2 import SamplingParams
+from tests.sampling_values import a_value
+from tests.services.executor.stepping import CPU, sampling_params
 
-CPU = torch.device("cpu")
 EOS = (2, 5)
 STALE_TOKEN = 7
 
@@ -27,7 +30,7 @@ def random_logits(num_rows: int, vocab_size: int = 300, *, seed: int = 0, scale:
 
 def sample_rows(
     logits: torch.Tensor,
-    params: list[RowSampling],
+    params: list[SamplingParams],
     known: list[list[int]] | None = None,
     num_prompt: list[int] | None = None,
 ) -> SampledTokens:
@@ -53,7 +56,7 @@ def sample_rows(
     return sampled
 
 
-def greedy(logits: torch.Tensor, params: RowSampling, known: list[int], num_prompt: int) -> int:
+def greedy(logits: torch.Tensor, params: SamplingParams, known: list[int], num_prompt: int) -> int:
     return int(sample_rows(logits, [params], [known], [num_prompt]).token_ids[0])
 
 
@@ -62,13 +65,35 @@ def softmax(row: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
+# Parameters to columns
+
+
+def test_every_parameter_with_a_column_reaches_its_row():
+    """Without naming one of them here: what is in the table is there for kernels to read."""
+    params = sampling_params(**{parameter.name: a_value(parameter) for parameter in PARAMETERS})
+    columns = RowColumns(3, CPU)
+    counts = {"num_tokens": 5, "num_computed_tokens": 1, "num_prompt_tokens": 4}
+    columns.fill(np.array([2, 0]), [counts | column_values(each, 300) for each in (params, sampling_params(seed=9))])
+    for parameter in PARAMETERS:
+        if parameter.column is not None:
+            column, default = getattr(columns, parameter.name), 9 if parameter.default is None else parameter.default
+            assert column.dtype == {int: torch.int64, float: torch.float32}[parameter.type]
+            assert column.tolist() == [parameter.column(default, 300), 0, a_value(parameter)], parameter.name
+    assert columns.num_prompt_tokens.tolist() == [4, 0, 4]
+
+
+@pytest.mark.parametrize(("top_k", "num_kept"), [(0, 300), (-1, 300), (7, 7), (300, 300), (301, 300)])
+def test_top_k_that_is_off_keeps_all_tokens(top_k: int, num_kept: int):
+    assert column_values(sampling_params(top_k=top_k), 300)["top_k"] == num_kept
+
+
 # Greedy
 
 
 def test_greedy_takes_the_highest_logit_and_the_lowest_id_of_a_tie():
     logits = random_logits(3)
     logits[1, [40, 17, 200]] = 50.0
-    tokens = sample_rows(logits, [RowSampling(temperature=0)] * 3).token_ids
+    tokens = sample_rows(logits, [sampling_params(temperature=0)] * 3).token_ids
     assert tokens.tolist() == [logits[0].argmax(), 17, logits[2].argmax()]
 
 
@@ -76,10 +101,10 @@ def test_greedy_takes_the_highest_logit_and_the_lowest_id_of_a_tie():
 def test_logits_are_left_as_they_are(dtype: torch.dtype):
     logits = random_logits(2).to(dtype)
     before = logits.clone()
-    params = RowSampling(
+    params = sampling_params(
         seed=1, top_p=0.5, min_p=0.1, logit_bias=((3, 9.0),), repetition_penalty=1.5, min_tokens=3, logprobs=2
     )
-    sample_rows(logits, [params, RowSampling(seed=2, temperature=0.7)])
+    sample_rows(logits, [params, sampling_params(seed=2, temperature=0.7)])
     assert torch.equal(logits, before)
 
 
@@ -89,10 +114,10 @@ def test_logits_are_left_as_they_are(dtype: torch.dtype):
 def test_extreme_truncation_keeps_the_most_probable_token():
     logits = random_logits(4)
     params = [
-        RowSampling(seed=1, top_p=1e-9),
-        RowSampling(seed=2, top_k=1),
-        RowSampling(seed=3, min_p=1.0),
-        RowSampling(seed=4, temperature=1e-4),
+        sampling_params(seed=1, top_p=1e-9),
+        sampling_params(seed=2, top_k=1),
+        sampling_params(seed=3, min_p=1.0),
+        sampling_params(seed=4, temperature=1e-4),
     ]
     assert torch.equal(sample_rows(logits, params).token_ids, logits.argmax(-1))
 
@@ -100,10 +125,9 @@ def test_extreme_truncation_keeps_the_most_probable_token():
 def test_top_p_counts_mass_among_what_top_k_left():
     # Probabilities 0.4, 0.3, 0.2, 0.1; of the first two, 0.4 is 57 %.
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    drawn = {int(sample_rows(logits, [RowSampling(seed=seed, top_k=2, top_p=0.55)]).token_ids[0]) for seed in range(60)}
-    assert drawn == {0}
-    drawn = {int(sample_rows(logits, [RowSampling(seed=seed, top_k=2, top_p=0.6)]).token_ids[0]) for seed in range(60)}
-    assert drawn == {0, 1}
+    for top_p, kept in ((0.55, {0}), (0.6, {0, 1})):
+        params = [sampling_params(seed=seed, top_k=2, top_p=top_p) for seed in range(60)]
+        assert set(sample_rows(logits.expand(60, -1), params).token_ids.tolist()) == kept
 
 
 # Noise
@@ -113,7 +137,7 @@ def test_noise_belongs_to_the_absolute_position():
     """Wherever the prompt ends: a request that is resubmitted with its output as prompt goes on the same way."""
     logits, known = random_logits(1).expand(3, -1), [[1] * 12, [1] * 12, [1] * 13]
     drawn = [
-        sample_rows(logits, [RowSampling(seed=seed, temperature=5.0)] * 3, known, [12, 4, 12]).token_ids.tolist()
+        sample_rows(logits, [sampling_params(seed=seed, temperature=5.0)] * 3, known, [12, 4, 12]).token_ids.tolist()
         for seed in range(10)
     ]
     assert all(same == also_same for same, also_same, _ in drawn)
@@ -123,14 +147,14 @@ def test_noise_belongs_to_the_absolute_position():
 def test_temperature_flattens_and_sharpens():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     for temperature in (0.5, 1.0, 3.0):
-        params = [RowSampling(seed=seed, temperature=temperature) for seed in range(4000)]
+        params = [sampling_params(seed=seed, temperature=temperature) for seed in range(4000)]
         tokens = sample_rows(logits.expand(4000, -1), params).token_ids.numpy()
         expected = softmax(logits[0].numpy() / temperature)
         assert np.bincount(tokens, minlength=3) / 4000 == pytest.approx(expected, abs=0.03)
 
 
 _param_strategy = st.builds(
-    RowSampling,
+    sampling_params,
     temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]),
     top_p=st.sampled_from([1.0, 0.9, 0.3]),
     top_k=st.sampled_from([0, 1, 40]),
@@ -147,7 +171,7 @@ _param_strategy = st.builds(
 
 @given(st.data(), st.lists(_param_strategy, min_size=1, max_size=6), st.sampled_from([300, 512]))
 @settings(max_examples=40, deadline=None)
-def test_a_token_does_not_depend_on_the_batch(data: st.DataObject, params: list[RowSampling], vocab_size: int):
+def test_a_token_does_not_depend_on_the_batch(data: st.DataObject, params: list[SamplingParams], vocab_size: int):
     """Bitwise: alone, together and in any other order."""
     logits = random_logits(len(params), vocab_size, seed=len(params))
     known = [[row + 1, 9, 9, row] for row in range(len(params))]
@@ -166,8 +190,8 @@ def test_a_token_does_not_depend_on_the_batch(data: st.DataObject, params: list[
 def test_logit_bias_moves_tokens_before_everything_else():
     logits = random_logits(1)
     best = int(logits.argmax())
-    assert greedy(logits, RowSampling(temperature=0, logit_bias=((best, -100.0), (11, 100.0))), [1], 1) == 11
-    twice = RowSampling(temperature=0, logit_bias=((11, 60.0), (11, 60.0)))
+    assert greedy(logits, sampling_params(temperature=0, logit_bias=((best, -100.0), (11, 100.0))), [1], 1) == 11
+    twice = sampling_params(temperature=0, logit_bias=((11, 60.0), (11, 60.0)))
     assert greedy(logits - 100 * torch.nn.functional.one_hot(torch.tensor([11]), 300), twice, [1], 1) == 11
 
 
@@ -175,7 +199,7 @@ def test_logit_bias_moves_tokens_before_everything_else():
 def test_min_tokens_forbids_end_tokens_until_reached(num_output: int):
     logits = random_logits(1)
     logits[0, [2, 5, 80]] = torch.tensor([90.0, 80.0, 70.0])
-    params = RowSampling(temperature=0, min_tokens=2, stop_token_ids=(80,))
+    params = sampling_params(temperature=0, min_tokens=2, stop_token_ids=(80,))
     without_ends = logits.clone()
     without_ends[0, [2, 5, 80]] = -100.0
     expected = 2 if num_output >= 2 else int(without_ends.argmax())
@@ -185,7 +209,7 @@ def test_min_tokens_forbids_end_tokens_until_reached(num_output: int):
 def test_min_tokens_leaves_eos_alone_where_it_does_not_end():
     logits = random_logits(1)
     logits[0, [2, 80]] = torch.tensor([80.0, 90.0])
-    params = RowSampling(temperature=0, min_tokens=2, ignore_eos=True, stop_token_ids=(80,))
+    params = sampling_params(temperature=0, min_tokens=2, ignore_eos=True, stop_token_ids=(80,))
     assert greedy(logits, params, [1], 1) == 2
 
 
@@ -215,7 +239,7 @@ def test_penalties_follow_their_definition(penalties: dict[str, Any]):
     # Peel off the best token by an overwhelming logit bias, again and again: the whole order must agree.
     for taken in range(vocab_size):
         banned = tuple((int(token_id), -1e4) for token_id in order[:taken])
-        params = RowSampling(temperature=0, logit_bias=banned, **penalties)
+        params = sampling_params(temperature=0, logit_bias=banned, **penalties)
         assert greedy(logits, params, prompt + output, len(prompt)) == order[taken]
 
 
@@ -223,9 +247,9 @@ def test_penalties_of_one_row_leave_the_others_alone():
     logits = random_logits(3)
     tokens = logits.argmax(-1).tolist()
     params = [
-        RowSampling(temperature=0),
-        RowSampling(temperature=0, repetition_penalty=50.0),
-        RowSampling(temperature=0),
+        sampling_params(temperature=0),
+        sampling_params(temperature=0, repetition_penalty=50.0),
+        sampling_params(temperature=0),
     ]
     sampled = sample_rows(logits, params, [[token] for token in tokens]).token_ids.tolist()
     assert [sampled[0], sampled[2]] == [tokens[0], tokens[2]]
@@ -235,7 +259,7 @@ def test_penalties_of_one_row_leave_the_others_alone():
 def test_what_lies_behind_the_end_of_a_shorter_row_is_not_penalised():
     logits = random_logits(2)
     logits[:, STALE_TOKEN] = 50.0
-    params = [RowSampling(temperature=0, repetition_penalty=50.0, presence_penalty=2.0)] * 2
+    params = [sampling_params(temperature=0, repetition_penalty=50.0, presence_penalty=2.0)] * 2
     assert sample_rows(logits, params, [[1, 1], [1] * 9]).token_ids.tolist() == [STALE_TOKEN] * 2
     assert sample_rows(logits, params, [[1, 1], [STALE_TOKEN] * 9]).token_ids[1] != STALE_TOKEN
 
@@ -243,12 +267,12 @@ def test_what_lies_behind_the_end_of_a_shorter_row_is_not_penalised():
 def test_a_plain_step_has_no_extras():
     state = SamplingState(3, 300, EOS)
     for row, params in enumerate(
-        [RowSampling(top_k=3, top_p=0.5), RowSampling(temperature=0), RowSampling(logprobs=1)]
+        [sampling_params(top_k=3, top_p=0.5), sampling_params(temperature=0), sampling_params(logprobs=1)]
     ):
         state.fill(row, params, 4)
     assert state.prepare(np.array([1, 0]), np.array([4, 4]), CPU) is None
     assert state.prepare(np.array([1, 2]), np.array([4, 4]), CPU) is not None
-    state.fill(2, RowSampling(min_tokens=1), 4)
+    state.fill(2, sampling_params(min_tokens=1), 4)
     assert state.prepare(np.array([1, 2]), np.array([4, 4]), CPU) is not None
     assert state.prepare(np.array([1, 2]), np.array([4, 5]), CPU) is None, "long enough"
 
@@ -256,9 +280,9 @@ def test_a_plain_step_has_no_extras():
 def test_token_ids_outside_the_vocabulary_are_refused():
     state = SamplingState(1, 300, EOS)
     with pytest.raises(ProtocolError, match="outside the vocabulary"):
-        state.fill(0, RowSampling(logit_bias=((300, 1.0),)), 1)
+        state.fill(0, sampling_params(logit_bias=((300, 1.0),)), 1)
     with pytest.raises(ProtocolError, match="outside the vocabulary"):
-        state.fill(0, RowSampling(min_tokens=1, stop_token_ids=(-1,)), 1)
+        state.fill(0, sampling_params(min_tokens=1, stop_token_ids=(-1,)), 1)
 
 
 # Log probabilities
@@ -267,9 +291,9 @@ def test_token_ids_outside_the_vocabulary_are_refused():
 def test_logprobs_are_of_the_raw_distribution():
     logits = random_logits(3)
     params = [
-        RowSampling(temperature=0, logprobs=2, logit_bias=((50, 200.0),)),
-        RowSampling(temperature=0),
-        RowSampling(seed=5, temperature=3.0, top_k=9, logprobs=4),
+        sampling_params(temperature=0, logprobs=2, logit_bias=((50, 200.0),)),
+        sampling_params(temperature=0),
+        sampling_params(seed=5, temperature=3.0, top_k=9, logprobs=4),
     ]
     sampled = sample_rows(logits, params)
     logprobs = sampled.logprobs
@@ -286,13 +310,13 @@ def test_logprobs_are_of_the_raw_distribution():
 
 
 def test_no_logprobs_unless_asked_for():
-    assert sample_rows(random_logits(1), [RowSampling(temperature=0)]).logprobs is None
-    only_chosen = sample_rows(random_logits(1), [RowSampling(temperature=0, logprobs=0)]).logprobs
+    assert sample_rows(random_logits(1), [sampling_params(temperature=0)]).logprobs is None
+    only_chosen = sample_rows(random_logits(1), [sampling_params(temperature=0, logprobs=0)]).logprobs
     assert only_chosen is not None and only_chosen.token_ids.shape == (1, 1)
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-30, 1e-40])
 def test_tiny_temperatures_take_the_most_probable_token(temperature: float) -> None:
     logits = random_logits(1, scale=300.0)
-    sampled = sample_rows(logits, [RowSampling(temperature=temperature, seed=3, top_k=50, top_p=0.9, min_p=0.1)])
+    sampled = sample_rows(logits, [sampling_params(temperature=temperature, seed=3, top_k=50, top_p=0.9, min_p=0.1)])
     assert int(sampled.token_ids[0]) == int(logits.argmax())

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.step import RowSampling
-from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama
+from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, sampling_params, tiny_llama
 from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
 
@@ -26,11 +25,11 @@ def generate(directory: Path) -> dict[int, list[int]]:
     driver = Driver(runner, 32)
     driver.add(0, prompt(11))
     driver.step({0: 7})
-    driver.add(1, prompt(3, seed=1), RowSampling(seed=5, top_p=0.8, top_k=50))
+    driver.add(1, prompt(3, seed=1), sampling_params(seed=5, top_p=0.8, top_k=50))
     driver.step({0: 4, 1: 3})  # a chunk and a prompt
     driver.step({1: 1, 0: 1})
     driver.step({0: 1})  # padded
-    driver.add(2, prompt(20, seed=2), RowSampling(seed=6, repetition_penalty=1.2, logprobs=2))
+    driver.add(2, prompt(20, seed=2), sampling_params(seed=6, repetition_penalty=1.2, logprobs=2))
     driver.step({0: 1, 2: 20, 1: 1})  # decodes beside a prompt that is long enough for the prefill kernel
     driver.step({2: 1, 0: 1, 1: 1})
     driver.finish(0)

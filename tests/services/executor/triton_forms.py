@@ -27,18 +27,17 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import RowSampling
 from pagewire.services.executor.warm_up import warm_up
 from tests.kernels.grouped_weights import grouped_weight
-from tests.services.executor.stepping import BLOCK_SIZE, CPU, write_tiny_llama
+from tests.services.executor.stepping import BLOCK_SIZE, CPU, sampling_params, write_tiny_llama
 
 # With 130 requests at most, REQS is 128 or 512; the 200 tokens of the vocabulary are 2 groups.
 EXTRAS = (
-    RowSampling(),
-    RowSampling(logprobs=0),
-    RowSampling(logprobs=1),
-    RowSampling(logprobs=16),
-    RowSampling(repetition_penalty=1.2, logit_bias=((3, 1.0),)),
+    sampling_params(),
+    sampling_params(logprobs=0),
+    sampling_params(logprobs=1),
+    sampling_params(logprobs=16),
+    sampling_params(repetition_penalty=1.2, logit_bias=((3, 1.0),)),
 )
 
 

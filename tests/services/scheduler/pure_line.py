@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.config import SchedulerConfig
+from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.sampling_params import InvalidRequest, SamplingParams
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 
 
@@ -101,12 +103,12 @@ class PureLine:
         yields_vector: bool = False,
         **params: Any,
     ) -> Request:
-        params.setdefault("seed", 0)
         self._num_requests += 1
+        sampling_params = resolve(SamplingParams(**params))
         request = Request(
             self._num_requests,
             list(prompt),
-            SamplingParams(**params),
+            sampling_params,
             list(resume),
             is_resubmitted=is_resubmitted,
             yields_vector=yields_vector,
@@ -133,9 +135,11 @@ class PureLine:
     def receive(self, index: int = 0) -> Outputs:
         outputs = self.scheduler.update(self.scheduler.replicas[index], self._results[index].popleft())
         self.scheduler.check_integrity()
-        for i, (request, token_ids) in enumerate(zip(outputs.requests, outputs.token_ids, strict=True)):
+        end = 0
+        for i, (request, num_tokens) in enumerate(zip(outputs.requests, outputs.num_tokens, strict=True)):
+            start, end = end, end + num_tokens
             assert not self.ends[request.request_id], "a token after the end"
-            self.outputs[request.request_id] += token_ids
+            self.outputs[request.request_id] += outputs.token_ids[start:end]
             if i in outputs.vectors:
                 self.vectors[request.request_id] = list(outputs.vectors[i].values)
             if request.finish_reason is not None:

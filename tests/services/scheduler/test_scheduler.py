@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.kv_cache import ComputedBlocks
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
-from pagewire.services.scheduler.sampling_params import InvalidRequest
 from pagewire.services.scheduler.scheduler import QueueFull
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
 from tests.fakes import FakeExecutor, expected_output

@@ -1,7 +1,11 @@
 """What clients send: OpenAI's request bodies with vLLM's extensions.
 
-Every parameter may be null, which means unset; defaults are those of the services that apply them (see SamplingParams
-in protos/pagewire/v1/common.proto).
+Every parameter may be null, which means unset; defaults are those of the services that apply them. Sampling parameters
+are those of the table in `pagewire.sampling_params`.
+
+Responses are msgspec's, requests pydantic's: a response is encoded for each token, while a request is read once and has
+to be refused by name, with every violation of the parameter at fault. msgspec reports the first violation only and
+cannot tell [1, 2] from ["a", "b"] in a union.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,14 +17,14 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    create_model,
     model_validator,
 )
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.parameters import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
+from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, PARAMETERS, Parameter
 
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 MAX_CHOICES = 128
 # It returns in a header.
 REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
@@ -34,8 +38,8 @@ def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
     for token_id, value in bias.items():
         if not token_id.isdecimal() or int(token_id) > INT32_MAX:
             raise ValueError(f"keys are token ids in decimal, not {token_id!r}")
-        if not -100 <= value <= 100:
-            raise ValueError(f"the bias of token {token_id} must be between -100 and 100, not {value:g}")
+        if value not in LOGIT_BIAS:
+            raise ValueError(f"the bias of token {token_id} must be {LOGIT_BIAS}, not {value:g}")
     return bias
 
 
@@ -115,30 +119,29 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationParameters(Parameters):
+def _field(parameter: Parameter) -> Any:
+    """A field's type and its default with constraints, as pydantic takes them."""
+    valid = parameter.valid
+    return parameter.type | None, Field(None, ge=valid.minimum, le=valid.maximum, gt=valid.above)
+
+
+SamplingParameters = create_model(
+    "SamplingParameters", __base__=Parameters, **{parameter.name: _field(parameter) for parameter in PARAMETERS}
+)
+
+
+class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
     """What chat and completions share."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)] | None = None
     # Labels that change nothing about the answer.
@@ -157,6 +160,7 @@ class GenerationParameters(Parameters):
 class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    # Of the wire's logprobs: whether, and how many.
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
 
@@ -170,7 +174,6 @@ class CompletionRequest(GenerationParameters):
         Field(union_mode="left_to_right"),
     ]
     add_special_tokens: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
 
 
 class TokenizeRequest(ChatPromptParameters):

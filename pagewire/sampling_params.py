@@ -1,0 +1,142 @@
+"""Sampling parameters: the one table from which every service takes types, defaults and ranges.
+
+`SamplingParams` of common.proto says what each parameter means and carries it from the client to the executor. A row
+here says the rest of a parameter with one value: the gateway's request bodies, the checks, the defaults and the
+executor's columns are made from it. Lists (logit_bias, stop_token_ids) are dealt with by name.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagewire.fields import Range
+
+if TYPE_CHECKING:
+    from pagewire.v1.common_pb2 import SamplingParams
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+# Below, the logits divided by the temperature lose their differences to rounding, or overflow: it means greedy.
+MIN_TEMPERATURE = 1e-5
+
+# value, size of the vocabulary -> what kernels read
+ToColumn = Callable[[float, int], float]
+
+
+class InvalidRequest(ValueError):
+    """A request that cannot be served as it is; the message names the field, its value and what is allowed."""
+
+
+ANY = Range()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A sampling parameter with one value."""
+
+    name: str  # of the field of SamplingParams
+    type: type[int] | type[float] | type[bool]
+    default: float | None  # None: what is unset stays unset
+    valid: Range = ANY
+    allowed: str = ""  # `valid` in words that follow "it must be"
+    # For what kernels read of every row: the executor keeps a column of this name, int64 or fp32.
+    column: ToColumn | None = None
+
+
+def _as_it_is(value: float, vocab_size: int) -> float:
+    return value
+
+
+def _num_kept(top_k: float, vocab_size: int) -> float:
+    """How many of the most probable tokens top_k keeps: all of them where it is off."""
+    return top_k if 0 < top_k < vocab_size else vocab_size
+
+
+_INT32 = Range(minimum=-INT32_MAX - 1, maximum=INT32_MAX)
+_COUNT = Range(minimum=0, maximum=INT32_MAX)
+_PENALTY = Range(minimum=-2, maximum=2)
+
+PARAMETERS = (
+    Parameter("temperature", float, 1.0, Range(minimum=0), ">= 0", _as_it_is),
+    Parameter("top_p", float, 1.0, Range(above=0, maximum=1), "in (0, 1]", _as_it_is),
+    Parameter("top_k", int, 0, Range(minimum=-1, maximum=INT32_MAX), ">= 1, or 0 or -1 for off", _num_kept),
+    Parameter("min_p", float, 0.0, Range(minimum=0, maximum=1), "in [0, 1]", _as_it_is),
+    Parameter("repetition_penalty", float, 1.0, Range(above=0), "> 0", _as_it_is),
+    Parameter("presence_penalty", float, 0.0, _PENALTY, "in [-2, 2]", _as_it_is),
+    Parameter("frequency_penalty", float, 0.0, _PENALTY, "in [-2, 2]", _as_it_is),
+    Parameter("seed", int, None, Range(minimum=-INT64_MAX - 1, maximum=INT64_MAX), "of 64 bits", _as_it_is),
+    Parameter("max_tokens", int, None, Range(minimum=1, maximum=INT32_MAX), ">= 1"),
+    Parameter("min_tokens", int, 0, _COUNT, "in [0, max_tokens]"),
+    Parameter("ignore_eos", bool, False),
+    Parameter("logprobs", int, None, _COUNT, ">= 0"),
+    Parameter("priority", int, 0, _INT32, "of 32 bits"),
+)
+BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
+# Every entry of logit_bias_values.
+LOGIT_BIAS = Range(minimum=-100, maximum=100)
+
+_DEFAULTS = {parameter.name: parameter.default for parameter in PARAMETERS if parameter.default is not None}
+
+
+def with_defaults(params: "SamplingParams") -> "SamplingParams":
+    """A copy in which only what has no default may be unset, and in which greedy is temperature 0."""
+    filled = type(params)(**_DEFAULTS)  # type: ignore[arg-type]  # the fields' types are those of the table
+    filled.MergeFrom(params)
+    if 0 < filled.temperature < MIN_TEMPERATURE:
+        filled.temperature = 0.0
+    return filled
+
+
+def resolve(params: "SamplingParams") -> "SamplingParams":
+    """A copy that says everything, the seed included, checked as far as that is possible without knowing the model.
+
+    Raises:
+        InvalidRequest: naming the first field that is out of range.
+    """
+    resolved = with_defaults(params)
+    for parameter in PARAMETERS:
+        if parameter.default is not None or resolved.HasField(parameter.name):  # type: ignore[arg-type]
+            _check(parameter.name, getattr(resolved, parameter.name), parameter.valid, parameter.allowed)
+    if resolved.HasField("max_tokens") and resolved.min_tokens > resolved.max_tokens:
+        raise InvalidRequest(f"min_tokens is {resolved.min_tokens}; it must be {BY_NAME['min_tokens'].allowed}")
+    _check_logit_bias(resolved)
+    if not resolved.HasField("seed"):
+        resolved.seed = secrets.randbits(63)
+    return resolved
+
+
+def _check_logit_bias(params: "SamplingParams") -> None:
+    ids, values = params.logit_bias_ids, params.logit_bias_values
+    if len(ids) != len(values):
+        raise InvalidRequest(
+            f"logit_bias_ids has {len(ids)} entries and logit_bias_values {len(values)}; they must be parallel"
+        )
+    for token_id, bias in zip(ids, values, strict=True):
+        _check(f"logit_bias of token {token_id}", bias, LOGIT_BIAS, "in [-100, 100]")
+
+
+def _check(name: str, value: float, valid: Range, allowed: str) -> None:
+    # A NaN is in every range without bounds, an infinity in some with one.
+    if value not in valid or not math.isfinite(value):
+        raise InvalidRequest(f"{name} is {value:g}; it must be {allowed}")
+
+
+def check_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: int) -> None:
+    """Checks what depends on the model.
+
+    Raises:
+        InvalidRequest: naming the first field that is out of range.
+    """
+    if params.HasField("logprobs") and params.logprobs > max_logprobs:
+        raise InvalidRequest(f"logprobs is {params.logprobs}, but this model gives at most {max_logprobs}")
+    check_token_ids("logit_bias_ids", params.logit_bias_ids, vocab_size)
+    check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    """Raises InvalidRequest, naming the first offender, unless every id is in [0, vocab_size)."""
+    if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"{name} contains {wrong}; the vocabulary is 0 to {vocab_size - 1}")
