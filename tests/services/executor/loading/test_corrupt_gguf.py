@@ -24,9 +24,9 @@ from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from tests.gguf_bytes import Entry, header, number_fields, string
 from tests.limited_memory import address_space, python_peak
-from tests.services.executor.test_gguf import tiny_model
-from tests.services.executor.test_gguf_quantized import LINEAR, SIZES, write_quantized
-from tests.services.executor.test_models import CPU
+from tests.services.executor.loading.weights.test_gguf import tiny_model
+from tests.services.executor.loading.weights.test_gguf_quantized import LINEAR, SIZES, write_quantized
+from tests.services.executor.models.test_models import CPU
 
 MEBI = 1 << 20
 MEMORY = 1 << 30  # of address space: a thread's stack and heap take much of it

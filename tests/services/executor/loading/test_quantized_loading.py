@@ -22,24 +22,24 @@ from transformers import PreTrainedModel
 from pagewire.kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, packed
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weight_format import TensorSpec
 from pagewire.services.executor.layers.weights import Dense, Shard
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.loading.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization import dequantize, install
 from pagewire.services.executor.loading.quantization.dequantize import dequantize_into
-from pagewire.services.executor.loading.quantization.formats import TensorSpec
 from pagewire.services.executor.loading.quantization.install import install_jobs, num_weights, read_shard
 from pagewire.services.executor.loading.weights.jobs import run_jobs
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
+from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from tests.pagewire.test_cli import pagewire_command
-from tests.services.executor.dense_weights import dense_tensors, padding_bytes
-from tests.services.executor.quantization.checkpoints import save_quantized
-from tests.services.executor.quantization.test_awq import CONFIG, pack_gemm
-from tests.services.executor.test_gguf import tiny_model
-from tests.services.executor.test_gguf_quantized import MIXTURES, SIZES, write_quantized
-from tests.services.executor.test_loader import edit_config, edit_weights
-from tests.services.executor.test_models import CPU, assert_same_logits, save_tiny
+from tests.services.executor.loading.dense_weights import dense_tensors, padding_bytes
+from tests.services.executor.loading.quantization.checkpoints import save_quantized
+from tests.services.executor.loading.quantization.test_awq import CONFIG, pack_gemm
+from tests.services.executor.loading.test_loader import edit_config, edit_weights
+from tests.services.executor.loading.weights.test_gguf import tiny_model
+from tests.services.executor.loading.weights.test_gguf_quantized import MIXTURES, SIZES, write_quantized
+from tests.services.executor.models.test_models import CPU, assert_same_logits, save_tiny
 
 AWQ = CONFIG | {"group_size": 32, "modules_to_not_convert": ["layers.1.mlp.up_proj", "lm_head"]}
 NAME = "model.layers.0.mlp.up_proj"

@@ -13,10 +13,10 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization import gguf_blocks
 from pagewire.services.executor.loading.quantization.gguf import GgufFormat, GgufQuantization
-from tests.services.executor.quantization.gguf_tensors import HALVES, random_blocks
+from pagewire.services.executor.model_config import ModelLoadError
+from tests.services.executor.loading.quantization.gguf_tensors import HALVES, random_blocks
 
 TYPES = list(HALVES)
 K_QUANTS = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)

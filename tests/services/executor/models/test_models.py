@@ -12,10 +12,11 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pagewire.kernels import reference
-from pagewire.services.executor.attention import PagedAttention
+from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.loading.loader import Model, load_model
-from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError, RopeConfig
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError, RopeConfig
+from pagewire.services.executor.models.protocol import Model
 from tests.services.executor.paged_batch import PagedBatch, mixed_batch_logits
 
 CPU = torch.device("cpu")
@@ -138,7 +139,7 @@ def test_dynamic_rope_beyond_the_trained_length(tmp_path: Path) -> None:
 
 
 def test_partial_rotary_leaves_the_rest_of_a_head_alone() -> None:
-    config = ModelConfig(
+    config = DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=8,
         hidden_size=32,
@@ -214,7 +215,8 @@ def test_transformers_queries_are_as_the_gpus_kernels_take_them(
 
 def test_transformers_model_reports_its_windows(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Gemma2", head_dim=16, sliding_window=5)
-    assert load(tmp_path).config.sliding_windows == (5, 0, 5)
+    specs = [layer.kv_spec() for layer in load(tmp_path).attention_layers]
+    assert [(spec.kind, spec.window) for spec in specs] == [("window", 5), ("full", 0), ("window", 5)]
 
 
 def test_own_implementation_is_the_default_where_there_is_one(tmp_path: Path) -> None:
@@ -281,5 +283,5 @@ def test_our_kernels_package_is_not_taken_for_hugging_faces() -> None:
 
     from pagewire import kernels
 
-    assert Path(kernels.__file__).parent == Path(__file__).parents[3] / "kernels"
+    assert Path(next(iter(kernels.__path__))).resolve() == Path(__file__).parents[4] / "kernels"
     assert not is_kernels_available()

@@ -18,7 +18,7 @@ from pagewire.errors import StartupError
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from tests.limited_memory import address_space
-from tests.services.executor.test_models import CPU, save_tiny
+from tests.services.executor.models.test_models import CPU, save_tiny
 
 MEMORY = 1 << 30  # of address space: a thread's stack and heap take much of it
 TENSOR = "model.layers.1.mlp.up_proj.weight"

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
-from pagewire.services.executor.loading.quantization import WeightFormat
-from pagewire.services.executor.loading.quantization.methods import quantization_of
-from tests.services.executor.quantization.checkpoints import (
+from pagewire.services.executor.layers.weight_format import WeightFormat
+from pagewire.services.executor.loading.quantization.registry import quantization_of
+from pagewire.services.executor.model_config import ModelLoadError
+from tests.services.executor.loading.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,
     random_words,

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
-from pagewire.services.executor.loading.quantization import WeightFormat
+from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.gptq import GptqFormat
-from pagewire.services.executor.loading.quantization.methods import quantization_of
-from tests.services.executor.quantization.checkpoints import (
+from pagewire.services.executor.loading.quantization.registry import quantization_of
+from pagewire.services.executor.model_config import ModelLoadError
+from tests.services.executor.loading.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,
     field,
@@ -28,8 +28,8 @@ from tests.services.executor.quantization.checkpoints import (
     random_words,
     save_quantized,
 )
-from tests.services.executor.test_loader import edit_config, edit_weights
-from tests.services.executor.test_models import load
+from tests.services.executor.loading.test_loader import edit_config, edit_weights
+from tests.services.executor.models.test_models import load
 
 CONFIG: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 MODULE = "model.layers.0.mlp.up_proj"

@@ -14,8 +14,8 @@ from pagewire.process import usable_cores
 from pagewire.services.executor import memory
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading import weights_report
-from pagewire.services.executor.loading.checkpoint import DirectoryCheckpoint, GgufCheckpoint
-from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.loading.check_tensors import check_tensors
+from pagewire.services.executor.loading.checkpoint import Checkpoint
 from pagewire.services.executor.loading.quantization.install import (
     install_jobs,
     num_weights,
@@ -23,21 +23,22 @@ from pagewire.services.executor.loading.quantization.install import (
     stored_shards,
     tensor_specs,
 )
-from pagewire.services.executor.loading.quantization.methods import check_requested
+from pagewire.services.executor.loading.quantization.registry import check_requested
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
-from pagewire.services.executor.loading.weights.check import check_tensors
 from pagewire.services.executor.loading.weights.dummy import fill_random
 from pagewire.services.executor.loading.weights.jobs import Progress, run_jobs
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
 from pagewire.services.executor.loading.weights.read import read_jobs, staging_for
-from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.models.registry import ARCHITECTURES
 
 _MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
 
 
-def load_decoder(
-    checkpoint: DirectoryCheckpoint | GgufCheckpoint,
+def load_own(
+    checkpoint: Checkpoint,
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -46,20 +47,20 @@ def load_decoder(
     quantization: str | None,
     weights_cache: str | None,
     progress: Progress,
-) -> DecoderModel:
+) -> OwnModel:
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
-    memory.check_positions_fit(length, config.head_dim)
-    weights = None if dummy_seed is not None else checkpoint.weights(config)
+    weights = None if dummy_seed is not None else checkpoint.weights()
     found = checkpoint.quantization(weights, quantization)
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
-    shapes = DecoderModel(config, length, torch.device("meta"), found)
+    architecture = ARCHITECTURES[checkpoint.architecture]
+    shapes = architecture.model(config, length, torch.device("meta"), found)
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
-    model = DecoderModel(config, length, device, found)
+    model = architecture.model(config, length, device, found)
     filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
     if weights is not None and weights_cache is not None:
@@ -81,7 +82,7 @@ def load_decoder(
 class _Filler:
     """Fills a model whose tensors are uninitialised and whose quantized weights are missing."""
 
-    model: DecoderModel
+    model: OwnModel
     device: torch.device
     dequantize: bool
     num_threads: int
@@ -128,7 +129,7 @@ def _stored_bytes(weights: WeightSource, shard: Shard) -> int:
     return sum(map(weights.stored_bytes, names))
 
 
-def _dense_bytes(model: DecoderModel) -> int:
+def _dense_bytes(model: OwnModel) -> int:
     """Of quantized modules, were they dense."""
     shards = (shard for module in model.quantized_modules() for shard in module.shards)
     return sum(map(num_weights, shards)) * model.config.dtype.itemsize

@@ -13,19 +13,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from pagewire.kernels.quantized import Fp8Weight
-from pagewire.services.executor.loading.model_config import ModelLoadError
-from pagewire.services.executor.loading.quantization import WeightFormat
+from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format
-from pagewire.services.executor.loading.quantization.methods import quantization_of
-from tests.services.executor.quantization.checkpoints import (
+from pagewire.services.executor.loading.quantization.registry import quantization_of
+from pagewire.services.executor.model_config import ModelLoadError
+from tests.services.executor.loading.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,
     random_scales,
     random_words,
     save_quantized,
 )
-from tests.services.executor.test_loader import edit_weights
-from tests.services.executor.test_models import load
+from tests.services.executor.loading.test_loader import edit_weights
+from tests.services.executor.models.test_models import load
 
 MODULE = "model.layers.0.mlp.up_proj"
 BLOCKS: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}

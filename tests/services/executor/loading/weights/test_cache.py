@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from pagewire.services.executor.loading.load_decoder import _Filler
+from pagewire.services.executor.loading.load_own import _Filler
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights import cache, tensor_file
 from pagewire.services.executor.loading.weights.cache import copied
 from pagewire.services.executor.loading.weights.staging import Staging
 from pagewire.services.executor.models.decoder import DecoderModel
+from tests.services.executor.loading.weights.test_gguf import tiny_model
+from tests.services.executor.loading.weights.test_gguf_quantized import MIXTURES, SIZES, write_quantized
+from tests.services.executor.loading.weights.test_staging import LateTransfer
+from tests.services.executor.models.test_models import CPU, save_tiny
 from tests.services.executor.paged_batch import PagedBatch
-from tests.services.executor.test_gguf import tiny_model
-from tests.services.executor.test_gguf_quantized import MIXTURES, SIZES, write_quantized
-from tests.services.executor.test_models import CPU, save_tiny
-from tests.services.executor.test_staging import LateTransfer
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
-from pagewire.services.executor.loading.quantization.methods import check_requested, is_left_over, quantization_of
+from pagewire.config import ExecutorConfig
+from pagewire.services.executor.loading.quantization.registry import (
+    FORMATS,
+    CheckpointFormat,
+    check_requested,
+    is_left_over,
+    quantization_of,
+)
+from pagewire.services.executor.model_config import ModelLoadError
 
 CONFIGS: list[dict[str, Any]] = [
     {
@@ -92,6 +100,24 @@ def paths_of(value: Any) -> list[list[Any]]:
     """Of everything within, as keys to go down by."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path for key, inner in items for path in ([key], *([key, *deeper] for deeper in paths_of(inner)))]
+
+
+def test_every_format_is_tested_here() -> None:
+    assert {config["quant_method"] for config in CONFIGS} == FORMATS.keys()
+
+
+def test_the_flag_takes_every_format_by_every_name() -> None:
+    """The flags say so without importing torch."""
+    (field,) = (field for field in dataclasses.fields(ExecutorConfig) if field.name == "quantization")
+    names = [name for known in FORMATS.values() for name in (known.name, *known.aliases)]
+    assert sorted(field.metadata["choices"]) == sorted([*names, "gguf", "none"])
+
+
+@pytest.mark.parametrize("known", FORMATS.values(), ids=lambda known: known.name)
+def test_other_programs_names_mean_the_same(known: CheckpointFormat) -> None:
+    (config,) = (config for config in CONFIGS if config["quant_method"] == known.name)
+    for name in (known.name, *known.aliases):
+        check_requested(name, quantization_of(config, None))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["quant_method"])

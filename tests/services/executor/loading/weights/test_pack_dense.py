@@ -11,15 +11,15 @@ from torch import Tensor
 
 from pagewire.kernels.cpu import packed_linear
 from pagewire.services.executor.layers.weights import Dense, PackedDense, PackedGrouped
-from pagewire.services.executor.loading import load_decoder
+from pagewire.services.executor.loading import load_own
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
 from pagewire.services.executor.models.decoder import DecoderModel
-from tests.services.executor.dense_weights import dense_tensors, padding_bytes
+from tests.services.executor.loading.dense_weights import dense_tensors, padding_bytes
+from tests.services.executor.loading.weights.test_gguf import tiny_model
+from tests.services.executor.loading.weights.test_gguf_quantized import LINEAR, MIXTURES, SIZES, write_quantized
+from tests.services.executor.models.test_models import CPU, save_tiny
 from tests.services.executor.paged_batch import PagedBatch
-from tests.services.executor.test_gguf import tiny_model
-from tests.services.executor.test_gguf_quantized import LINEAR, MIXTURES, SIZES, write_quantized
-from tests.services.executor.test_models import CPU, save_tiny
 
 TOKENS = [1, 5, 9, 3, 60, 2]
 
@@ -32,7 +32,7 @@ def load(path: Path, dtype: str = "bfloat16", **options: object) -> DecoderModel
 
 def unpacked(monkeypatch: pytest.MonkeyPatch, path: Path) -> DecoderModel:
     with monkeypatch.context() as patch:
-        patch.setattr(load_decoder, "packs_dense", lambda dtype, device: False)
+        patch.setattr(load_own, "packs_dense", lambda dtype, device: False)
         return load(path)
 
 

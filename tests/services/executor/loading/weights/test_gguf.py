@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from pagewire.services.executor.loading.loader import Model, load_model
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights import gguf as gguf_weights
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
+from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
-from tests.services.executor.dense_weights import padding_bytes
+from pagewire.services.executor.models.protocol import Model
+from tests.services.executor.loading.dense_weights import padding_bytes
+from tests.services.executor.models.test_models import CPU, ROPE, TINY, assert_same_logits
 from tests.services.executor.paged_batch import PagedBatch
-from tests.services.executor.test_models import CPU, ROPE, TINY, assert_same_logits
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
 
@@ -211,7 +212,7 @@ def test_every_tensor_type_is_read_in_pieces(tmp_path: Path, type_: Type, monkey
     file = GgufFile(path)
     stored = gguf_weights.GgufTensor("t", (32, 256), type_, raw)
     file.tensors |= {"blk.0.attn_q.weight": stored, "token_embd.weight": stored}
-    source = gguf_weights.GgufSource(file, gguf_weights.gguf_config(file, torch.float32))
+    source = gguf_weights.GgufSource(file)
     expected = gguf.dequantize(raw, type_).astype(np.float32)
     plain, permuted = torch.empty(32, 256), torch.empty(32, 256)
     source.read_into("model.embed_tokens.weight", plain)

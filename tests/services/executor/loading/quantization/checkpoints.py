@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pagewire.services.executor.loading.quantization import WeightFormat
-from tests.services.executor.test_models import assert_same_logits, load, save_tiny
+from pagewire.services.executor.layers.weight_format import WeightFormat
+from tests.services.executor.models.test_models import assert_same_logits, load, save_tiny
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization.install import check_shard, tensor_specs
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
-from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.models.protocol import OwnModel
 
 
-def check_tensors(path: Path, weights: WeightSource, model: DecoderModel) -> int:
+def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
     """Bytes of quantized tensors. Raises ModelLoadError naming tensors missing, unexpected or of a wrong shape."""
     targets = dict(model.load_targets())
     missing: list[str] = []

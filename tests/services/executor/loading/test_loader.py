@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pagewire.services.executor.loading.loader import Model, load_model
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
-from tests.services.executor.dense_weights import dense_tensors, padding_bytes
-from tests.services.executor.test_models import CPU, assert_same_logits, load, save_tiny
+from pagewire.services.executor.models.protocol import Model
+from tests.services.executor.loading.dense_weights import dense_tensors, padding_bytes
+from tests.services.executor.models.test_models import CPU, assert_same_logits, load, save_tiny
 
 
 def edit_config(path: Path, **changes: Any) -> None:

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
-from pagewire.services.executor.loading.quantization import WeightFormat
-from pagewire.services.executor.loading.quantization.methods import quantization_of
-from tests.services.executor.quantization.checkpoints import (
+from pagewire.services.executor.layers.weight_format import WeightFormat
+from pagewire.services.executor.loading.quantization.registry import quantization_of
+from pagewire.services.executor.model_config import ModelLoadError
+from tests.services.executor.loading.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,
     field,
@@ -27,8 +27,8 @@ from tests.services.executor.quantization.checkpoints import (
     random_words,
     save_quantized,
 )
-from tests.services.executor.test_loader import edit_config, edit_weights
-from tests.services.executor.test_models import load
+from tests.services.executor.loading.test_loader import edit_config, edit_weights
+from tests.services.executor.models.test_models import load
 
 CONFIG: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 NIBBLE_OF_COLUMN = [0, 4, 1, 5, 2, 6, 3, 7]

@@ -11,8 +11,8 @@ from torch import Tensor
 from pagewire.kernels.quantized import Fp8Weight, GroupedWeight, PackedFp8, QuantizedWeight, pack
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.loading.model_config import ModelLoadError
-from pagewire.services.executor.loading.quantization.formats import TensorSpec
+from pagewire.services.executor.layers.weight_format import TensorSpec
+from pagewire.services.executor.model_config import ModelLoadError
 
 
 class AnyFormat:

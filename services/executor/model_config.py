@@ -1,4 +1,4 @@
-"""What the executor knows about a model's shape: one frozen value, whatever file it was read from."""
+"""What is known about a model before it is made: one frozen value, whatever file it was read from."""
 
 from __future__ import annotations
 
@@ -42,25 +42,36 @@ class RopeConfig:
     frequency_factors: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape and constants of a decoder-only model.
-
-    `sliding_windows` has one entry per layer: the number of keys a query sees including itself, 0 = all.
-    `max_position_embeddings` is the model's own limit; the served limit (`max_model_len`) is not part of it.
-    """
+    """What is known of any model, whatever it computes."""
 
     architecture: str  # Hugging Face class name, e.g. "LlamaForCausalLM"
     vocab_size: int
     hidden_size: int
+    max_position_embeddings: int  # the model's own limit; the served limit (`max_model_len`) is not part of it
+    dtype: torch.dtype
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def max_supported_len(self) -> int:
+        """Longest `max_model_len` the positions are defined for."""
+        return self.max_position_embeddings
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """Shape and constants of a decoder with one kind of layer, as Llama's.
+
+    `sliding_windows` has one entry per layer: the number of keys a query sees including itself, 0 = all.
+    """
+
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
     sliding_windows: tuple[int, ...]
-    dtype: torch.dtype
     rope: RopeConfig = RopeConfig()
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
@@ -69,7 +80,6 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = False
-    eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_heads * self.head_dim)
@@ -89,7 +99,7 @@ class ModelConfig:
 
     @property
     def max_supported_len(self) -> int:
-        """Longest `max_model_len` the positions are defined for: position scaling stretches the trained length."""
+        """Position scaling stretches the trained length."""
         if self.rope.rope_type in ("linear", "dynamic"):
             return int(self.max_position_embeddings * self.rope.factor)
         if self.rope.rope_type == "yarn":
@@ -98,7 +108,7 @@ class ModelConfig:
         return self.max_position_embeddings
 
 
-def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) -> ModelConfig:
+def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) -> DecoderConfig:
     """Reads the keys that all Llama-like `config.json` files share; `family` holds what an architecture adds.
 
     Raises ModelLoadError naming the key when one is missing or has a value we do not implement.
@@ -124,7 +134,7 @@ def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) ->
         "tie_word_embeddings": raw.get("tie_word_embeddings", False),
         "eos_token_ids": token_ids(raw.get("eos_token_id")),
     }
-    return ModelConfig(**(values | family))
+    return DecoderConfig(**(values | family))
 
 
 def required(raw: Mapping[str, Any], key: str) -> int:

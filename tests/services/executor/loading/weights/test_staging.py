@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
 from pagewire.services.executor.loading.weights import WeightSource
-from pagewire.services.executor.loading.weights.gguf import GgufSource, gguf_config
+from pagewire.services.executor.loading.weights.gguf import GgufSource
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.loading.weights.jobs import run_jobs
 from pagewire.services.executor.loading.weights.read import read_jobs
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.loading.weights.staging import Staging
-from tests.services.executor.test_gguf import tiny_model, write_gguf
+from pagewire.services.executor.model_config import ModelLoadError
+from tests.services.executor.loading.weights.test_gguf import tiny_model, write_gguf
 
 NUM_THREADS, NUM_BUFFERS, BUFFER_BYTES = 2, 3, 1000
 
@@ -84,7 +84,7 @@ def test_safetensors_arrive_whole_through_small_buffers(
 
 def test_gguf_arrives_with_its_rows_in_place(tmp_path: Path) -> None:
     file = GgufFile(write_gguf(tmp_path / "tiny.gguf", tiny_model("Llama"), arch="llama"))
-    weights = GgufSource(file, gguf_config(file, torch.bfloat16))
+    weights = GgufSource(file)
     arrived, copies = load(weights, torch.bfloat16)
     for name, target in arrived.items():
         expected = torch.empty_like(target)
