@@ -178,7 +178,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
     @property
     def executor_addresses(self) -> tuple[str, ...]:
         """Of each replica."""
-        return tuple(self.executor_address.split(","))
+        return tuple(address.strip() for address in self.executor_address.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,8 +137,14 @@ class FakeExecutor:
             row = self.rows[request_id]
             if self.check_kv:
                 self._check_kv(request_id, row)
-            if row.num_computed_tokens == len(row.token_ids):
+            if row.num_computed_tokens == len(row.token_ids) and not row.yields_vector:
                 self._sample_into(result, request_id, row, num_drafts)
+        for request_id in step.request_ids:
+            row = self.rows[request_id]
+            if row.num_computed_tokens == len(row.token_ids) and row.yields_vector:
+                result.vectors[len(result.request_ids)] = common_pb2.Vector(values=[row.histories[-1] % 997])  # type: ignore[index]
+                result.request_ids.append(request_id)
+                result.num_tokens.append(0)
         self.num_executed_tokens += sum(step.num_scheduled_tokens)
         return result
 
@@ -146,10 +152,6 @@ class FakeExecutor:
         """A request that has reached its last known token gains as many of its drafts and one more as is drawn."""
         index = len(result.request_ids)
         result.request_ids.append(request_id)
-        if row.yields_vector:
-            result.num_tokens.append(0)
-            result.vectors[index] = common_pb2.Vector(values=[row.histories[-1] % 997])  # type: ignore[index]
-            return
         gain = self.draw_gain(1 + num_drafts) if num_drafts else 1
         result.num_tokens.append(gain)
         params = row.sampling_params

@@ -110,7 +110,7 @@ class RequestState:
         if request.request_id in self._row_of:
             raise InvalidStep(f"{name} already has a row")
         if not self._free_rows:
-            raise InvalidStep(f"{name} finds no free row: max_num_seqs is {len(self._row_of)}")
+            raise InvalidStep(f"{name} finds no free row: max_num_seqs is {self._max_num_seqs}")
         if not 1 <= num_tokens <= self.max_model_len:
             raise InvalidStep(f"{name} has {num_tokens} tokens; 1 to {self.max_model_len} are possible")
         if not 0 <= request.num_computed_tokens < num_tokens:

@@ -22,7 +22,7 @@ from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request, too_long
 from pagewire.services.scheduler.request_output import RequestOutbox, RequestOutput
-from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
+from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1 import scheduler_pb2
@@ -196,10 +196,15 @@ class Engine:
                 live.span.end()
                 live.span = telemetry.Span("scheduler.run", live.traceparent)
             traceparents.append(live.span.traceparent)
+        if len(self._drivers) > 1 and self.scheduler.num_waiting:
+            self._wake()  # who waits now may be another replica's to take
         return traceparents
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
-        self._check_model(info)
+        try:
+            ended = self.scheduler.attach(replica, info)
+        except NotInterchangeable as error:
+            raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         logger.info(
             "executor %016x at %s serves %s: %d blocks of %d tokens, %d rows, %d tokens per step",
             *(info.incarnation, self._address(replica), info.model, info.num_blocks, info.block_size),
@@ -207,21 +212,11 @@ class Engine:
         )
         self._stop_watchdog()
         self._set_available(True)
-        for request, error in self.scheduler.attach(replica, info):
+        for request, error in ended:
             status = RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) if error else None
             self._end(self._live[request.request_id], status)
         self._note_info()
         self._wake()
-
-    def _check_model(self, info: ExecutorInfo) -> None:
-        """Raises RpcError FAILED_PRECONDITION, which ends the stream to the executor, if others serve another model."""
-        present = self.scheduler.info
-        if present is not None and (present.model, present.vocab_size) != (info.model, info.vocab_size):
-            raise RpcError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"an executor serves {info.model}, while others serve {present.model}; it is not used until they are "
-                "gone: give every executor of --executor-address the same --model",
-            )
 
     def _note_info(self) -> None:
         """Tells clients if the model that is served, or how long its requests may be, has changed."""
@@ -334,6 +329,7 @@ class Engine:
 
     def _end_unread(self, live: LiveRequest) -> None:
         self.scheduler.abort(live.request, FinishReason.ERROR)
+        self._wake()
         tokens = f"more than {live.max_unread} tokens wait"
         message = f"the client has not read this request's output: {tokens}; read faster"
         self._end(live, RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))

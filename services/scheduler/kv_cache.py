@@ -146,9 +146,6 @@ class KVCacheManager:
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
         hashes, size = request.block_hashes, self.block_size
-        if request.hash_block_size != size:  # it ran on another replica
-            request.hash_block_size = size
-            hashes.clear()
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
             hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, token_ids))

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 
 from pagewire import rpc, telemetry
 from pagewire.config import SchedulerConfig
+from pagewire.errors import StartupError
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.servicer import SchedulerServicer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -14,6 +15,12 @@ _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 async def serve(config: SchedulerConfig) -> None:
     """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
+    addresses = config.executor_addresses
+    if "" in addresses or len(set(addresses)) < len(addresses):
+        raise StartupError(
+            f"--executor-address {config.executor_address!r}: an address is empty or stands there twice; name each "
+            "executor once, separated by commas"
+        )
     telemetry.serve_metrics(config.metrics_port)
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(rpc.channel(address)) for address in config.executor_addresses]

@@ -30,8 +30,10 @@ def outcome(step: ScheduledStep, result: StepResult) -> Outputs:
         _append_one_each(step, result, outputs)
     else:
         _gain(step, result, outputs)
-    if result.logprobs or result.vectors:
-        _attach_extras(step, result, outputs)
+    if result.logprobs:
+        _attach_logprobs(step, result, outputs)
+    if step.yielding:
+        _end_with_vectors(step, result, outputs)
     return outputs
 
 
@@ -56,7 +58,8 @@ def _append_one_each(step: ScheduledStep, result: StepResult, outputs: Outputs) 
 
 def _gain(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
     end = 0
-    for i, (request, num_tokens) in enumerate(zip(step.sampled, result.num_tokens, strict=True)):
+    for i, request in enumerate(step.sampled):
+        num_tokens = result.num_tokens[i]
         start, end = end, end + num_tokens
         if request.epoch != step.epochs[i]:
             continue
@@ -69,11 +72,17 @@ def _gain(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
             outputs.ends.append((request, reason))
 
 
-def _attach_extras(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
-    """Log probabilities, and vectors, with which their requests end."""
+def _attach_logprobs(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
     index = {request.request_id: i for i, request in enumerate(outputs.requests)}
-    for found, extras in ((result.logprobs, outputs.logprobs), (result.vectors, outputs.vectors)):
-        for i, value in found.items():
-            if (j := index.get(step.sampled[i].request_id)) is not None:
-                extras[j] = value
-    outputs.ends += [(outputs.requests[j], FinishReason.STOP) for j in outputs.vectors]
+    for i, logprobs in result.logprobs.items():
+        if (j := index.get(step.sampled[i].request_id)) is not None:
+            outputs.logprobs[j] = logprobs
+
+
+def _end_with_vectors(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
+    for i, (request, epoch) in enumerate(step.yielding, start=len(step.sampled)):
+        if request.epoch == epoch:
+            outputs.vectors[len(outputs.requests)] = result.vectors[i]
+            outputs.requests.append(request)
+            outputs.num_tokens.append(0)
+            outputs.ends.append((request, FinishReason.STOP))

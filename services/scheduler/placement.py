@@ -1,21 +1,25 @@
 """Which replica takes a waiting request.
 
-Requests wait at the scheduler, never at a replica: each is placed when some replica can admit it at once.
+Requests wait at the scheduler, never at a replica, and are placed when a replica decides a step that has room for them.
 """
 
 from collections.abc import Sequence
 
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.suspicion import is_suspect
 
 
 def is_placed_on(replica: Replica, request: Request, replicas: Sequence[Replica]) -> bool:
     """Whether this replica, which decides its next step, is to take the first of the waiting requests.
 
     The one with the fewest running requests is, among those with room for it; the first named among equals. Where none
-    has room, any may make some.
+    has room, each may take it as soon as it can make some; a suspect, for which all others have to pause, is the least
+    busy one's.
     """
     if len(replicas) == 1:
         return True
     able = [other for other in replicas if other.has_room_for(request)]
+    if not able and is_suspect(request):
+        able = [other for other in replicas if other.info]
     return not able or min(able, key=lambda other: (other.num_running, other.replica_id)) is replica

@@ -84,10 +84,16 @@ class Replica:
         self._limits.check(request)
 
     def has_room_for(self, request: Request) -> bool:
-        """Whether the request could be admitted now, were there a step to decide."""
-        if not self._fits(request) or not self._quarantine.admits(request, not self._running):
+        """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
+        those that run leave some of the token budget."""
+        if self._info is None or not self.num_open_rows or not self._quarantine.admits(request, not self._running):
             return False
-        return self._find_room(request) is not None
+        computed = self._find_room(request)
+        if computed is None:
+            return False
+        outstanding = sum(max(1, running.num_tokens - running.num_computed_tokens) for running in self._running)
+        budget = self._limits.max_num_batched_tokens - outstanding
+        return budget > 0 and self._limits.chunk(request.num_tokens - computed.num_tokens, budget, False) > 0
 
     def abort(self, request: Request) -> None:
         """Takes a running request out at any moment; its blocks are free at once, its row with the next step."""
@@ -97,9 +103,8 @@ class Replica:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:
-        """Decides the next step, or None if nobody can run now or pipeline_depth steps are in flight."""
-        if self._kv is None or len(self._in_flight) >= self._config.pipeline_depth:
-            return None
+        """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
+        assert self._kv is not None
         step = ScheduledStep(self._last_step_id + 1)
         self._make_room_for_higher_priority(self._kv, waiting, takes)
         num_preemptions = self.num_preemptions
@@ -123,8 +128,9 @@ class Replica:
         """
         if not self._in_flight:
             raise InvalidResult(f"the executor answered step {result.step_id}, but no step is in flight")
-        step = self._in_flight.popleft()
-        step.check(result)
+        step = self._in_flight[0]
+        step.check(result)  # before it is let go: who is in it is charged if the executor is given up
+        self._in_flight.popleft()
         outputs = outcome(step, result)
         for request, reason in outputs.ends:
             self._release(request)
@@ -156,6 +162,11 @@ class Replica:
     @property
     def num_open_rows(self) -> int:
         return self._limits.max_num_seqs - len(self._running)
+
+    @property
+    def can_schedule(self) -> bool:
+        """Whether there is an executor, with fewer than pipeline_depth steps in flight."""
+        return self._kv is not None and len(self._in_flight) < self._config.pipeline_depth
 
     @property
     def num_free_blocks(self) -> int:
@@ -215,7 +226,7 @@ class Replica:
         while waiting and budget > 0 and self.num_open_rows:
             request = waiting.peek()
             is_alone = not (step.request_ids or self._in_flight)
-            if not self._quarantine.admits(request, is_alone) or not self._fits(request):
+            if not self._quarantine.admits(request, is_alone):
                 return
             computed = self._find_room(request)
             if computed is None or not takes(request):
@@ -242,8 +253,6 @@ class Replica:
 
     def _enter(self, request: Request, computed: ComputedBlocks) -> None:
         """A waiting request takes a row."""
-        assert self._info is not None
-        request.limit_to(self._info)
         request.status = RequestStatus.RUNNING
         request.replica_id = self.replica_id
         request.num_computed_tokens = computed.num_tokens
@@ -254,11 +263,6 @@ class Replica:
         insort(self._running, request, key=by_order)
         self._quarantine.enter(request)
 
-    def _fits(self, request: Request) -> bool:
-        """Whether there is a row for the request, and it is not too long for this executor."""
-        info = self._info
-        return info is not None and request.num_tokens < info.max_num_tokens and self.num_open_rows > 0
-
     def _find_room(self, request: Request) -> ComputedBlocks | None:
         assert self._kv is not None
         return self._kv.find_room(request, others_run=bool(self._running))
@@ -268,7 +272,7 @@ class Replica:
         if not waiting or not is_suspect(waiting.peek()) or self._quarantine.is_closed:
             return False
         request = waiting.peek()
-        return self._fits(request) and self._find_room(request) is not None and takes(request)
+        return self.num_open_rows > 0 and self._find_room(request) is not None and takes(request)
 
     def _chunk(self, request: Request, budget: int, num_computed_tokens: int, waiting: WaitingQueue) -> int:
         is_alone = len(self._running) + len(waiting) == 1
@@ -279,9 +283,11 @@ class Replica:
         allow; returns how many. 0: nothing was done, as there can be none."""
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
         num_drafts = self._limits.num_drafts(budget, max_gain)
-        block_ids = kv.allocate_slots(request, 1 + num_drafts) if num_drafts > 0 else None
-        if block_ids is None:
+        # Nobody is to lose blocks to a draft.
+        if num_drafts <= 0 or kv.num_free_blocks < len(self._running) + num_drafts:
             return 0
+        block_ids = kv.allocate_slots(request, 1 + num_drafts)
+        assert block_ids is not None
         step.drafts_of[len(step.sampled)] = num_drafts
         self._run(kv, step, request, 1, block_ids)
         step.num_scheduled_tokens[-1] += num_drafts
@@ -301,14 +307,19 @@ class Replica:
         request.num_computed_tokens += num_tokens
         if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
             request.num_output_placeholders += 1
-            step.sampled.append(request)
-            step.epochs.append(request.epoch)
+            if request.yields_vector:
+                step.yielding.append((request, request.epoch))
+            else:
+                step.sampled.append(request)
+                step.epochs.append(request.epoch)
         kv.cache_blocks(request)
 
     def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue, takes: Takes) -> None:
         """Preempts running requests of lower priority for the first waiting one, if it lacks a row or blocks and they
         suffice. Never happens under fcfs, where those that run came first."""
-        if waiting and self._running and has_priority(waiting.peek(), self._running[-1]) and takes(waiting.peek()):
+        if not waiting or not self._running or not has_priority(waiting.peek(), self._running[-1]):
+            return
+        if not self._quarantine.is_closed and takes(waiting.peek()):
             for _ in range(num_victims(waiting.peek(), self._running, self.num_open_rows, kv)):
                 self._preempt_tail(waiting)
 

@@ -56,7 +56,6 @@ class Request:
         "block_table",
         "epoch",
         "finish_reason",
-        "hash_block_size",
         "is_resubmitted",
         "max_num_tokens",
         "num_cached_blocks",
@@ -120,7 +119,6 @@ class Request:
         # Owned by the replica's KVCacheManager.
         self.block_table: list[Block] = []
         self.block_hashes: list[bytes] = []
-        self.hash_block_size = 0  # tokens that each of these stands for
         self.num_cached_blocks = 0
 
     @property
@@ -147,18 +145,14 @@ class Request:
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
         check_for_model(params, info.vocab_size, info.max_logprobs)
-        self.limit_to(info)
+        self.max_num_tokens = info.max_num_tokens
+        if self.yields_vector:
+            self.max_num_tokens = num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
+        elif params.HasField("max_tokens"):
+            self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
         self.stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_token_ids |= info.eos_token_ids
-
-    def limit_to(self, info: ExecutorInfo) -> None:
-        """Fixes how long the request may grow on this executor, one of the model that it was resolved for."""
-        self.max_num_tokens = info.max_num_tokens
-        if self.yields_vector:
-            self.max_num_tokens = self.num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
-        elif self.sampling_params.HasField("max_tokens"):
-            self.max_num_tokens = min(self.max_num_tokens, self.num_prompt_tokens + self.sampling_params.max_tokens)
 
     def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:
         """Takes in what a step brought that could have brought `most` tokens.

@@ -27,6 +27,10 @@ class QueueFull(Exception):
     """max_waiting_requests requests are waiting already."""
 
 
+class NotInterchangeable(Exception):
+    """An executor differs from the others in what a request may be."""
+
+
 class Scheduler:
     """Keeps the waiting requests, and gives them to replicas. While a replica has no executor, it takes nobody."""
 
@@ -44,18 +48,28 @@ class Scheduler:
         """A replica has an executor, with empty rows and an empty KV cache.
 
         Returns:
-            Requests that ended because of it: with an error those that fit no replica, without one those that its
-            limits make complete.
+            Requests that ended because of it: with an error those that do not fit this executor, without one those that
+            its limits make complete.
+
+        Raises:
+            NotInterchangeable: others serve another model, or longer or shorter requests; nothing was changed.
         """
+        present = self.info
+        if present is not None and not info.is_interchangeable_with(present):
+            raise NotInterchangeable(
+                f"it serves {_described(info)}, while others serve {_described(present)}; it is not used until they "
+                "are gone: give every executor of --executor-address the same --model, --max-model-len and --block-size"
+            )
         replica.attach(info)
         ended: list[tuple[Request, InvalidRequest | None]] = []
         for request in list(self._waiting):
+            if present is None:
+                request.block_hashes.clear()  # the block size may be another
             try:
                 self._resolve(request)
             except InvalidRequest as error:
-                if all(other.info for other in self.replicas):  # else it may fit the one that is away
-                    self._end_waiting(request, FinishReason.ERROR)
-                    ended.append((request, error))
+                self._end_waiting(request, FinishReason.ERROR)
+                ended.append((request, error))
             else:
                 if reason := self._find_early_end(request):
                     self._end_waiting(request, reason)
@@ -113,8 +127,11 @@ class Scheduler:
 
     def schedule(self, replica: Replica) -> ScheduledStep | None:
         """Decides the replica's next step, or None if nobody can run now or pipeline_depth steps are in flight."""
+        if not replica.can_schedule:
+            return None
         step = replica.schedule(self._waiting, lambda request: is_placed_on(replica, request, self.replicas))
-        self._has_leftovers = len(self._waiting) > 0
+        others = [other for other in self.replicas if other is not replica] if self._waiting else []
+        self._has_leftovers = bool(self._waiting) and not any(o.has_room_for(self._waiting.peek()) for o in others)
         return step
 
     def update(self, replica: Replica, result: StepResult) -> Outputs:
@@ -125,9 +142,8 @@ class Scheduler:
 
     @property
     def info(self) -> ExecutorInfo | None:
-        """Of the executor that takes the longest requests; None: there is no executor."""
-        roomiest = self._roomiest()
-        return None if roomiest is None else roomiest.info
+        """Of an executor; in what a request may be, all are the same. None: there is none."""
+        return next((replica.info for replica in self.replicas if replica.info), None)
 
     @property
     def num_running(self) -> int:
@@ -153,15 +169,11 @@ class Scheduler:
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
-    def _roomiest(self) -> Replica | None:
-        attached = [replica for replica in self.replicas if replica.info]
-        return max(attached, key=lambda replica: replica.info.max_num_tokens) if attached else None  # type: ignore
-
     def _resolve(self, request: Request) -> None:
-        """Raises InvalidRequest if the request fits no replica that has an executor, of which there must be one."""
-        roomiest = self._roomiest()
-        assert roomiest is not None
-        roomiest.check(request)
+        """Raises InvalidRequest if the request can never run on one of the executors, of which there must be one."""
+        for replica in self.replicas:
+            if replica.info:
+                replica.check(request)
 
     def _end_waiting(self, request: Request, reason: FinishReason) -> None:
         self._waiting.remove(request)
@@ -174,3 +186,7 @@ class Scheduler:
     def _num_open_rows(self) -> int:
         """Rows that newcomers would get in the next steps. If a step left requests behind, newcomers wait too."""
         return 0 if self._has_leftovers else sum(replica.num_open_rows for replica in self.replicas if replica.info)
+
+
+def _described(info: ExecutorInfo) -> str:
+    return f"{info.model} with requests of up to {info.max_num_tokens} tokens in blocks of {info.block_size}"

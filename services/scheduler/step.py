@@ -44,6 +44,8 @@ class ScheduledStep:
     epochs: list[int] = field(default_factory=list)  # [s]
     # Index into sampled -> how many of its scheduled tokens are drafts. Who has some is sampled.
     drafts_of: dict[int, int] = field(default_factory=dict)
+    # Not sent. Who yields a vector, in batch order, with the epoch; the executor answers these after those sampled.
+    yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
 
     @property
     def num_draft_tokens(self) -> list[int]:
@@ -57,27 +59,34 @@ class ScheduledStep:
         """Raises InvalidResult unless the result is this step's, with no more tokens for anyone than were asked for."""
         if result.step_id != self.step_id:
             raise InvalidResult(f"the executor answered step {result.step_id} instead of step {self.step_id}")
-        if result.request_ids != [request.request_id for request in self.sampled]:
+        request_ids = [request.request_id for request in self.sampled]
+        request_ids += [request.request_id for request, _ in self.yielding]
+        if result.request_ids != request_ids:
             raise InvalidResult(f"the executor answered step {self.step_id} for other requests than it was to sample")
         num_tokens = result.num_tokens
-        if len(num_tokens) != len(self.sampled) or sum(num_tokens) != len(result.token_ids):
+        if len(num_tokens) != len(request_ids) or sum(num_tokens) != len(result.token_ids):
             raise InvalidResult(f"the columns of the answer to step {self.step_id} differ in length")
         if num_tokens and (self.drafts_of or min(num_tokens) < 0 or max(num_tokens) > 1):
-            for i, (request, num) in enumerate(zip(self.sampled, num_tokens, strict=True)):
+            for i, (request, num) in enumerate(zip(self.sampled, num_tokens, strict=False)):
                 if not 0 <= num <= (most := 1 + self.drafts_of.get(i, 0)):
                     raise InvalidResult(
                         f"the executor answered step {self.step_id} with {num} tokens for request "
                         f"{request.request_id}, which could gain {most}"
                     )
+        for i in range(len(self.sampled), len(request_ids)):
+            if num_tokens[i] or i not in result.vectors:
+                raise InvalidResult(
+                    f"the executor answered step {self.step_id} without the vector of request {request_ids[i]}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outcome of one step, as columns over the requests that were sampled, in batch order."""
+    """The outcome of one step, as columns over the requests that were sampled, then those that yield a vector."""
 
     step_id: int
-    request_ids: list[int]  # [s]
-    num_tokens: list[int]  # [s], gained by each
+    request_ids: list[int]  # [s + v]
+    num_tokens: list[int]  # [s + v], gained by each
     token_ids: list[int]  # [sum(num_tokens)]
     # Index into request_ids -> log probabilities of the tokens it gained, which the scheduler only passes on.
     logprobs: Mapping[int, Any] = field(default_factory=dict)

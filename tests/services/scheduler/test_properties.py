@@ -78,8 +78,7 @@ ONE, NONE = st.just(1), st.just(0)
 
 
 @st.composite
-def executors(draw: st.DrawFn, max_draft_tokens: st.SearchStrategy[int]) -> FakeExecutor:
-    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+def executors(draw: st.DrawFn, block_size: int, max_draft_tokens: st.SearchStrategy[int]) -> FakeExecutor:
     min_blocks = -(-30 // block_size)  # the longest prompt and one token fit
     gains = random.Random(draw(st.integers(0, 1000)))
     return FakeExecutor(
@@ -98,12 +97,13 @@ def executors(draw: st.DrawFn, max_draft_tokens: st.SearchStrategy[int]) -> Fake
 def lines(
     draw: st.DrawFn, num_replicas: st.SearchStrategy[int] = ONE, max_draft_tokens: st.SearchStrategy[int] = NONE
 ) -> PureLine:
-    replicas = [draw(executors(max_draft_tokens)) for _ in range(draw(num_replicas))]
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    replicas = [draw(executors(block_size, max_draft_tokens)) for _ in range(draw(num_replicas))]
     # Without chunks, only prompts up to the budget are accepted.
     must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
     return PureLine(
         *replicas,
-        # Every replica holds the longest request, so that none ends earlier on one than on another.
+        # Every replica holds the longest request: only such executors mix.
         max_model_len=30 if len(replicas) > 1 else draw(st.integers(30, 60)),
         pipeline_depth=draw(st.sampled_from([1, 2])),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),

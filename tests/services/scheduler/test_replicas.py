@@ -7,6 +7,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pagewire.config import SchedulerConfig
+from pagewire.errors import StartupError
+from pagewire.services.scheduler.main import serve
+from pagewire.services.scheduler.request import FinishReason
+from pagewire.services.scheduler.scheduler import NotInterchangeable
+from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1 import common_pb2, scheduler_pb2
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.pure_line import PureLine
@@ -62,26 +68,87 @@ def test_requests_go_where_the_fewest_run() -> None:
 
 
 def test_who_finds_no_room_on_one_replica_runs_on_the_other() -> None:
-    small = FakeExecutor(num_blocks=4, max_num_seqs=1)
-    line = PureLine(small, FakeExecutor())
+    small, large = FakeExecutor(num_blocks=16, max_num_seqs=1), FakeExecutor()
+    line = PureLine(small, large, max_model_len=256)
     for number in range(8):
-        line.add(prompt_of(number), max_tokens=5)
-    line.add(prompt_of(9, 100), max_tokens=5)  # longer than the small one's memory
+        line.add(prompt_of(number, 60), max_tokens=5)
+    for index in (0, 1):
+        line.schedule(index)
+    assert [replica.num_running for replica in line.scheduler.replicas] == [1, 7]
     line.run()
-    assert line.outputs[9] == expected_output(prompt_of(9, 100), 5, vocab_size=VOCAB_SIZE)
-    assert small.num_executed_tokens, "it was used"
+    for number in range(8):
+        assert line.outputs[number + 1] == expected_output(prompt_of(number, 60), 5, vocab_size=VOCAB_SIZE)
 
 
-def test_what_fits_no_replica_is_refused_and_what_may_fit_an_absent_one_waits() -> None:
-    line = PureLine(FakeExecutor(num_blocks=4), FakeExecutor())
-    long = line.add(prompt_of(1, 100), max_tokens=50)
+def test_a_replica_that_computes_a_long_prompt_leaves_newcomers_to_others() -> None:
+    line = PureLine(*(FakeExecutor(max_num_batched_tokens=64) for _ in range(2)))
+    line.add(prompt_of(1, 3000), max_tokens=2)
+    line.schedule(0)
+    for number in range(2, 6):
+        line.add(prompt_of(number), max_tokens=20)
+    line.schedule(0)
     line.schedule(1)
-    line.lose(1)
-    line.die(index=0)
-    assert not long.is_finished, "the executor that it was let in for may come back"
-    line.attach(1)
+    assert [replica.num_running for replica in line.scheduler.replicas] == [1, 4]
+    line.run()
+
+
+@pytest.mark.parametrize("other", [FakeExecutor(num_blocks=4), FakeExecutor(block_size=8), FakeExecutor(vocab_size=9)])
+def test_executors_that_differ_in_what_a_request_may_be_do_not_mix(other: FakeExecutor) -> None:
+    line = PureLine(FakeExecutor(), other, attach=False)
+    line.attach(0)
+    line.add(prompt_of(1, 100), max_tokens=50)
+    with pytest.raises(NotInterchangeable, match="not used until they are gone"):
+        line.attach(1)
     line.run()
     assert line.outputs[1] == expected_output(prompt_of(1, 100), 50, vocab_size=VOCAB_SIZE)
+    line.lose(0)
+    line.attach(1)
+
+
+def test_a_suspect_pauses_one_replica_not_all() -> None:
+    line = PureLine(FakeExecutor(), FakeExecutor())
+    for number in range(3):
+        line.add(prompt_of(number), max_tokens=40)
+    for index in (0, 1):
+        line.schedule(index)
+    (suspect,) = line.scheduler.replicas[1].running
+    suspect.num_losses = MAX_LOSSES - 2
+    line.die(index=1)  # one more makes it a suspect
+    line.add(prompt_of(5), max_tokens=40)
+    assert line.schedule(0) is not None, "the others go on"
+    line.run()
+    assert suspect.finish_reason is FinishReason.LENGTH
+
+
+def test_an_undecided_step_says_nothing_about_the_queue() -> None:
+    line = PureLine(FakeExecutor(), max_waiting_requests=1)
+    line.add(prompt_of(0), max_tokens=9)
+    line.schedule()
+    line.schedule()
+    for number in range(1, 5):
+        line.add(prompt_of(number), max_tokens=9)
+        assert line.schedule() is None, "two are in flight"
+    line.run()
+
+
+def test_no_draft_takes_a_block_that_another_request_needs() -> None:
+    executor = FakeExecutor(num_blocks=6, block_size=4, max_draft_tokens=6)
+    line = PureLine(executor, enable_prefix_caching=False)
+    for number in range(2):
+        line.add(prompt_of(number, 4), max_tokens=8)
+    line.run()
+    assert not line.replica.num_preemptions, "three blocks each are just enough"
+
+
+def test_vectors_and_tokens_share_a_step() -> None:
+    line = PureLine(FakeExecutor(max_draft_tokens=2))
+    vector = line.add(prompt_of(1), yields_vector=True)
+    text = line.add(prompt_of(2), max_tokens=9)
+    another = line.add(prompt_of(3), yields_vector=True)
+    line.run()
+    assert line.vectors.keys() == {vector.request_id, another.request_id}
+    assert line.outputs[text.request_id] == output_of(2, 9)
+    assert vector.finish_reason is another.finish_reason is FinishReason.STOP
 
 
 async def test_replicas_work_side_by_side(tmp_path: Path) -> None:
@@ -134,7 +201,12 @@ async def test_an_executor_of_another_model_waits_until_the_others_are_gone(
     async with line.running(with_executor=False):
         await line.wait_for_executors(1)
         await line.start_executor(index=1)
-        await until(lambda: "serves another, while others serve fake" in caplog.text)
+        await until(
+            lambda: (
+                "serves another with requests of up to 4096 tokens in blocks of 16, while others serve fake"
+                in caplog.text
+            )
+        )
         assert (await line.load()).model_info.model == "fake"
         assert "lost the executor" not in caplog.text
         await line.kill_executor(0)
@@ -176,3 +248,9 @@ async def test_a_request_may_yield_a_vector(tmp_path: Path) -> None:
         assert vectors == {0: list(response.vector.values)}
         assert collected.token_ids == {0: [], 5: output_of(5, 4)}
         await line.wait_until_free()
+
+
+async def test_each_executor_is_named_once() -> None:
+    for address in ("a:1,a:1", "a:1,", "a:1, a:1"):
+        with pytest.raises(StartupError, match="name each executor once"):
+            await serve(SchedulerConfig(executor_address=address))
