@@ -16,9 +16,10 @@ from pagewire.sampling_params import resolve
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.news import News
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import ScheduledStep, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 T = TypeVar("T")

@@ -1,17 +1,32 @@
 """What chat and text completions have in common in their answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
+from pagewire.gateway.encoding import DONE, encode, event
 from pagewire.gateway.reply import Delta, Generation, Response
+from pagewire.gateway.schema.requests import StreamOptions
+from pagewire.gateway.schema.responses import (
+    Body,
+    ChatChunkChoice,
+    ChatCompletionChunk,
+    CompletionChunk,
+    CompletionChunkChoice,
+    FinishReason,
+    PromptTokensDetails,
+    StopReason,
+    UsageInfo,
+)
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import TokenLogprob
 
 # JSON has no -Infinity; vLLM's and OpenAI's floor.
 MIN_LOGPROB = -9999.0
 
-_FINISH_REASONS = {
+_FINISH_REASONS: Mapping[common_pb2.FinishReason, FinishReason] = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_ABORT: "abort",
@@ -21,48 +36,37 @@ _FINISH_REASONS = {
 
 @dataclass(frozen=True)
 class Head:
-    """What every chunk of an answer repeats."""
+    """What an answer, and every chunk of it, begins with."""
 
     id: str
-    created: int
+    created: int  # Unix time, seconds
     model: str
-
-    def members(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": None,
-        }
 
 
 class Answer(Protocol):
-    """The wire format of one answer: streamed (start, delta..., end) or whole."""
+    """The wire format of one answer: streamed (start, delta..., end) or whole. `out` takes the pieces of the stream."""
 
     operation: str
 
-    def start(self, generations: Sequence[Generation], usage: "UsageTotal") -> str:
-        """Events before any text; the first news has arrived."""
+    def start(self, out: list[bytes], generations: Sequence[Generation], usage: "UsageTotal") -> None:
+        """Events before any text, if there are any; the first news has arrived."""
 
-    def delta(self, generation: Generation, news: Response, usage: "UsageTotal") -> str:
-        """Events that say the news; empty if it says nothing to a client yet."""
+    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: "UsageTotal") -> None:
+        """Events that say the news; none if it says nothing to a client yet."""
 
-    def end(self, usage: "UsageTotal") -> str:
+    def end(self, out: list[bytes], usage: "UsageTotal") -> None:
         """The last events."""
 
-    def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: "UsageTotal"
-    ) -> dict[str, Any]:
+    def whole(self, generations: Sequence[Generation], outputs: Sequence[Response], usage: "UsageTotal") -> Body:
         """The answer to a client that does not stream."""
 
 
-def finish_reason(response: Response) -> str | None:
-    return _FINISH_REASONS[response.finish_reason] if response.finish_reason else None
+def finish_reason(response: Response) -> FinishReason:
+    """Of a response that has one."""
+    return _FINISH_REASONS[response.finish_reason]
 
 
-def stop_reason(response: Response) -> str | int | None:
-    """The stop string or stop token that ended the generation (an extension of OpenAI's format)."""
+def stop_reason(response: Response) -> StopReason:
     if isinstance(response, Delta):
         return None
     which = response.WhichOneof("stop_reason")
@@ -93,11 +97,48 @@ class UsageTotal:
     def cached_tokens(self) -> int:
         return sum(one.usage.cached_tokens for one in self._generations[:: self._choices_per_prompt])
 
-    def members(self) -> dict[str, Any]:
+    def info(self) -> UsageInfo:
         prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+        return UsageInfo(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+        )
+
+
+class ChunkWriter:
+    """The events of one streamed completion. What they share is encoded once: per token only the choice is."""
+
+    def __init__(self, chunk: ChatCompletionChunk | CompletionChunk, options: StreamOptions | None) -> None:
+        """chunk: without choices; what all the events have in common."""
+        # One more event with the usage at the end, and `usage: null` in the others.
+        self._include_usage = bool(options and options.include_usage)
+        # The usage up to there instead of null.
+        self._continuous_usage = bool(options and options.include_usage and options.continuous_usage_stats)
+        if self._include_usage:
+            chunk.usage = None
+        self._chunk = chunk
+        # No string holds the separator: its quotes would be escaped there.
+        head, end = event(chunk).split(b'"choices":[]')
+        self._head, self._end = head + b'"choices":[', b"]" + end
+
+    def chunk(
+        self,
+        out: list[bytes],
+        choice: ChatChunkChoice | CompletionChunkChoice,
+        usage: UsageTotal,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """usage: up to here; extra: further fields of this chunk."""
+        if extra or self._continuous_usage:
+            fields = {"usage": usage.info()} if self._continuous_usage else {}
+            out.append(event(msgspec.structs.replace(self._chunk, choices=[choice], **fields, **(extra or {}))))
+        else:
+            out += (self._head, encode(choice), self._end)
+
+    def end(self, out: list[bytes], usage: UsageTotal) -> None:
+        """The last events."""
+        if self._include_usage:
+            out.append(event(msgspec.structs.replace(self._chunk, usage=usage.info())))
+        out.append(DONE)

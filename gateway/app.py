@@ -8,23 +8,36 @@ from typing import TypeVar
 import grpc
 from fastapi import APIRouter, FastAPI, Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from starlette.responses import JSONResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from pagewire import __version__, rpc, telemetry
 from pagewire.config import GatewayConfig
-from pagewire.gateway import docs, metrics
+from pagewire.gateway import metrics, openapi
 from pagewire.gateway.answer import Head
 from pagewire.gateway.chat import ChatAnswer
 from pagewire.gateway.completions import CompletionAnswer
-from pagewire.gateway.edge import Drain, Edge, exchange_of
+from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
 from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.schema import (
+from pagewire.gateway.middleware import GracefulShutdown, RequestMiddleware, request_context
+from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationParameters,
     TokenizeRequest,
+)
+from pagewire.gateway.schema.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    DetokenizeResponse,
+    Health,
+    Model,
+    ModelList,
+    TokenizeResponse,
+    Version,
 )
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.tokenizer_link import TokenizerLink
@@ -38,15 +51,14 @@ PROBE_TIMEOUT_S = 2.0
 
 Reply = TypeVar("Reply")
 
-router = APIRouter()
-generation = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute)
 
 
 class Gateway:
     """What the routes share: the way to the tokenizer service."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        self.drain = Drain()
+        self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -80,7 +92,7 @@ class Gateway:
 
     async def why_not_ready(self) -> str:
         """Why the line cannot serve; "" if it can."""
-        if self.drain.draining:
+        if self.shutdown.begun:
             return "this gateway is shutting down"
         request = health_pb2.HealthCheckRequest(service="pagewire.v1.InferenceService")
         try:
@@ -105,11 +117,12 @@ class Gateway:
 
 
 def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
-    app = FastAPI(title="Pagewire", version=__version__, description=docs.DESCRIPTION, responses=docs.ERROR_RESPONSES)
+    app = openapi.DocumentedApp(
+        title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
+    )
     app.state.gateway = gateway
-    app.add_middleware(Edge, api_key=config.api_key, drain=gateway.drain)
+    app.add_middleware(RequestMiddleware, api_key=config.api_key, shutdown=gateway.shutdown)
     install_handlers(app)
-    app.include_router(generation)
     app.include_router(router)
     return app
 
@@ -120,108 +133,102 @@ def _gateway(request: Request) -> Gateway:
 
 
 async def _head(request: Request, body: GenerationParameters, prefix: str) -> Head:
-    exchange = exchange_of(request.scope)
+    context = request_context(request.scope)
     if body.request_id is not None and "x-request-id" not in request.headers:
-        exchange.request_id = body.request_id
+        context.request_id = body.request_id
     model = body.model or await _gateway(request).default_model()
-    return Head(id=f"{prefix}-{exchange.request_id}", created=int(time.time()), model=model)
+    return Head(id=f"{prefix}-{context.request_id}", created=int(time.time()), model=model)
 
 
-@generation.post(
+@router.post(
     "/v1/chat/completions",
     tags=["generation"],
-    response_model=None,
-    responses=docs.generation_responses(docs.ChatCompletion, "chat.completion.chunk"),
+    responses=openapi.generation_responses(ChatCompletion, ChatCompletionChunk),
 )
-async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     answer = ChatAnswer(body, await _head(request, body, "chatcmpl"))
     return GenerationResponse(_gateway(request).link, body, chat_requests(body), answer)
 
 
-@generation.post(
+@router.post(
     "/v1/completions",
     tags=["generation"],
-    response_model=None,
-    responses=docs.generation_responses(docs.Completion, "text_completion"),
+    responses=openapi.generation_responses(Completion, CompletionChunk),
 )
-async def create_completion(body: CompletionRequest, request: Request) -> Response:
+async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     answer = CompletionAnswer(body, await _head(request, body, "cmpl"))
     return GenerationResponse(_gateway(request).link, body, completion_requests(body), answer)
 
 
 @router.get("/v1/models", tags=["models"])
-async def list_models(request: Request) -> dict[str, object]:
-    models = await _gateway(request).list_models()
-    return {"object": "list", "data": [_model_card(model) for model in models]}
+async def list_models(request: Request) -> ModelList:
+    return ModelList(data=[_model(model) for model in await _gateway(request).list_models()])
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
-async def retrieve_model(model: str, request: Request) -> dict[str, object]:
+async def retrieve_model(request: Request, model: str) -> Model:
     models = await _gateway(request).list_models()
     for served in models:
         if served.id == model:
-            return _model_card(served)
+            return _model(served)
     names = ", ".join(served.id for served in models)
     raise ApiError(404, f"no model {model!r}; served: {names}", param="model", code="model_not_found")
 
 
-def _model_card(model: inference_pb2.Model) -> dict[str, object]:
-    return {
-        "id": model.id,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "pagewire",
-        "root": model.root,
-        "parent": None,
-        "max_model_len": model.max_model_len or None,
-    }
+def _model(model: inference_pb2.Model) -> Model:
+    return Model(id=model.id, created=model.created, root=model.root, max_model_len=model.max_model_len or None)
 
 
 @router.post("/tokenize", tags=["tokens"])
-async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, object]:
+async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     """Text or messages to token ids, exactly as a completion would see them."""
     gateway = _gateway(request)
     answer = await gateway.call(gateway.inference.Tokenize, tokenize_request(body))
-    return {
-        "count": len(answer.token_ids),
-        "max_model_len": answer.max_model_len,
-        "tokens": list(answer.token_ids),
-        "token_strs": list(answer.token_strs) if body.return_token_strs else None,
-    }
+    return TokenizeResponse(
+        count=len(answer.token_ids),
+        max_model_len=answer.max_model_len,
+        tokens=list(answer.token_ids),
+        token_strs=list(answer.token_strs) if body.return_token_strs else None,
+    )
 
 
 @router.post("/detokenize", tags=["tokens"])
-async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, object]:
+async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     """Token ids to text."""
     upstream = inference_pb2.DetokenizeRequest(model=body.model or "", token_ids=body.tokens)
     gateway = _gateway(request)
-    return {"prompt": (await gateway.call(gateway.inference.Detokenize, upstream)).text}
+    return DetokenizeResponse(prompt=(await gateway.call(gateway.inference.Detokenize, upstream)).text)
 
 
 @router.get("/livez", tags=["operation"])
-async def livez() -> dict[str, object]:
+async def livez(request: Request) -> Health:
     """Whether this process runs. Needs no key."""
-    return {"status": "ok"}
+    return Health(status="ok")
 
 
-@router.get("/health", tags=["operation"])
-@router.get("/readyz", tags=["operation"])
+_READY: openapi.Responses = {
+    200: openapi.response(Health, "Ready."),
+    503: openapi.response(Health, "Not ready; `reason` says why."),
+}
+
+
+@router.get("/health", tags=["operation"], responses=_READY)
+@router.get("/readyz", tags=["operation"], responses=_READY)
 async def ready(request: Request) -> Response:
     """Whether a request would be served, by the whole line. Needs no key."""
-    reason = await _gateway(request).why_not_ready()
-    if reason:
-        return JSONResponse({"status": "unavailable", "reason": reason}, status_code=503)
-    return JSONResponse({"status": "ok"})
+    if reason := await _gateway(request).why_not_ready():
+        return json_response(Health(status="unavailable", reason=reason), 503)
+    return json_response(Health(status="ok"))
 
 
 @router.get("/version", tags=["operation"])
-async def version() -> dict[str, object]:
-    return {"version": __version__}
+async def version(request: Request) -> Version:
+    return Version(version=__version__)
 
 
-@router.get("/metrics", tags=["operation"], response_class=Response)
+@router.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
 async def get_metrics(request: Request) -> Response:
     """Prometheus metrics of all services."""
     return Response(await _gateway(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

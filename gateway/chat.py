@@ -1,12 +1,23 @@
 """Answers to /v1/chat/completions."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from pagewire.gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from msgspec import UNSET
+
+from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
 from pagewire.gateway.reply import Generation, Response
-from pagewire.gateway.schema import ChatCompletionRequest
-from pagewire.gateway.sse import ChunkWriter, dumps
+from pagewire.gateway.schema.requests import ChatCompletionRequest
+from pagewire.gateway.schema.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    TopLogprob,
+)
 from pagewire.v1.inference_pb2 import TokenLogprob
 
 
@@ -17,77 +28,77 @@ class ChatAnswer:
         self._logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._head = head
-        options = body.stream_options
         self._writer = ChunkWriter(
-            head.members("chat.completion.chunk"),
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+            ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
+        # Filled anew for each token, as making the two objects takes as long as encoding them.
+        self._choice_of_news = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
-    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> str:
-        # All choices have one prompt; it came with the first news of any of them.
-        prompt = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
-        extra = f'"prompt_token_ids":{prompt},' if self._return_token_ids else ""
-        role = '{"role":"assistant","content":""}'
-        return "".join(
-            self._writer.chunk(
-                f'{{"index":{generation.index},"delta":{role},"logprobs":null,"finish_reason":null}}', usage, extra
-            )
-            for generation in generations
-        )
+    def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:
+        extra = {}
+        if self._return_token_ids:
+            # All choices have one prompt; it came with the first news of any of them.
+            extra["prompt_token_ids"] = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
+        delta = ChatDelta(role="assistant", content="")
+        for generation in generations:
+            self._writer.chunk(out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra)
 
-    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> str:
-        index = generation.index
-        events = ""
+    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: UsageTotal) -> None:
         if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
-            logprobs = dumps(_logprobs(news.logprobs)) if self._logprobs else "null"
-            token_ids = f',"token_ids":{list(news.token_ids)}' if self._return_token_ids else ""
-            events = self._writer.chunk(
-                f'{{"index":{index},"delta":{{"content":{dumps(news.text)}}},"logprobs":{logprobs}'
-                f',"finish_reason":null{token_ids}}}',
-                usage,
-            )
+            choice = self._choice_of_news
+            choice.index, choice.delta.content = generation.index, news.text
+            if self._logprobs:
+                choice.logprobs = _logprobs(news.logprobs)
+            if self._return_token_ids:
+                choice.token_ids = list(news.token_ids)
+            self._writer.chunk(out, choice, usage)
         if news.finish_reason:
-            events += self._writer.chunk(
-                f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{finish_reason(news)}"'
-                f',"stop_reason":{dumps(stop_reason(news))}}}',
-                usage,
+            choice = ChatChunkChoice(
+                index=generation.index,
+                delta=ChatDelta(),
+                finish_reason=finish_reason(news),
+                stop_reason=stop_reason(news),
             )
-        return events
+            self._writer.chunk(out, choice, usage)
 
-    def end(self, usage: UsageTotal) -> str:
-        return self._writer.end(usage)
+    def end(self, out: list[bytes], usage: UsageTotal) -> None:
+        self._writer.end(out, usage)
 
     def whole(
         self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal
-    ) -> dict[str, Any]:
-        answer = self._head.members("chat.completion")
-        answer["choices"] = [self._choice(index, output) for index, output in enumerate(outputs)]
-        answer["usage"] = usage.members()
-        if self._return_token_ids:
-            answer["prompt_token_ids"] = generations[0].prompt_token_ids
-        return answer
+    ) -> ChatCompletion:
+        return ChatCompletion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[self._choice(index, output) for index, output in enumerate(outputs)],
+            usage=usage.info(),
+            prompt_token_ids=generations[0].prompt_token_ids if self._return_token_ids else UNSET,
+        )
 
-    def _choice(self, index: int, output: Response) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
-            "logprobs": _logprobs(output.logprobs) if self._logprobs else None,
-            "finish_reason": finish_reason(output),
-            "stop_reason": stop_reason(output),
-        }
-        if self._return_token_ids:
-            choice["token_ids"] = list(output.token_ids)
-        return choice
+    def _choice(self, index: int, output: Response) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=AssistantMessage(content=output.text),
+            logprobs=_logprobs(output.logprobs) if self._logprobs else None,
+            finish_reason=finish_reason(output),
+            stop_reason=stop_reason(output),
+            token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
+        )
 
 
-def _logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    return {
-        "content": [
-            {**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top_logprobs]} for token in tokens
+def _logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
+    return ChatLogprobs(
+        content=[
+            ChatLogprob(
+                token=token.token,
+                logprob=logprob_of(token),
+                bytes=list(token.token_bytes),
+                top_logprobs=[
+                    TopLogprob(token=other.token, logprob=logprob_of(other), bytes=list(other.token_bytes))
+                    for other in token.top_logprobs
+                ],
+            )
+            for token in tokens
         ]
-    }
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": logprob_of(token), "bytes": list(token.token_bytes)}
+    )

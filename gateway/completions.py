@@ -1,12 +1,19 @@
 """Answers to /v1/completions."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from pagewire.gateway.answer import Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from msgspec import UNSET
+
+from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
 from pagewire.gateway.reply import Generation, Response
-from pagewire.gateway.schema import CompletionRequest
-from pagewire.gateway.sse import ChunkWriter, dumps
+from pagewire.gateway.schema.requests import CompletionRequest
+from pagewire.gateway.schema.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+)
 from pagewire.v1.inference_pb2 import TokenLogprob
 
 
@@ -21,75 +28,63 @@ class CompletionAnswer:
         self._offsets: dict[int, int] = {}
         # Choices whose prompt token ids were sent.
         self._prompts_sent: set[int] = set()
-        options = body.stream_options
         self._writer = ChunkWriter(
-            head.members("text_completion"),
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+            CompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
+        )
+        # Filled anew for each token, as making it takes half as long as encoding it.
+        self._choice_of_news = CompletionChunkChoice(index=0, text="")
+
+    def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:
+        """Nothing: the first text is the first event."""
+
+    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: UsageTotal) -> None:
+        if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
+            choice = self._choice_of_news
+            choice.index, choice.text = generation.index, news.text
+            if self._logprobs:
+                choice.logprobs = self._logprobs_of(generation.index, news.logprobs)
+            if self._return_token_ids:
+                choice.token_ids = list(news.token_ids)
+                is_first = generation.index not in self._prompts_sent
+                choice.prompt_token_ids = generation.prompt_token_ids if is_first else UNSET
+                self._prompts_sent.add(generation.index)
+            self._writer.chunk(out, choice, usage)
+        if news.finish_reason:
+            choice = CompletionChunkChoice(
+                index=generation.index, text="", finish_reason=finish_reason(news), stop_reason=stop_reason(news)
+            )
+            self._writer.chunk(out, choice, usage)
+
+    def end(self, out: list[bytes], usage: UsageTotal) -> None:
+        self._writer.end(out, usage)
+
+    def whole(self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal) -> Completion:
+        return Completion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[self._choice(generation, output) for generation, output in zip(generations, outputs, strict=True)],
+            usage=usage.info(),
         )
 
-    def start(self, generations: Sequence[Generation], usage: UsageTotal) -> str:
-        return ""
+    def _choice(self, generation: Generation, output: Response) -> CompletionChoice:
+        return CompletionChoice(
+            index=generation.index,
+            text=output.text,
+            logprobs=self._logprobs_of(generation.index, output.logprobs) if self._logprobs else None,
+            finish_reason=finish_reason(output),
+            stop_reason=stop_reason(output),
+            prompt_token_ids=generation.prompt_token_ids if self._return_token_ids else UNSET,
+            token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
+        )
 
-    def delta(self, generation: Generation, news: Response, usage: UsageTotal) -> str:
-        index = generation.index
-        events = ""
-        if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
-            logprobs = dumps(self._logprobs_of(index, news.logprobs)) if self._logprobs else "null"
-            token_ids = self._token_ids(generation, news) if self._return_token_ids else ""
-            events = self._writer.chunk(
-                f'{{"index":{index},"text":{dumps(news.text)},"logprobs":{logprobs},"finish_reason":null{token_ids}}}',
-                usage,
-            )
-        if news.finish_reason:
-            events += self._writer.chunk(
-                f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{finish_reason(news)}"'
-                f',"stop_reason":{dumps(stop_reason(news))}}}',
-                usage,
-            )
-        return events
-
-    def _token_ids(self, generation: Generation, news: Response) -> str:
-        token_ids = f',"token_ids":{list(news.token_ids)}'
-        if generation.index in self._prompts_sent:
-            return token_ids
-        self._prompts_sent.add(generation.index)
-        return f',"prompt_token_ids":{generation.prompt_token_ids}{token_ids}'
-
-    def end(self, usage: UsageTotal) -> str:
-        return self._writer.end(usage)
-
-    def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal
-    ) -> dict[str, Any]:
-        answer = self._head.members("text_completion")
-        answer["choices"] = [
-            self._choice(generation, output) for generation, output in zip(generations, outputs, strict=True)
-        ]
-        answer["usage"] = usage.members()
-        return answer
-
-    def _choice(self, generation: Generation, output: Response) -> dict[str, Any]:
-        choice = {
-            "index": generation.index,
-            "text": output.text,
-            "logprobs": self._logprobs_of(generation.index, output.logprobs) if self._logprobs else None,
-            "finish_reason": finish_reason(output),
-            "stop_reason": stop_reason(output),
-        }
-        if self._return_token_ids:
-            choice["prompt_token_ids"] = generation.prompt_token_ids
-            choice["token_ids"] = list(output.token_ids)
-        return choice
-
-    def _logprobs_of(self, index: int, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-        """OpenAI's legacy columns. top_logprobs holds the chosen token as well, whatever its rank."""
-        logprobs: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def _logprobs_of(self, index: int, tokens: Iterable[TokenLogprob]) -> CompletionLogprobs:
+        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token in tokens:
             offset = self._offsets.get(index, 0)
-            logprobs["tokens"].append(token.token)
-            logprobs["token_logprobs"].append(logprob_of(token))
-            logprobs["top_logprobs"].append({other.token: logprob_of(other) for other in (token, *token.top_logprobs)})
-            logprobs["text_offset"].append(offset)
+            logprobs.tokens.append(token.token)
+            logprobs.token_logprobs.append(logprob_of(token))
+            logprobs.top_logprobs.append({other.token: logprob_of(other) for other in (token, *token.top_logprobs)})
+            logprobs.text_offset.append(offset)
             self._offsets[index] = offset + len(token.token)
         return logprobs

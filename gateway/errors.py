@@ -1,6 +1,5 @@
 """Errors in the shape an OpenAI client expects: {"error": {"message", "type", "param", "code"}}."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from pagewire.gateway.encoding import json_response
+from pagewire.gateway.schema.responses import ErrorDetail, ErrorResponse
 from pagewire.rpc import RpcError
 
 RETRY_AFTER_S = 1
@@ -53,9 +54,9 @@ class ApiError(Exception):
         self.param = param
         self.code = code
 
-    def body(self) -> dict[str, Any]:
-        error_type = _TYPES.get(self.status, "server_error")
-        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+    def body(self) -> ErrorResponse:
+        kind = _TYPES.get(self.status, "server_error")
+        return ErrorResponse(error=ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code))
 
 
 def from_rpc(error: RpcError) -> ApiError:
@@ -71,8 +72,7 @@ def error_response(error: ApiError) -> Response:
         headers["retry-after"] = str(RETRY_AFTER_S)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    content = json.dumps(error.body(), ensure_ascii=False)
-    return Response(content, status_code=error.status, headers=headers, media_type="application/json")
+    return json_response(error.body(), error.status, headers)
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -1,5 +1,6 @@
-"""Routes whose endpoint takes a JSON body: from bytes to its model, without FastAPI's search for dependencies."""
+"""Routes that take and return JSON, without FastAPI's search for dependencies."""
 
+import inspect
 import json
 from collections.abc import Callable, Coroutine
 from email.message import Message
@@ -11,31 +12,51 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pagewire.gateway import openapi
+from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.responses import Body
 
 
 class JsonRoute(APIRoute):
-    """A route of `endpoint(body: Model, request) -> Response`.
+    """A route of `endpoint(request, body: Model, ...) -> Body`, or `-> Response`; `...`: the path's parameters.
 
-    It is documented and refuses what it cannot read as any of FastAPI's. Their handler takes longer than all else that
-    the gateway does for a short request, mostly to find that there are no dependencies.
+    The body is optional, and documented as any of FastAPI's; the returned type is documented as the answer. FastAPI's
+    own handler takes longer than all else that the gateway does for a short request, mostly to find that there are no
+    dependencies.
     """
+
+    def __init__(
+        self, path: str, endpoint: Callable[..., Any], *, responses: openapi.Responses | None = None, **options: Any
+    ) -> None:
+        returned = get_type_hints(endpoint)["return"]
+        if issubclass(returned, Body):
+            responses = {200: openapi.response(returned), **(responses or {})}
+        super().__init__(path, endpoint, responses=responses, **options | {"response_model": None})
+        unknown = inspect.signature(endpoint).parameters.keys() - {"request", "body", *self.param_convertors}
+        if unknown:
+            raise TypeError(f"{path}: an endpoint takes request, body and what its path names, not {sorted(unknown)}")
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint = self.endpoint
-        model: type[BaseModel] = get_type_hints(endpoint)["body"]
+        model: type[BaseModel] | None = get_type_hints(endpoint).get("body")
 
         async def handle(request: Request) -> Response:
-            body = await _read(request)
-            try:
-                parsed = model.model_validate(body)
-            except ValidationError as error:
-                located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-                raise RequestValidationError(located, body=body) from None
-            response: Response = await endpoint(parsed, request)
-            return response
+            arguments = dict(request.path_params)
+            if model is not None:
+                arguments["body"] = _parse(model, await _read(request))
+            answer = await endpoint(request=request, **arguments)
+            return json_response(answer) if isinstance(answer, Body) else answer
 
         return handle
+
+
+def _parse(model: type[BaseModel], body: Any) -> BaseModel:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise RequestValidationError(located, body=body) from None
 
 
 async def _read(request: Request) -> Any:

@@ -106,9 +106,9 @@ async def serve(
 
 
 async def _drain(gateway: Gateway, timeout: float) -> None:
-    gateway.drain.draining = True
+    gateway.shutdown.begun = True
     try:
-        await asyncio.wait_for(gateway.drain.wait_idle(), timeout)
+        await asyncio.wait_for(gateway.shutdown.wait_idle(), timeout)
     except TimeoutError:
         logger.warning("%d generations still running after %g s are cut off", gateway.link.num_live, timeout)
         gateway.link.fail_all(lambda: RpcError(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again"))

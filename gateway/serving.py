@@ -9,12 +9,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire import telemetry
-from pagewire.gateway import metrics, sse
+from pagewire.gateway import metrics
 from pagewire.gateway.answer import Answer, UsageTotal, finish_reason
-from pagewire.gateway.edge import CLIENT_GONE, Exchange, exchange_of
+from pagewire.gateway.encoding import DONE, EVENT_STREAM_HEADERS, encode, event
 from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.middleware import CLIENT_GONE, RequestContext, request_context
 from pagewire.gateway.reply import Reply
-from pagewire.gateway.schema import GenerationParameters
+from pagewire.gateway.schema.requests import GenerationParameters
 from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.rpc import RpcError
 from pagewire.v1.inference_pb2 import GenerateRequest
@@ -46,28 +47,28 @@ class GenerationResponse(Response):
         self._failure: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = exchange_of(scope)
+        context = request_context(scope)
         span = telemetry.Span(f"{scope['method']} {scope['path']}", _traceparent(scope["headers"]), serves=True)
-        _label(self._requests, exchange.request_id, span.traceparent)
+        _label(self._requests, context.request_id, span.traceparent)
         status = 0
         try:
-            await self._serve(exchange, receive, send)
+            await self._serve(context, receive, send)
         except ClientGone:
             self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()
-            exchange.status = CLIENT_GONE
+            context.status = CLIENT_GONE
         except ApiError as error:
             self._failure = error.message
             status = error.status
             raise
         finally:
-            exchange.note = f" prompt={self._usage.prompt_tokens} completion={self._usage.completion_tokens}"
+            context.note = f" prompt={self._usage.prompt_tokens} completion={self._usage.completion_tokens}"
             if self._failure is not None:
-                exchange.note += f": {self._failure}"
-            attributes = self._attributes(scope, exchange, status or exchange.status) if telemetry.tracing() else None
+                context.note += f": {self._failure}"
+            attributes = self._attributes(scope, context, status or context.status) if telemetry.tracing() else None
             span.end(attributes, error=self._failure)
 
-    async def _serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _serve(self, context: RequestContext, receive: Receive, send: Send) -> None:
         try:
             reply = self._link.submit(self._requests, streaming=bool(self._body.stream))
         except RpcError as error:
@@ -77,7 +78,7 @@ class GenerationResponse(Response):
         try:
             if self._body.stream:
                 # In a task of its own, so that a token does not wake all the layers that wait for the response's end.
-                await asyncio.create_task(self._stream(reply, exchange, send))
+                await asyncio.create_task(self._stream(reply, context, send))
             else:
                 await self._whole(reply, send)
         except RpcError as error:
@@ -86,43 +87,47 @@ class GenerationResponse(Response):
             watch.cancel()
             reply.abort()
         if self._failure is None:
-            metrics.E2E_LATENCY.labels(self._answer.operation).observe(exchange.elapsed)
+            metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
     async def _whole(self, reply: Reply, send: Send) -> None:
         news = await reply.whole()
         outputs = [response for _, response in sorted(news, key=lambda item: item[0])]
-        self._finish_reasons = [finish_reason(output) or "" for output in outputs]
-        content = sse.dumps(self._answer.whole(reply.generations, outputs, self._usage)).encode()
+        self._finish_reasons = [finish_reason(output) for output in outputs]
+        content = encode(self._answer.whole(reply.generations, outputs, self._usage))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
-    async def _stream(self, reply: Reply, exchange: Exchange, send: Send) -> None:
+    async def _stream(self, reply: Reply, context: RequestContext, send: Send) -> None:
         """The head waits for the first news: until then an error has a status of its own."""
-        answer, usage = self._answer, self._usage
+        answer, usage, started = self._answer, self._usage, False
         try:
             while news := await reply.next():
-                events = "" if exchange.status else answer.start(reply.generations, usage)
+                events: list[bytes] = []
+                if not started:
+                    answer.start(events, reply.generations, usage)
                 for index, response in news:
-                    events += answer.delta(reply.generations[index], response, usage)
+                    answer.delta(events, reply.generations[index], response, usage)
                     if response.finish_reason:
-                        self._finish_reasons[index] = finish_reason(response) or ""
-                if not exchange.status:
-                    metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(exchange.elapsed)
-                    await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
-                    send = exchange.send  # what lies between has seen all it has to
+                        self._finish_reasons[index] = finish_reason(response)
+                if not started:
+                    started = True
+                    metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(context.elapsed)
+                    await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
+                    send = context.send  # what lies between has seen all it has to
                 if events:
-                    await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
-            last = self._answer.end(self._usage)
+                    await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+            last: list[bytes] = []
+            answer.end(last, usage)
         except (ApiError, RpcError) as error:
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
-            if not exchange.status:
+            if not context.status:
                 raise api_error from error
             self._failure = api_error.message
-            last = sse.error_event(api_error)
-        await send({"type": "http.response.body", "body": last.encode()})
+            last = [event(api_error.body()), DONE]
+        await send({"type": "http.response.body", "body": b"".join(last)})
 
-    def _attributes(self, scope: Scope, exchange: Exchange, status: int) -> dict[str, Any]:
+    def _attributes(self, scope: Scope, context: RequestContext, status: int) -> dict[str, Any]:
         """OpenTelemetry's HTTP and GenAI conventions."""
         body = self._body
         attributes = {
@@ -141,7 +146,7 @@ class GenerationResponse(Response):
             "gen_ai.request.frequency_penalty": body.frequency_penalty,
             "gen_ai.request.max_tokens": self._requests[0].sampling_params.max_tokens or None,
             "gen_ai.request.stop_sequences": list(self._requests[0].stop) or None,
-            "gen_ai.response.id": exchange.request_id,
+            "gen_ai.response.id": context.request_id,
             "gen_ai.response.finish_reasons": [reason for reason in self._finish_reasons if reason],
             "gen_ai.usage.input_tokens": self._usage.prompt_tokens,
             "gen_ai.usage.output_tokens": self._usage.completion_tokens,

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.schema import (
+from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     ChatPromptParameters,
     CompletionRequest,

@@ -18,11 +18,12 @@ from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.news import News, NewsBox
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request, too_long
 from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
-from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1 import scheduler_pb2
 

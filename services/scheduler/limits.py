@@ -36,8 +36,9 @@ class StepLimits:
         return min(num_new_tokens, budget)
 
     def draft_budget(self, num_running: int) -> int:
-        """Tokens of a step that may be drafts: those that are left when every running request has one of its own."""
-        return self.max_num_batched_tokens - num_running if self._max_draft_tokens else 0
+        """Tokens of a step that may be drafts: half of what is left when every running request has one of its own. The
+        other half is for prompts."""
+        return (self.max_num_batched_tokens - num_running) // 2 if self._max_draft_tokens else 0
 
     def num_drafts(self, draft_budget: int, max_gain: int) -> int:
         """How many tokens to draft for a request that may gain max_gain tokens, at least one, in this step."""

@@ -15,10 +15,11 @@ from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager
 from pagewire.services.scheduler.limits import StepLimits
+from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.policy import WaitingQueue, by_order, has_priority, num_victims
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
-from pagewire.services.scheduler.step import InvalidResult, NewRequest, Outputs, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import InvalidResult, NewRequest, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
 
 # Whether the replica that asks takes the first of the waiting requests.
@@ -100,7 +101,7 @@ class Replica:
         if self._kv is None or len(self._in_flight) >= self._config.pipeline_depth:
             return None
         step = ScheduledStep(self._last_step_id + 1)
-        self._make_room_for_higher_priority(self._kv, waiting)
+        self._make_room_for_higher_priority(self._kv, waiting, takes)
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(self._kv, step, waiting, takes)
         if self.num_preemptions == num_preemptions:
@@ -124,62 +125,13 @@ class Replica:
             raise InvalidResult(f"the executor answered step {result.step_id}, but no step is in flight")
         step = self._in_flight.popleft()
         step.check(result)
-        outputs = Outputs()
-        is_plain = len(result.token_ids) == len(step.sampled) and not step.drafts_of
-        any_ended = self._append_one_each(step, result, outputs) if is_plain else self._gain(step, result, outputs)
-        if result.logprobs or result.vectors:
-            any_ended |= self._attach_extras(step, result, outputs)
-        if any_ended:
+        outputs = outcome(step, result)
+        for request, reason in outputs.ends:
+            self._release(request)
+            request.finish(reason)
+        if outputs.ends:
             self._running = [request for request in self._running if not request.is_finished]
         return outputs
-
-    def _append_one_each(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> bool:
-        """What `_gain` does where everybody gains just one token, as fast as can be; returns whether somebody ended."""
-        alive, gained, any_ended = outputs.requests, outputs.token_ids, False
-        for request, epoch, token_id in zip(step.sampled, step.epochs, result.token_ids, strict=True):
-            if request.epoch != epoch:
-                continue
-            request.num_output_placeholders -= 1
-            request.token_ids.append(token_id)
-            request.num_losses = 0
-            alive.append(request)
-            gained.append(token_id)
-            # find_end decides; most tokens are ruled out without a call.
-            if token_id in request.stop_token_ids or len(request.token_ids) >= request.max_num_tokens:
-                reason = request.find_end()
-                if reason is not None:
-                    self._end(request, reason)
-                    any_ended = True
-        outputs.num_tokens = [1] * len(alive)
-        return any_ended
-
-    def _gain(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> bool:
-        """Hands each request what it gained, up to its end; returns whether somebody ended."""
-        end, any_ended = 0, False
-        for i, (request, num_tokens) in enumerate(zip(step.sampled, result.num_tokens, strict=True)):
-            start, end = end, end + num_tokens
-            if request.epoch != step.epochs[i]:
-                continue
-            request.num_losses = 0
-            token_ids, reason = request.gain(result.token_ids[start:end], 1 + step.drafts_of.get(i, 0))
-            outputs.requests.append(request)
-            outputs.num_tokens.append(len(token_ids))
-            outputs.token_ids += token_ids
-            if reason is not None:
-                self._end(request, reason)
-                any_ended = True
-        return any_ended
-
-    def _attach_extras(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> bool:
-        """Log probabilities, and vectors, with which their requests end; returns whether there was one."""
-        index = {request.request_id: i for i, request in enumerate(outputs.requests)}
-        for found, extras in ((result.logprobs, outputs.logprobs), (result.vectors, outputs.vectors)):
-            for i, value in found.items():
-                if (j := index.get(step.sampled[i].request_id)) is not None:
-                    extras[j] = value
-        for j in outputs.vectors:
-            self._end(outputs.requests[j], FinishReason.STOP)
-        return bool(outputs.vectors)
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
@@ -357,10 +309,10 @@ class Replica:
             step.epochs.append(request.epoch)
         kv.cache_blocks(request)
 
-    def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue) -> None:
+    def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue, takes: Takes) -> None:
         """Preempts running requests of lower priority for the first waiting one, if it lacks a row or blocks and they
         suffice. Never happens under fcfs, where those that run came first."""
-        if waiting and self._running and has_priority(waiting.peek(), self._running[-1]):
+        if waiting and self._running and has_priority(waiting.peek(), self._running[-1]) and takes(waiting.peek()):
             for _ in range(num_victims(waiting.peek(), self._running, self.num_open_rows, kv)):
                 self._preempt_tail(waiting)
 
@@ -371,11 +323,6 @@ class Replica:
         request.preempt()
         waiting.push(request)
         self.num_preemptions += 1
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        """Ends a running request, which the caller takes out of `_running`."""
-        self._release(request)
-        request.finish(reason)
 
     def _release(self, request: Request) -> None:
         assert self._kv is not None

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.placement import is_placed_on
 from pagewire.services.scheduler.policy import POLICIES, WaitingQueue
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import ScheduledStep, StepResult
 
 
 class QueueFull(Exception):

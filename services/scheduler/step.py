@@ -92,16 +92,3 @@ class StepClock:
     execute_seconds: float  # of the device
     queue_seconds: float  # in the executor's queue
     idle_seconds: float | None  # the device waited for the step; None for a stream's first
-
-
-@dataclass(slots=True)
-class Outputs:
-    """What a step brought to the requests that are still alive, in parallel columns."""
-
-    requests: list[Request] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)  # gained by each, up to the request's end
-    token_ids: list[int] = field(default_factory=list)  # [sum(num_tokens)]
-    # Index into requests -> log probabilities of these tokens, and perhaps of some behind the end.
-    logprobs: dict[int, Any] = field(default_factory=dict)
-    # Index into requests -> the vector of a request that ended with it.
-    vectors: dict[int, Any] = field(default_factory=dict)

@@ -121,6 +121,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.step_s = 0.002
         self.tokens_per_step = 1
         self.columns = True  # without, as a service that is older than they
+        self.steps_left: int | None = None  # None: no end of them
         self.error: RpcError | None = None  # for every request that comes
         self.error_at: tuple[int, RpcError] | None = None  # after so many tokens
         self.break_at: int | None = None  # the stream, once, when a request has so many tokens
@@ -162,6 +163,10 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
             while True:
                 await asyncio.sleep(self.step_s)
                 await self.running.wait()
+                if live and self.steps_left is not None:
+                    if not self.steps_left:
+                        continue
+                    self.steps_left -= 1
                 if self._server is None:
                     raise RpcError(grpc.StatusCode.UNAVAILABLE, "the service stops")
                 if self.break_at is not None and any(one.num_done >= self.break_at for one in live.values()):

@@ -7,10 +7,11 @@ from typing import Any
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import Outputs, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import ScheduledStep, StepResult
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 

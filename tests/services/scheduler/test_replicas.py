@@ -166,7 +166,8 @@ async def test_a_request_may_yield_a_vector(tmp_path: Path) -> None:
         assert response.usage.prompt_tokens == 3000 and response.usage.completion_tokens == 0
         call = line.stub.Connect()
         await call.write(Connect(requests=[request.request, token_request(5, prompt_of(5), max_tokens=4)]))
-        vectors, collected = {}, Collected()
+        vectors: dict[int, list[float]] = {}
+        collected = Collected()
         while not collected.finish_reasons.keys() >= {0, 5}:
             message = await call.read()
             collected.add(message)

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -9,8 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from pagewire.services.scheduler.news import new_outbox
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
-from pagewire.services.scheduler.step import Outputs, StepResult
+from pagewire.services.scheduler.step import StepResult
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
@@ -27,7 +29,7 @@ def output_of(number: int, max_tokens: int, length: int = 20) -> list[int]:
     return expected_output(prompt_of(number, length), max_tokens, vocab_size=VOCAB_SIZE)
 
 
-def make_line(tmp_path: Path, *, step_seconds: float = 0.0, num_blocks: int = 256, **config: object) -> ServiceLine:
+def make_line(tmp_path: Path, *, step_seconds: float = 0.0, num_blocks: int = 256, **config: Any) -> ServiceLine:
     executor = FakeExecutorServicer(lambda: FakeExecutor(num_blocks=num_blocks), step_seconds=step_seconds)
     return ServiceLine(tmp_path, executor, **config)
 

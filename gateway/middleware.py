@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
-from pagewire.gateway.schema import REQUEST_ID_PATTERN
+from pagewire.gateway.schema.requests import REQUEST_ID_PATTERN
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 PROBES = frozenset({"/health", "/livez", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
-_SCOPE_KEY = "pagewire.exchange"
+_SCOPE_KEY = "pagewire.request"
 # nginx's status for a client that went away before its answer; never on the wire.
 CLIENT_GONE = 499
 
 
-class Exchange:
+class RequestContext:
     """One HTTP request and its response, as the log and the metrics see them."""
 
     __slots__ = ("note", "request_id", "send", "started", "status")
@@ -49,25 +49,25 @@ class Exchange:
         return time.monotonic() - self.started
 
 
-def exchange_of(scope: Scope) -> Exchange:
-    exchange: Exchange = scope[_SCOPE_KEY]
-    return exchange
+def request_context(scope: Scope) -> RequestContext:
+    context: RequestContext = scope[_SCOPE_KEY]
+    return context
 
 
-class Drain:
-    """Whether this gateway is shutting down, and what it still answers."""
+class GracefulShutdown:
+    """Whether this gateway is shutting down, and how many requests it still answers."""
 
     def __init__(self) -> None:
-        self.draining = False
+        self.begun = False
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def enter(self) -> None:
+    def request_begins(self) -> None:
         self._in_flight += 1
         self._idle.clear()
 
-    def leave(self) -> None:
+    def request_ends(self) -> None:
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
@@ -76,11 +76,11 @@ class Drain:
         await self._idle.wait()
 
 
-class Edge:
-    def __init__(self, app: ASGIApp, *, api_key: str | None, drain: Drain) -> None:
+class RequestMiddleware:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, shutdown: GracefulShutdown) -> None:
         self._app = app
         self._api_key = api_key.encode() if api_key else None
-        self._drain = drain
+        self._shutdown = shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,19 +88,19 @@ class Edge:
             return
         headers = dict(scope["headers"])
         given_id = headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange = Exchange(given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex, send)
-        scope[_SCOPE_KEY] = exchange
+        context = RequestContext(given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex, send)
+        scope[_SCOPE_KEY] = context
         quiet = scope["path"] in _QUIET
         metrics.HTTP_IN_FLIGHT.inc()
         if not quiet:
-            self._drain.enter()
+            self._shutdown.request_begins()
         try:
-            await self._answer(scope, headers, receive, _sender(exchange, send))
+            await self._answer(scope, headers, receive, _sender(context, send))
         finally:
             if not quiet:
-                self._drain.leave()
+                self._shutdown.request_ends()
             metrics.HTTP_IN_FLIGHT.dec()
-            _account(scope, exchange, quiet)
+            _record(scope, context, quiet)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         refusal = self._refuse(scope["path"], headers)
@@ -112,9 +112,9 @@ class Edge:
         except ClientDisconnect:  # with a part of its body unsent
             metrics.CLIENTS_GONE.inc()
         except Exception:
-            exchange = exchange_of(scope)
-            logger.exception("unexpected error", extra={"request_id": exchange.request_id})
-            if exchange.status:
+            context = request_context(scope)
+            logger.exception("unexpected error", extra={"request_id": context.request_id})
+            if context.status:
                 # The head is out: the cut connection is all that can still tell the client.
                 raise
             await error_response(ApiError(500, "internal error; the gateway's log has the cause"))(scope, receive, send)
@@ -126,7 +126,7 @@ class Edge:
             return ApiError(
                 401, "missing or wrong API key: send the header Authorization: Bearer KEY", code="invalid_api_key"
             )
-        if self._drain.draining and path not in _QUIET:
+        if self._shutdown.begun and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > MAX_BODY_BYTES:
@@ -158,25 +158,25 @@ def _limited(receive: Receive) -> Receive:
     return limited
 
 
-def _sender(exchange: Exchange, send: Send) -> Send:
+def _sender(context: RequestContext, send: Send) -> Send:
     async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
-            exchange.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode())]
+            context.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", context.request_id.encode())]
         await send(message)
 
     return sender
 
 
-def _account(scope: Scope, exchange: Exchange, quiet: bool) -> None:
+def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     route: Any = scope.get("route")
     # Paths that are no route would make one time series each.
     path = getattr(route, "path", "unknown")
-    status = exchange.status or CLIENT_GONE
+    status = context.status or CLIENT_GONE
     metrics.HTTP_REQUESTS.labels(scope["method"], path, str(status)).inc()
-    metrics.HTTP_DURATION.labels(scope["method"], path).observe(exchange.elapsed)
+    metrics.HTTP_DURATION.labels(scope["method"], path).observe(context.elapsed)
     if not quiet:
         logger.info(
-            "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, exchange.elapsed, exchange.note,
-            extra={"request_id": exchange.request_id},
+            "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,
+            extra={"request_id": context.request_id},
         )  # fmt: skip

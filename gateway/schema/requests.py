@@ -2,6 +2,10 @@
 
 Every parameter may be null, which means unset; defaults are those of the services that apply them. Sampling parameters
 are those of the table in `pagewire.sampling_params`.
+
+Responses are msgspec's, requests pydantic's: a response is encoded for each token, while a request is read once and has
+to be refused by name, with every violation of the parameter at fault. msgspec reports the first violation only and
+cannot tell [1, 2] from ["a", "b"] in a union.
 """
 
 from typing import Annotated, Any, Literal
@@ -18,7 +22,7 @@ from pydantic import (
 )
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.parameters import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
+from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
 from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, PARAMETERS, Parameter
 
 MAX_CHOICES = 128

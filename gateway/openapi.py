@@ -1,0 +1,78 @@
+"""What /openapi.json and /docs say: FastAPI's routes and request bodies, and the declared responses."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from pagewire.gateway.schema.responses import Body, ErrorResponse
+
+DESCRIPTION = """
+OpenAI-compatible API of a Pagewire server, with vLLM's extensions.
+
+With `--api-key`, every route but `/livez`, `/readyz` and `/health` needs the header `Authorization: Bearer KEY`.
+A parameter that is not supported is refused by name, never ignored; `null` means unset.
+`X-Request-Id` is taken from the request, or made, and returned.
+"""
+
+_REF = "#/components/schemas/{name}"
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def content(body: type[Body], media_type: str = "application/json") -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": _REF.format(name=body.__name__)}}}
+
+
+def response(body: type[Body], description: str = "The answer.") -> dict[str, Any]:
+    return {"description": description, "content": content(body)}
+
+
+def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
+    """Of a route that answers with `whole`, or streams events of which each carries a `chunk`."""
+    answer = response(whole, "The answer; with `stream: true` as events, each with a chunk, and at last `[DONE]`.")
+    answer["content"] |= content(chunk, "text/event-stream")
+    return {200: answer}
+
+
+_ERRORS: dict[int | str, str] = {
+    400: "A parameter is wrong, unknown or not supported; `param` names it.",
+    401: "The API key is missing or wrong.",
+    404: "No such route or model.",
+    413: "The body is too large.",
+    429: "Too many requests wait; try again after `Retry-After` seconds.",
+    500: "The server failed.",
+    503: "The engine is away; try again after `Retry-After` seconds.",
+    504: "The engine took too long.",
+    "default": "Any other error.",
+}
+
+ERROR_RESPONSES: Responses = {status: response(ErrorResponse, meaning) for status, meaning in _ERRORS.items()}
+
+
+class DocumentedApp(FastAPI):
+    """FastAPI, whose document also has every subclass of Body."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schemas = super().openapi()["components"]["schemas"]
+            for name, schema in _response_schemas():
+                if name in schemas:
+                    raise ValueError(f"a request and a response are both called {name}: rename one of them")
+                schemas[name] = schema
+        document: dict[str, Any] = super().openapi()
+        return document
+
+
+def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
+    bodies = Body.__subclasses__()
+    _, schemas = msgspec.json.schema_components(bodies, ref_template=_REF)
+    for body in bodies:
+        schema = schemas[body.__name__]
+        # A default saves the server from saying it each time; only what may be UNSET is ever left out.
+        fields = msgspec.structs.fields(body)
+        schema["required"] = [field.encode_name for field in fields if field.default is not msgspec.UNSET]
+        for member in schema["properties"].values():
+            member.pop("default", None)
+        yield body.__name__, schema

@@ -1,0 +1,123 @@
+"""What /openapi.json says is what the routes answer."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import httpx
+import jsonschema
+import pytest
+
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.schema.responses import Version
+from pagewire.rpc import RpcError
+from tests.gateway.fake_tokenizer import FakeTokenizer
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2, "stop": "a", "n": 3}
+TEXT_BODY = {"prompt": ["p", "q"], "logprobs": 2, "stop": "a", "n": 3}
+
+
+@pytest.fixture
+async def document(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer: dict[str, Any] = (await client.get("/openapi.json")).json()
+    return answer
+
+
+def check(document: dict[str, Any], route: str, method: str, status: int, media_type: str, value: Any) -> None:
+    """Whether the route may say the value."""
+    responses = document["paths"][route][method]["responses"]
+    response = responses.get(str(status), responses["default"])
+    schema = response["content"][media_type]["schema"] | {"components": document["components"]}
+    jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+
+
+async def test_documents(client: httpx.AsyncClient, document: dict[str, Any]) -> None:
+    assert (await client.get("/docs")).status_code == 200
+    responses = document["paths"][CHAT]["post"]["responses"]
+    assert {"400", "401", "404", "429", "503"} <= set(responses)
+    assert "422" not in responses
+    assert responses["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
+    success = responses["200"]["content"]
+    assert success["application/json"]["schema"]["$ref"].endswith("/ChatCompletion")
+    assert success["text/event-stream"]["schema"]["$ref"].endswith("/ChatCompletionChunk")
+    schemas = document["components"]["schemas"]
+    assert "temperature" in schemas["ChatCompletionRequest"]["properties"]
+    # What is always there is required, whether or not a type has a value for it.
+    assert {"id", "object", "system_fingerprint"} <= set(schemas["ChatCompletion"]["required"])
+    assert "prompt_token_ids" not in schemas["ChatCompletion"]["required"]
+
+
+async def test_every_schema_is_one_that_a_route_uses(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    used: set[str] = set()
+    pending = list(references(document["paths"]))
+    while pending:
+        name = pending.pop()
+        if name not in used:
+            used.add(name)
+            pending += references(schemas[name])
+    assert used == set(schemas)
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"].removeprefix("#/components/schemas/")
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        yield from references(one)
+
+
+@pytest.mark.parametrize("extra", [{}, {"return_token_ids": True}])
+@pytest.mark.parametrize(("route", "body"), [(CHAT, CHAT_BODY), (TEXT, TEXT_BODY)])
+async def test_generations(
+    client: httpx.AsyncClient, document: dict[str, Any], route: str, body: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    whole = await client.post(route, json=body | extra)
+    check(document, route, "post", whole.status_code, "application/json", whole.json())
+    for options in ({}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
+        stream = {"stream": True} | ({"stream_options": options} if options else {})
+        streamed = await client.post(route, json=body | extra | stream)
+        *events, done = [event.removeprefix("data: ") for event in streamed.text.split("\n\n") if event]
+        assert done == "[DONE]"
+        for event in events:
+            check(document, route, "post", 200, "text/event-stream", json.loads(event))
+
+
+async def test_other_answers_and_errors(
+    client: httpx.AsyncClient, document: dict[str, Any], fake: FakeTokenizer
+) -> None:
+    for method, route, path, body in [
+        ("get", "/v1/models", "/v1/models", None),
+        ("get", "/v1/models/{model}", "/v1/models/fake", None),
+        ("get", "/v1/models/{model}", "/v1/models/nobody", None),
+        ("post", "/tokenize", "/tokenize", {"prompt": "p"}),
+        ("post", "/tokenize", "/tokenize", {"prompt": "p", "return_token_strs": True}),
+        ("post", "/tokenize", "/tokenize", {"prompt": 5}),
+        ("post", "/detokenize", "/detokenize", {"tokens": [97]}),
+        ("get", "/livez", "/livez", None),
+        ("get", "/health", "/health", None),
+        ("get", "/version", "/version", None),
+        ("post", TEXT, TEXT, {}),
+        ("post", TEXT, TEXT, {"prompt": "p", "model": "nobody"}),
+    ]:
+        response = await client.request(method, path, json=body)
+        check(document, route, method, response.status_code, "application/json", response.json())
+    await fake.set_serving(False)
+    for route in ("/health", "/readyz"):
+        response = await client.get(route)
+        check(document, route, "get", 503, "application/json", response.json())
+    fake.error = RpcError(grpc.StatusCode.INTERNAL, "broken")
+    response = await client.post(TEXT, json=TEXT_BODY)
+    check(document, TEXT, "post", 500, "application/json", response.json())
+
+
+def test_an_endpoint_with_a_parameter_that_nothing_fills_is_refused() -> None:
+    async def endpoint(request: object, verbose: bool) -> Version:
+        return Version(version="1")
+
+    with pytest.raises(TypeError, match="verbose"):
+        JsonRoute("/version", endpoint)
