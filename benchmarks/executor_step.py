@@ -24,9 +24,10 @@ from pagewire.kernels.cpu import library
 from pagewire.kernels.cpu.recording import Memory, Recorded, record
 from pagewire.models import resolve_model
 from pagewire.services.executor import kv_cache
-from pagewire.services.executor.attention import AttentionMetadata
-from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.recorded_steps import MOST_TOKENS
+from pagewire.services.executor.step_context import StepContext
 
 BLOCK_SIZE = 16
 READ_BYTES = 1 << 29
@@ -107,11 +108,9 @@ def blocks_of(num_tokens: int) -> int:
 
 
 def bind_cache(model: Model, num_blocks: int) -> None:
-    caches = kv_cache.allocate(model, num_blocks, BLOCK_SIZE, model.config.dtype, torch.device("cpu"))
-    for cache in caches:
+    for cache in kv_cache.allocate(model, num_blocks, BLOCK_SIZE, torch.device("cpu")):
         # Written, since memory that never was is one page of zeros, which the processor's caches hold.
         cache.copy_(torch.randn(cache.shape[1:]))
-    model.bind_kv_cache(caches)
 
 
 def read_rate() -> float:
@@ -136,8 +135,7 @@ class Step:
 
     model: Model
     input_ids: Tensor
-    positions: Tensor
-    attn: AttentionMetadata
+    context: StepContext
     read_bytes: int
 
     @classmethod
@@ -155,7 +153,9 @@ class Step:
         table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
         positions = torch.arange(context, seq_len)
         slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
-        attn = AttentionMetadata(
+        step_context = StepContext(
+            positions.repeat(num_requests),
+            torch.arange(num_requests, dtype=torch.int32),
             torch.arange(num_requests + 1, dtype=torch.int32) * query_len,
             torch.full((num_requests,), seq_len, dtype=torch.int32),
             table,
@@ -163,13 +163,13 @@ class Step:
             query_len,
         )
         ids = torch.randint(model.config.vocab_size, (num_requests * query_len,))
-        kv_bytes = num_requests * seq_len * kv_cache.block_bytes(model, 1, model.config.dtype)
-        return cls(model, ids, positions.repeat(num_requests), attn, model.weight_bytes + kv_bytes)
+        kv_bytes = num_requests * seq_len * kv_cache.block_bytes(model, 1)
+        return cls(model, ids, step_context, model.weight_bytes + kv_bytes)
 
     @torch.inference_mode()
     def run(self) -> Tensor:
-        hidden = self.model.forward(self.input_ids, self.positions, self.attn)
-        return self.model.compute_logits(hidden[self.attn.query_start_loc[1:] - 1])
+        hidden = self.model.forward(self.input_ids, self.context)
+        return self.model.compute_logits(hidden[self.context.query_start_loc[1:] - 1])
 
     @torch.inference_mode()
     def replayed(self, rounds: int) -> float:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pagewire.models import resolve_model
 from pagewire.services.executor import kv_cache
-from pagewire.services.executor.attention import AttentionMetadata
-from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.step_context import StepContext
 from pagewire.services.tokenizer.loading import load_tokenizer
 
 BLOCK_SIZE = 16
@@ -76,14 +77,16 @@ def perplexity(model: Model, windows: Tensor, rows: int, step: int) -> float:
 def window_log_likelihood(model: Model, windows: Tensor, step: int) -> float:
     num_rows, length = windows.shape
     device, blocks_per_row = windows.device, -(-length // BLOCK_SIZE)
-    model.bind_kv_cache(kv_cache.allocate(model, num_rows * blocks_per_row, BLOCK_SIZE, model.config.dtype, device))
+    kv_cache.allocate(model, num_rows * blocks_per_row, BLOCK_SIZE, device)
     table = torch.arange(num_rows * blocks_per_row, dtype=torch.int32, device=device).view(num_rows, blocks_per_row)
     total = 0.0
     for start in range(0, length, step):
         positions = torch.arange(start, min(start + step, length), device=device)
         count = len(positions)
         slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
-        attn = AttentionMetadata(
+        context = StepContext(
+            positions=positions.repeat(num_rows),
+            rows=torch.arange(num_rows, dtype=torch.int32, device=device),
             query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=device) * count,
             seq_lens=torch.full((num_rows,), start + count, dtype=torch.int32, device=device),
             block_table=table,
@@ -91,7 +94,7 @@ def window_log_likelihood(model: Model, windows: Tensor, step: int) -> float:
             max_query_len=count,
         )
         ids = windows[:, start : start + count]
-        hidden = model.forward(ids.flatten(), positions.repeat(num_rows), attn)
+        hidden = model.forward(ids.flatten(), context)
         scores = model.compute_logits(hidden).float().log_softmax(-1).view(num_rows, count, -1)
         targets = windows[:, start + 1 : start + count + 1]
         total += scores[:, : targets.shape[1]].gather(2, targets[:, :, None]).sum().item()

@@ -219,6 +219,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
             "gptq_marlin",
             "compressed-tensors",
             "fp8",
+            "fbgemm_fp8",
             "gguf",
             "bitsandbytes",
             "none",

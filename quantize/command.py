@@ -22,6 +22,7 @@ from pagewire.quantize.decoder import Decoder
 from pagewire.quantize.gptq import GptqOptions
 from pagewire.quantize.grid import Grid
 from pagewire.quantize.layer import Method
+from pagewire.quantize.layouts import LAYOUTS
 from pagewire.quantize.output import check_free, new_directory
 from pagewire.quantize.pipeline import Text, TuneSteps, quantize
 from pagewire.quantize.progress import Progress
@@ -33,7 +34,6 @@ from pagewire.services.executor.startup import resolve_device
 
 logger = logging.getLogger(__name__)
 
-_BITS = {"awq": (4,), "gptq": (4, 8), "rtn": (4, 8)}
 _GROUP_SIZES = (32, 64, 128, -1)
 
 
@@ -64,10 +64,9 @@ def run(config: QuantizeConfig) -> int:
 
 def method_of(config: QuantizeConfig) -> Method:
     """Raises StartupError for values that do not go together."""
-    if config.bits not in _BITS[config.method]:
-        raise StartupError(
-            f"--bits {config.bits}: {config.method} takes {' or '.join(map(str, _BITS[config.method]))} bits"
-        )
+    layout = LAYOUTS[config.method]
+    if config.bits not in layout.bits:
+        raise StartupError(f"--bits {config.bits}: {config.method} takes {' or '.join(map(str, layout.bits))} bits")
     if config.group_size not in _GROUP_SIZES:
         raise StartupError(f"--group-size {config.group_size}: expected one of {', '.join(map(str, _GROUP_SIZES))}")
     if config.method == "awq" and config.sym:
@@ -77,8 +76,7 @@ def method_of(config: QuantizeConfig) -> Method:
             raise StartupError(f"{flag} {steps}: rtn sees no text to tune on; use --method awq or gptq")
     return Method(
         config.method,
-        # AutoGPTQ's layout stores zeros minus one.
-        Grid(config.bits, config.group_size, config.sym, min_zero=0 if config.method == "awq" else 1),
+        Grid(config.bits, config.group_size, config.sym, layout.min_zero),
         GptqOptions(config.desc_act, config.static_groups, config.clip, config.damp),
     )
 

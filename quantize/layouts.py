@@ -5,6 +5,8 @@ N outputs, K inputs, G groups, `32 / bits` codes per int32 word, the first in th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,6 +50,20 @@ def gptq_tensors(weight: GroupedWeight) -> dict[str, Tensor]:
         "scales": weight.scales.T.contiguous(),
         "g_idx": g_idx,
     }
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A format of checkpoints (`loading.quantization.registry` reads it) as it is written here."""
+
+    name: str  # quant_method in config.json
+    bits: tuple[int, ...]
+    min_zero: int  # the lowest zero point that can be stored
+    tensors: Callable[[GroupedWeight], dict[str, Tensor]]  # by suffix of their names
+
+
+_GPTQ = Layout("gptq", (4, 8), 1, gptq_tensors)  # stores zero points less one
+LAYOUTS = {"awq": Layout("awq", (4,), 0, awq_tensors), "gptq": _GPTQ, "rtn": _GPTQ}  # by --method
 
 
 def awq_config(grid: Grid) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.quantize.decoder import Decoder
 from pagewire.quantize.layer import LayerQuantizer, Method
-from pagewire.quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
+from pagewire.quantize.layouts import LAYOUTS, awq_config, gptq_config
 from pagewire.quantize.output import CheckpointWriter
 from pagewire.quantize.progress import Progress
 from pagewire.quantize.report import Report, Tuning, perplexity
@@ -187,7 +187,7 @@ class _Run:
         return self._perplexity(hidden, tokens, state)
 
     def _write(self, state: QuantizedState) -> None:
-        tensors_of = awq_tensors if self._method.name == "awq" else gptq_tensors
+        tensors_of = LAYOUTS[self._method.name].tensors
         for name, value in state.items():
             if isinstance(value, GroupedWeight):
                 for suffix, tensor in tensors_of(value).items():

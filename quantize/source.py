@@ -13,26 +13,20 @@ import torch
 from pagewire.errors import StartupError
 from pagewire.gguf import GgufError
 from pagewire.services.executor.loading.checkpoint import (
+    Checkpoint,
     DirectoryCheckpoint,
-    GgufCheckpoint,
     open_checkpoint,
     read_json,
 )
 from pagewire.services.executor.loading.loader import resolve_dtype
 from pagewire.services.executor.loading.weights.gguf import gguf_config_keys
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
-from pagewire.services.executor.models import ARCHITECTURES
+from pagewire.services.executor.model_config import DecoderConfig
+from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Class in config.json -> its key model_type, by which transformers finds the class that reads the other keys.
-_MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
 _WRITTEN_ANEW = ("config.json", "model.safetensors.index.json", "quantization_report.json")
 
@@ -43,17 +37,19 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint = open_checkpoint(path, "auto")
-        architecture = self.checkpoint.architecture
-        if architecture not in ARCHITECTURES or architecture not in _MODEL_TYPES:
+        known = {name: architecture for name, architecture in ARCHITECTURES.items() if architecture.quantizable}
+        if self.checkpoint.architecture not in known:
             raise StartupError(
-                f"{path}: architecture {architecture} cannot be quantized; {', '.join(_MODEL_TYPES)} can"
+                f"{path}: architecture {self.checkpoint.architecture} cannot be quantized; {', '.join(known)} can"
             )
         self.keys = self._config_keys(self.checkpoint)
         if "quantization_config" in self.keys:
             method = (self.keys["quantization_config"] or {}).get("quant_method")
             raise StartupError(f"{path}: is quantized already ({method}); give the original model in 16 or 32 bits")
         self.dtype: torch.dtype = resolve_dtype("auto", self.checkpoint.dtype)
-        self.config = self.checkpoint.config(self.dtype)
+        config = self.checkpoint.config(self.dtype)
+        assert isinstance(config, DecoderConfig)
+        self.config = config
         if self.config.rope.frequency_factors is not None:
             raise StartupError(
                 f"{path}: tensor rope_freqs.weight holds position scaling that config.json cannot express; quantize "
@@ -63,14 +59,14 @@ class Source:
         self.keys.pop("torch_dtype", None)
         self.tokenizer = self._load_tokenizer()
 
-    def _config_keys(self, checkpoint: DirectoryCheckpoint | GgufCheckpoint) -> dict[str, Any]:
+    def _config_keys(self, checkpoint: Checkpoint) -> dict[str, Any]:
         if isinstance(checkpoint, DirectoryCheckpoint):
             return read_json(checkpoint.path / "config.json")
         keys = gguf_config_keys(GgufFile(checkpoint.path))
         if not keys["sliding_window"]:
             for key in ("sliding_window", "use_sliding_window", "max_window_layers"):
                 del keys[key]
-        return keys | {"model_type": _MODEL_TYPES[checkpoint.architecture], "hidden_act": "silu"}
+        return keys | {"model_type": ARCHITECTURES[checkpoint.architecture].model_type, "hidden_act": "silu"}
 
     def _load_tokenizer(self) -> LoadedTokenizer:
         try:

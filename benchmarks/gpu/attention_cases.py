@@ -194,7 +194,6 @@ def variant_cases(device: torch.device, small: bool, _build: FlashInferBuild | N
     features = {
         "window 50": Features(sliding_window=50),
         "soft cap 30": Features(soft_cap=30.0),
-        "ALiBi": Features(alibi=True),
         "window, cap, split 64": Features(sliding_window=100, soft_cap=20.0, split_size=64),
     }
     if small:

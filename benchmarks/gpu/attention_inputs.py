@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import num_sets
-from pagewire.kernels import reference
+from pagewire.kernels import ops, reference
 
 FP8 = torch.float8_e4m3fn
 # Tokens at either end of a long query that are compared with the specification.
@@ -21,11 +21,10 @@ TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class Features:
-    """Of `pagewire.kernels.reference.paged_attention`, off by default; alibi: random slopes."""
+    """Of `pagewire.kernels.ops.paged_attention`, off by default."""
 
     sliding_window: int = 0
     soft_cap: float = 0.0
-    alibi: bool = False
     split_size: int = 0
 
 
@@ -68,7 +67,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """One batch's tables and several sets of its tensors; as the reference of `paged_attention` describes them."""
+    """One batch's tables and several sets of its tensors; as `pagewire.kernels.ops.paged_attention` describes them."""
 
     shape: AttentionShape
     queries: list[Tensor]  # each [num_tokens, num_heads, head_dim]
@@ -76,7 +75,6 @@ class AttentionInputs:
     block_table: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
-    alibi_slopes: Tensor | None
     kv_scales: Tensor | None
 
     @property
@@ -116,7 +114,7 @@ class AttentionInputs:
 
     def call(self, index: int) -> Tensor:
         """Our kernel on one set."""
-        output: Tensor = torch.ops.pagewire.paged_attention(
+        return ops.paged_attention(
             self.queries[index],
             self.kv_caches[index],
             self.block_table,
@@ -126,11 +124,10 @@ class AttentionInputs:
             self.scale,
             *self._features(),
         )
-        return output
 
     def call_alone(self, request: int) -> Tensor:
         """Our kernel on the first set, for one request of a decode batch."""
-        output: Tensor = torch.ops.pagewire.paged_attention(
+        return ops.paged_attention(
             self.queries[0][request : request + 1],
             self.kv_caches[0],
             self.block_table[request : request + 1],
@@ -140,12 +137,11 @@ class AttentionInputs:
             self.scale,
             *self._features(),
         )
-        return output
 
-    def _features(self) -> tuple[int, float, Tensor | None, Tensor | None, int]:
+    def _features(self) -> tuple[int, float, Tensor | None, int]:
         """The op's last arguments."""
         features = self.shape.features
-        return features.sliding_window, features.soft_cap, self.alibi_slopes, self.kv_scales, features.split_size
+        return features.sliding_window, features.soft_cap, self.kv_scales, features.split_size
 
 
 def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
@@ -176,7 +172,6 @@ def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
         table.to(device),
         torch.tensor(starts, dtype=torch.int32, device=device),
         torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
-        torch.rand(shape.num_heads, device=device) * 0.1 if shape.features.alibi else None,
         scales,
     )
 

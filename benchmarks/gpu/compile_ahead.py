@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import torch
 
-import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu.measure import Call
 from benchmarks.gpu.peer_products import COMPILED_BY_TRITON
 from benchmarks.gpu.product_cases import cases, series

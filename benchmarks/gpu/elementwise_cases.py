@@ -13,9 +13,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.measure import MAX_GRAPH_CALLS, MAX_SETS, Call, num_sets, relative_error
 from benchmarks.gpu.peer_files import FlashInferBuild
-from pagewire.kernels import reference
-
-ops = torch.ops.pagewire
+from pagewire.kernels import ops, reference
 
 PREFILL_TARGET = Target("fraction", 0.85, 0.95)
 HIDDEN, INTERMEDIATE = 4096, 14336

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu import whole_line
 from benchmarks.gpu.engine_models import DENSE_MODELS, MODELS, SMALL_INT4_MODEL, SMALL_MODEL, BenchModel
 from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver
@@ -27,7 +26,8 @@ from benchmarks.gpu.engine_table import EngineTable
 from benchmarks.gpu.measure import measure_ceilings
 from benchmarks.gpu.report import RESULTS, Budget, Report
 from pagewire.models import resolve_model
-from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.models.protocol import Model
 
 FP8_MODEL = "llama-3.1-8b"
 # About what a model takes of --budget.
@@ -156,9 +156,9 @@ class Bench:
     def _load(self, path: Path, fp8: bool = False) -> Model:
         return load_model(path, dtype=self._plan.dtype, device=self._device, load_format="dummy", kv_scales=fp8)
 
-    def _driver(self, model: BenchModel, loaded: Model, num_reqs: int, kv_dtype: torch.dtype | None = None) -> Driver:
+    def _driver(self, model: BenchModel, loaded: Model, num_reqs: int) -> Driver:
         prompts = model.prompts(num_reqs, self._plan.context_len)
-        return Driver(loaded, prompts, self._plan.max_new_tokens, self._device, kv_dtype)
+        return Driver(loaded, prompts, self._plan.max_new_tokens, self._device)
 
     def _fits(self, model: BenchModel, size: int) -> bool:
         if self._device.type == "cpu":
@@ -196,7 +196,7 @@ class Bench:
         return two
 
     def _fp8(self, model: BenchModel, path: Path, sizes: list[int], wide: dict[int, list[Decoded]]) -> None:
-        driver = self._driver(model, self._load(path, fp8=True), max(sizes), torch.float8_e4m3fn)
+        driver = self._driver(model, self._load(path, fp8=True), max(sizes))
         driver.prefill()
         driver.capture_graphs(sizes)
         for size in sizes:

@@ -17,8 +17,8 @@ from torch import Tensor
 from pagewire.bench.report import percentile
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Graph
-from pagewire.services.executor.loading.loader import Model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.step import NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -55,7 +55,6 @@ class Driver:
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
         device: torch.device,
-        kv_cache_dtype: torch.dtype | None = None,
     ) -> None:
         self._device = device
         self._prompts = [np.array(prompt, dtype=np.int32) for prompt in prompts]
@@ -65,7 +64,7 @@ class Driver:
         order = 1 + np.random.default_rng(0).permutation(len(prompts) * num_blocks).astype(np.int32)
         self._blocks = order.reshape(len(prompts), num_blocks)
         limits = Limits(len(prompts), max(8192, len(prompts)), self._max_len, BLOCK_SIZE)
-        self.runner = ModelRunner(model, limits, order.size + 1, device, kv_cache_dtype=kv_cache_dtype)
+        self.runner = ModelRunner(model, limits, order.size + 1, device)
         self._step_id = 0
 
     def capture_graphs(self, sizes: Sequence[int]) -> None:

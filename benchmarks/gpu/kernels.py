@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu import attention_cases, elementwise_cases, sampling_cases
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.measure import measure_ceilings

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import num_sets
+from pagewire.kernels import reference
 from pagewire.kernels.quantized import (
     FP8_BLOCK,
     Fp8Weight,
@@ -24,7 +25,6 @@ from pagewire.kernels.quantized import (
     QuantizedWeight,
     pack,
 )
-from pagewire.kernels.reference import products as reference
 
 Layout = tuple[Tensor, ...]  # a weight as a contestant wants it
 

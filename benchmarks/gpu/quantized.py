@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-import pagewire.kernels.ops  # noqa: F401  (registers the ops)
 from benchmarks.gpu.cases import OURS, Case, peer_of
 from benchmarks.gpu.compile_ahead import compile_ahead
 from benchmarks.gpu.measure import Call, Ceilings, measure_ceilings, median_seconds

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Call, num_sets, relative_error
-from pagewire.kernels import tuning
+from pagewire.kernels import reference, tuning
 from pagewire.kernels.quantized.packed import PackedGrouped
 from pagewire.kernels.quantized.weights import GroupedWeight
-from pagewire.kernels.reference import products as reference_quantized
 from pagewire.kernels.triton.products import grouped_layout, grouped_linear
 
 Shape = Mapping[str, int]
@@ -49,7 +48,7 @@ def grouped_problems(shape: Shape, device: torch.device) -> list[GroupedProblem]
 
     bytes_per_set = shape["outputs"] * shape["inputs"] * shape["bits"] // 8
     sets = [buffers() for _ in range(num_sets(bytes_per_set, device))]
-    expected = reference_quantized.grouped_linear(*sets[0], None)
+    expected = reference.grouped_linear(*sets[0], None)
     return [GroupedProblem([(x, grouped_layout.pack(weight)) for x, weight in sets], expected)]
 
 

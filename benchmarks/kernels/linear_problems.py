@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measure import Call, num_sets, relative_error
-from pagewire.kernels import tuning
-from pagewire.kernels.reference import products as reference_quantized
+from pagewire.kernels import reference, tuning
 from pagewire.kernels.triton.products import fp8_linear, int8_linear
 
 Shape = Mapping[str, int]
@@ -42,11 +41,11 @@ class LinearProblem:
 def linear_problems(kernel: str, shape: Shape, device: torch.device) -> list[LinearProblem]:
     """`shape` has the keys of the kernel's table (`pagewire.kernels.tuning`)."""
     if kernel == "int8_product":
-        return [_problem(_int8, reference_quantized.int8_linear, shape, torch.int8, False, device)]
+        return [_problem(_int8, reference.int8_linear, shape, torch.int8, False, device)]
     product = _fp8 if kernel == "fp8_product" else _weight_only
-    reference = partial(reference_quantized.fp8_linear, quantize_input=kernel == "fp8_product")
+    expected = partial(reference.fp8_linear, quantize_input=kernel == "fp8_product")
     # Scales per output, and per block.
-    return [_problem(product, reference, shape, torch.float8_e4m3fn, blocks, device) for blocks in (False, True)]
+    return [_problem(product, expected, shape, torch.float8_e4m3fn, blocks, device) for blocks in (False, True)]
 
 
 def linear_shapes(kernel: str, which: str, capability: int) -> Iterator[Shape]:

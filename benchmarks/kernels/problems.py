@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,14 @@ from pagewire.kernels.triton.attention import paged_attention
 NUM_KV_HEADS = {1: 16, 2: 8, 3: 3, 4: 8, 5: 8, 7: 4, 8: 8, 16: 2}
 KV_SCALE = 0.01  # of fp8 caches
 
+Buffers = Mapping[str, Any]  # arguments of paged_attention
+
 
 @dataclass(frozen=True)
 class Problem:
     """Requests of equal length; one call per set of buffers."""
 
-    inputs: list[Mapping[str, Tensor]]
+    inputs: list[Buffers]
     query_len: int
     tolerance: float
     expected: Tensor  # of the first set
@@ -36,9 +39,10 @@ class Problem:
         return relative_error(actual, self.expected) <= self.tolerance
 
 
-def _attend(module: ModuleType, buffers: Mapping[str, Tensor], query_len: int) -> Tensor:
-    scale = buffers["query"].shape[-1] ** -0.5
-    result: Tensor = module.paged_attention(**buffers, max_query_len=query_len, scale=scale)
+def _attend(module: ModuleType, buffers: Buffers, query_len: int) -> Tensor:
+    result: Tensor = module.paged_attention(
+        **buffers, max_query_len=query_len, sliding_window=0, soft_cap=0.0, split_size=0
+    )
     return result
 
 
@@ -56,21 +60,22 @@ def attention_problem(shape: Mapping[str, int], context_len: int, device: torch.
 
 def _buffers(
     shape: Mapping[str, int], num_kv_heads: int, num_pages: int, seq_len: int, device: torch.device
-) -> Mapping[str, Tensor]:
+) -> Buffers:
     batch, query_len, head_dim = shape["batch"], shape["query_len"], shape["head_dim"]
     num_blocks = batch * num_pages
     half = torch.float16 if device.type == "cpu" else torch.bfloat16  # the interpreter multiplies no bf16
     dtype = torch.float32 if shape["kv_bytes"] == 4 else half
-    pages = (num_blocks, 2, num_kv_heads, shape["block_size"], head_dim)
-    buffers = {
+    kv_cache = torch.randn((num_blocks, 2, num_kv_heads, shape["block_size"], head_dim), device=device, dtype=dtype)
+    kv_scales = None
+    if shape["kv_bytes"] == 1:
+        kv_cache = (kv_cache / KV_SCALE).clamp_(-reference.FP8_MAX, reference.FP8_MAX).to(torch.float8_e4m3fn)
+        kv_scales = torch.full((2, num_kv_heads), KV_SCALE, device=device)
+    return {
         "query": torch.randn(batch * query_len, shape["group"] * num_kv_heads, head_dim, device=device).to(dtype),
-        "kv_cache": torch.randn(pages, device=device, dtype=dtype),
+        "kv_cache": kv_cache,
         "block_table": torch.randperm(num_blocks, device=device).view(batch, num_pages).int(),
         "query_start_loc": torch.arange(0, batch * query_len + 1, query_len, device=device, dtype=torch.int32),
         "seq_lens": torch.full((batch,), seq_len, device=device, dtype=torch.int32),
+        "scale": head_dim**-0.5,
+        "kv_scales": kv_scales,
     }
-    if shape["kv_bytes"] == 1:
-        stored = (buffers["kv_cache"] / KV_SCALE).clamp_(-reference.FP8_MAX, reference.FP8_MAX)
-        buffers["kv_cache"] = stored.to(torch.float8_e4m3fn)
-        buffers["kv_scales"] = torch.full((2, num_kv_heads), KV_SCALE, device=device)
-    return buffers

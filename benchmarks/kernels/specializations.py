@@ -26,7 +26,7 @@ LONG_QUERY = 2048
 _INDEX_ARITHMETIC = ("GROUP", "BLOCK_Q", "BLOCK_SIZE", "REQS")
 CACHE_DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}
 # What a model may ask of attention besides.
-FEATURES: tuple[dict[str, Any], ...] = ({"sliding_window": 4096}, {"soft_cap": 30.0}, {"alibi": True})
+FEATURES: tuple[dict[str, Any], ...] = ({"sliding_window": 4096}, {"soft_cap": 30.0})
 # (heads, KV heads, head_dim, hidden size, intermediate size, vocabulary) of Llama 3.1 8B and Qwen2.5 0.5B
 MODELS = ((32, 8, 128, 4096, 14336, 128256), (14, 2, 64, 896, 4864, 151936))
 

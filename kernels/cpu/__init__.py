@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pagewire.kernels.cpu.build import BuildError
+from pagewire.kernels.ops import DEFINITIONS
 
 __all__ = ["backend", "choose", "implementation"]
 
@@ -45,9 +46,9 @@ def choose() -> str:
 backend = functools.cache(choose)
 
 
-def implementation(name: str, module: str | None) -> Callable[..., Any]:
-    """The CPU implementation of the op `name`, whose Triton one is in kernels.<module>, if there is one."""
-    in_torch = "pagewire.kernels.cpu.fallback"
-    triton = in_torch if module is None else f"pagewire.kernels.triton.{module}"
-    modules = {"cpp": "pagewire.kernels.cpu.native", "torch": in_torch, "triton": triton}
-    return getattr(importlib.import_module(modules[backend()]), name)
+def implementation(name: str) -> Callable[..., Any]:
+    """The CPU implementation of the op `name`."""
+    cuda = DEFINITIONS[name].cuda
+    triton = "cpu.fallback" if cuda is None else f"triton.{cuda}"
+    module = {"cpp": "cpu.native", "torch": "cpu.fallback", "triton": triton}[backend()]
+    return getattr(importlib.import_module(f"pagewire.kernels.{module}"), name)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import packed_layout, sampling
-from pagewire.kernels.cpu.quantized import fp8_linear, grouped_embedding, grouped_linear, int8_linear
+from pagewire.kernels.cpu import grouped_layout, packed_layout, sampling
 from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.reference import (
     add_rms_norm,
     gelu_tanh_and_mul,
+    int8_linear,
     linear,
     rotary_store_kv,
     silu_and_mul,
@@ -53,14 +53,13 @@ def paged_attention(
     seq_lens: Tensor,
     max_query_len: int,
     scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    kv_scales: Tensor | None = None,
-    split_size: int = 0,
+    sliding_window: int,
+    soft_cap: float,
+    kv_scales: Tensor | None,
+    split_size: int,
 ) -> Tensor:
     """As `reference.paged_attention`, by torch's fused attention per request where that knows all that is asked for."""
-    if soft_cap > 0 or alibi_slopes is not None or kv_scales is not None:
+    if soft_cap > 0 or kv_scales is not None:
         return reference.paged_attention(
             query,
             kv_cache,
@@ -71,8 +70,8 @@ def paged_attention(
             scale,
             sliding_window,
             soft_cap,
-            alibi_slopes,
             kv_scales,
+            split_size,
         )
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -112,6 +111,49 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: 
 def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
     """token_ids int64 [num_tokens] -> rows [num_tokens, row_size] of a packed weight of num_rows outputs."""
     return packed_layout.unpack(weight, num_rows, row_size)[token_ids]
+
+
+def grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    shape = (out_features, x.shape[1])
+    weight = grouped_layout.dequantize(
+        codes, scales, offsets, codebook, permutation, shape, bits, group_size, zero_point
+    )
+    return F.linear(x, weight.to(x.dtype), bias)
+
+
+def grouped_embedding(
+    token_ids: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    num_rows: int,
+    row_size: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    shape = (num_rows, row_size)
+    weight = grouped_layout.dequantize(codes, scales, offsets, codebook, None, shape, bits, group_size, zero_point)
+    return weight[token_ids].to(dtype)
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """For the op's sake: weights that are packed for a CPU have a codebook (`quantized.pack`)."""
+    return reference.fp8_linear(x, weight, scales, input_scale, bias)
 
 
 class TokenGroups:

@@ -180,7 +180,7 @@ class _Recorder(TorchDispatchMode):
         self._in_op = True
         try:
             with self, library.recorded_by(self):
-                return implementation(name, None)(*args)
+                return implementation(name)(*args)
         finally:
             self._in_op = False
 

@@ -12,13 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels import ops
 from pagewire.kernels.quantized.weights import ByteWeight, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight
-
-_grouped_linear = torch.ops.pagewire.grouped_linear.default
-_grouped_embedding = torch.ops.pagewire.grouped_embedding.default
-_int8_linear = torch.ops.pagewire.int8_linear.default
-_fp8_linear = torch.ops.pagewire.fp8_linear.default
 
 # layout -> module with pack(GroupedWeight) -> PackedGrouped and unpack(PackedGrouped) -> GroupedWeight
 LAYOUTS = {"cpu": "pagewire.kernels.cpu.grouped_layout", "cuda": "pagewire.kernels.triton.products.grouped_layout"}
@@ -58,7 +53,7 @@ class PackedGrouped:
         return _nbytes(self.codes, self.scales, self.offsets, self.codebook, self.permutation)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return _grouped_linear(
+        return ops.grouped_linear(
             x,
             self.codes,
             self.scales,
@@ -74,7 +69,7 @@ class PackedGrouped:
 
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """token_ids int64 [num_tokens] -> the rows [num_tokens, K] of the weight, dequantized"""
-        return _grouped_embedding(
+        return ops.grouped_embedding(
             token_ids,
             self.codes,
             self.scales,
@@ -101,7 +96,7 @@ class PackedInt8(_PackedBytes):
     """As `Int8Weight`."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return _int8_linear(x, self.weight, self.scales, self.input_scale, bias)
+        return ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias)
 
 
 @dataclass(frozen=True)
@@ -109,13 +104,13 @@ class PackedFp8(_PackedBytes):
     """As `Fp8Weight`."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return _fp8_linear(x, self.weight, self.scales, self.input_scale, bias)
+        return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias)
 
 
 def pack(weight: QuantizedWeight) -> PackedWeight:
     """Rearranges a weight for the kernels of the device that it is on."""
     device = weight.codes.device if isinstance(weight, GroupedWeight) else weight.weight.device
-    layout = "cuda" if device.type == "cuda" or cpu_backend() == "triton" else "cpu"
+    layout = "cuda" if device.type == "cuda" or ops.cpu_backend() == "triton" else "cpu"
     if layout == "cpu" and not isinstance(weight, GroupedWeight):
         # Its kernels take activations more exactly than these formats do.
         return pack_grouped(weight.as_grouped(), layout)

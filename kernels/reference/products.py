@@ -1,12 +1,21 @@
-"""The specification of the ops on quantized weights. Grouped ones take the weight as numbers, not as packed."""
+"""Products with weights (`pagewire.kernels.ops.products`).
+
+Grouped weights come as numbers, where the ops take them as packed for a device.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pagewire.kernels.quantized.weights import FP8_BLOCK, Fp8Weight, GroupedWeight, Int8Weight
-from pagewire.kernels.reference import FP8_MAX
+from pagewire.kernels.reference.attention import FP8_MAX
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
+    return F.linear(x, weight, bias)
 
 
 def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Tensor:

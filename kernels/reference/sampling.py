@@ -1,4 +1,4 @@
-"""The specification of the sampling ops, in plain torch, on any device. Re-exported by `pagewire.kernels.reference`.
+"""The choice of the next token (`pagewire.kernels.ops.sampling`).
 
 A token is a pure function of its own logits, its request's parameters, the seed and its position: not of its
 neighbours in the batch, of chunking, or of a restart in between.
@@ -46,25 +46,6 @@ def sample_tokens(
     token_ids: Tensor,
     num_tokens: Tensor,
 ) -> Tensor:
-    """Chooses a token per position and appends it to its row.
-
-    logits       fp32, bf16 or fp16 [S, vocab_size]; computed with in fp32
-    rows         int32 [S], index into everything below, distinct; -1 = padding: result undefined, nothing written
-    temperature  fp32 [max_num_seqs], 0 = the most probable token (of equals the one with the lowest id)
-    top_k        int64 [max_num_seqs], vocab_size = off
-    top_p        fp32 [max_num_seqs], 1 = off
-    min_p        fp32 [max_num_seqs], 0 = off
-    seeds        int64 [max_num_seqs]
-    token_ids    int32 [max_num_seqs, max_model_len]: the token is written to [row, num_tokens[row]]
-    num_tokens   int64 [max_num_seqs]: += 1
-    returns      int64 [S]
-
-    min-p: tokens at least min_p times as probable as the most probable one stay. top-k: those at least as probable as
-    the k-th most probable one. top-p: of what these leave, the smallest set of most probable tokens with mass >= top_p.
-    Tokens of equal probability stay or go together.
-
-    A row with NaN or inf, or with nothing but -inf, is a broken model's: it yields some id of the vocabulary.
-    """
     sampled = logits.float().argmax(-1)
     for s, row in enumerate(rows.tolist()):
         if row < 0:
@@ -141,18 +122,6 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Lowers, in place, the logits of tokens that a request has seen.
-
-    logits         fp32 [S, vocab_size]
-    batch_indices  int32 [P], which of the S positions have penalties
-    rows           int32 [P], their rows: index into everything below
-    token_ids      int32 [max_num_seqs, max_model_len]; num_tokens, num_prompt_tokens  int64 [max_num_seqs]
-    repetition     fp32 [max_num_seqs], 1 = off: for prompt and output; positive logits are divided, others multiplied
-    presence, frequency  fp32 [max_num_seqs], 0 = off: count the output only; subtracted once, and per occurrence
-
-    Occurrences are counted afresh from the rows' tokens: no counters have to be kept in step with rows that come, go
-    and resume.
-    """
     for index, row in zip(batch_indices.tolist(), rows.tolist(), strict=True):
         known = token_ids[row, : int(num_tokens[row])].long()
         output = known[int(num_prompt_tokens[row]) :]
@@ -163,15 +132,6 @@ def apply_penalties(
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities of chosen tokens and of the most probable ones.
-
-    logits     fp32, bf16 or fp16 [L, vocab_size]
-    token_ids  int64 [L], the chosen ones
-    num_top    0 <= num_top <= vocab_size
-    returns    (token ids int64 [L, 1 + num_top], the chosen token first, then the most probable, of equals the lowest
-               id first; their log probabilities fp32 [L, 1 + num_top]; the chosen token's rank int64 [L], 1 = most
-               probable)
-    """
     logits, chosen = logits.float(), token_ids[:, None]
     chosen_logits = logits.gather(-1, chosen)
     ranks = (logits > chosen_logits).sum(-1) + 1

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.attention import AttentionMetadata
+from pagewire.kernels import ops
 from pagewire.services.executor.block_table import BlockTable
-from pagewire.services.executor.layers import ops
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import ProtocolError, Step
+from pagewire.services.executor.step_context import StepContext
 from pagewire.services.executor.upload import upload_into
 
 PADDING_ROW = -1
@@ -156,15 +156,16 @@ class InputBuffers:
 
     def gather(
         self, shape: BatchShape, state: RequestState, block_table: BlockTable, block_size: int, split_size: int
-    ) -> tuple[Tensor, Tensor, AttentionMetadata]:
-        """(input_ids, positions, attention metadata) of the staged step; rows and block tables move on."""
+    ) -> tuple[Tensor, StepContext]:
+        """(input_ids, context) of the staged step; rows and block tables move on."""
         num_reqs, num_tokens = shape.num_reqs, shape.num_tokens
+        rows = self._rows[:num_reqs]
         query_start_loc = self._query_start_loc[: num_reqs + 1]
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
         slot_mapping, seq_lens = self._slot_mapping[:num_tokens], self._seq_lens[:num_reqs]
         batch_table = self._block_table[:num_reqs]
         ops.step_inputs(
-            self._rows[:num_reqs],
+            rows,
             query_start_loc,
             self._num_blocks[:num_reqs],
             self._new_block_start_loc[: num_reqs + 1],
@@ -179,8 +180,10 @@ class InputBuffers:
             batch_table,
             block_size,
         )
-        attn = AttentionMetadata(query_start_loc, seq_lens, batch_table, slot_mapping, shape.max_query_len, split_size)
-        return input_ids, positions, attn
+        context = StepContext(
+            positions, rows, query_start_loc, seq_lens, batch_table, slot_mapping, shape.max_query_len, split_size
+        )
+        return input_ids, context
 
     def select_sampled(self, shape: BatchShape, hidden: Tensor) -> Tensor:
         """The hidden states [num_sampled, hidden_size] that tokens are sampled from."""

@@ -21,7 +21,7 @@ from pagewire.services.executor import kv_cache, stats
 from pagewire.services.executor.block_table import BlockTable
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
 from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
-from pagewire.services.executor.loading.loader import Model
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, sample, sample_tokens
 from pagewire.services.executor.step import NewRequest, PendingTokens, Step, StepOutput
@@ -57,11 +57,10 @@ class ModelRunner:
         num_blocks: int,
         device: torch.device,
         *,
-        kv_cache_dtype: torch.dtype | None = None,
         attention_split_size: int = 0,
         graphs: Steps | None = None,
     ) -> None:
-        """kv_cache_dtype: by default the model's. attention_split_size: see the reference of `paged_attention`.
+        """attention_split_size: see the reference of `paged_attention`.
 
         graphs: how steps are launched; by default eagerly, until `capture_graphs`.
         """
@@ -71,8 +70,7 @@ class ModelRunner:
         self._device = device
         self._split_size = attention_split_size
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        dtype = kv_cache_dtype or model.config.dtype
-        model.bind_kv_cache(kv_cache.allocate(model, num_blocks, limits.block_size, dtype, device))
+        self.kv_caches = kv_cache.allocate(model, num_blocks, limits.block_size, device)  # of each group of layers
         config, max_blocks = model.config, -(-limits.max_model_len // limits.block_size)
         self._state = RequestState(
             limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
@@ -129,10 +127,10 @@ class ModelRunner:
 
     def _forward(self, shape: BatchShape) -> Tensor:
         """Hidden states [num_tokens, hidden_size] of the step that is staged."""
-        input_ids, positions, attn = self._inputs.gather(
+        input_ids, context = self._inputs.gather(
             shape, self._state, self._block_table, self.limits.block_size, self._split_size
         )
-        return self._model.forward(input_ids, positions, attn)
+        return self._model.forward(input_ids, context)
 
     def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape) -> SampledTokens:
         """Samples, and writes each token behind its sequence, where the next step finds it."""

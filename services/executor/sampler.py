@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.layers import ops
+from pagewire.kernels import ops
 from pagewire.services.executor.row_columns import RowColumns
 
 

@@ -14,24 +14,24 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process import release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, memory_profile, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.cuda_graphs import Steps
-from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.memory import MemoryProfile, mib
 from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
 from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
-# What the attention kernels are compiled and tuned for; the CPU's take any.
+# Those that the attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
-_MAX_HEAD_DIM = 256
 _MIN_CUDA_MAJOR = 8  # of the compute capability
 
 Progress = Callable[[float, str], None]
@@ -72,7 +72,6 @@ class Setup:
     config: ExecutorConfig
     model: Model
     limits: Limits
-    kv_cache_dtype: torch.dtype
     graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
     device: torch.device
     record_steps: bool = False  # on a CPU
@@ -83,7 +82,6 @@ class Setup:
             limits,
             num_blocks,
             self.device,
-            kv_cache_dtype=self.kv_cache_dtype,
             attention_split_size=self.config.attention_split_size,
             graphs=_recorded_steps(limits) if self.record_steps else None,
         )
@@ -124,7 +122,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             load_format=config.load_format,
             model_impl=config.model_impl,
             max_model_len=config.max_model_len,
-            kv_scales=config.kv_cache_dtype.startswith("fp8"),
+            kv_scales=kv_cache.is_fp8(config.kv_cache_dtype),
             quantization=config.quantization,
             weights_cache=config.weights_cache or None,
             seed=config.seed,
@@ -137,10 +135,10 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         max_model_len=config.max_model_len or model.config.max_position_embeddings,
         block_size=config.block_size,
     )
-    kv_cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, model.config.dtype)
+    kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
     graph_sizes = sizes if _uses_graphs(config, model, device) else ()
     records = _records_steps(config, model, device)
-    setup = Setup(config, model, limits, kv_cache_dtype, graph_sizes, device, records)
+    setup = Setup(config, model, limits, graph_sizes, device, records)
     num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
     with phases("kv_cache"):
@@ -156,7 +154,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     logger.info("ready: %s", phases)
     info = _describe(setup, runner)
-    _report_bytes(info, model, device)
+    _report_bytes(info, runner, device)
     return runner, info
 
 
@@ -184,11 +182,12 @@ def _cpu_kernels() -> str:
 def _check_model(model: Model, device: torch.device) -> None:
     """Refuses what no kernel computes, before a step finds out."""
     config = model.config
-    if config.head_dim % 8 or config.head_dim > _MAX_HEAD_DIM:
-        raise StartupError(
-            f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {_MAX_HEAD_DIM}; this "
-            f"model's have {config.head_dim}"
-        )
+    for spec in kv_cache.groups(model):
+        if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
+            raise StartupError(
+                f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {MAX_HEAD_DIM}; "
+                f"this model's have {spec.head_dim}"
+            )
     if device.type == "cpu" and cpu_backend() == "triton" and config.dtype == torch.bfloat16:
         raise StartupError(
             "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
@@ -228,11 +227,13 @@ def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -
 
 def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
     config, limits, device = setup.config, setup.limits, setup.device
-    bytes_per_block = kv_cache.block_bytes(setup.model, limits.block_size, setup.kv_cache_dtype)
+    bytes_per_block = kv_cache.block_bytes(setup.model, limits.block_size)
     if config.num_gpu_blocks_override is not None:
         num_bytes = config.num_gpu_blocks_override * bytes_per_block
         memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
         return config.num_gpu_blocks_override
+    if bytes_per_block == 0:  # nothing is kept of a token: as many as all rows can count
+        return limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
     flag = "--kv-cache-memory-bytes"
     if config.kv_cache_memory_bytes is not None:
         num_bytes = config.kv_cache_memory_bytes
@@ -282,19 +283,18 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "model_impl": config.model_impl,
         "quantization": config.quantization,
         "dtype": setup.model.config.dtype,
-        "kv_cache_dtype": setup.kv_cache_dtype,
+        "kv_cache": [(asdict(spec), len(layers)) for spec, layers in kv_cache.groups(setup.model).items()],
         "attention_split_size": config.attention_split_size,
         "limits": asdict(setup.limits),
         "graph_sizes": setup.graph_sizes,
     }
 
 
-def _report_bytes(info: ExecutorInfo, model: Model, device: torch.device) -> None:
+def _report_bytes(info: ExecutorInfo, runner: ModelRunner, device: torch.device) -> None:
     stats.WEIGHT_BYTES.set(info.weight_bytes)
     stats.KV_CACHE_BYTES.set(info.kv_cache_bytes)
     if device.type == "cpu":
-        kv_caches = [layer.kv_cache for layer in model.attention_layers]
-        stats.KV_CACHE_RESIDENT_BYTES.set_function(partial(memory.resident_bytes, kv_caches))
+        stats.KV_CACHE_RESIDENT_BYTES.set_function(partial(memory.resident_bytes, runner.kv_caches))
     else:
         stats.KV_CACHE_RESIDENT_BYTES.set(info.kv_cache_bytes)
 
@@ -315,5 +315,5 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         device=name,
         dtype=str(model.config.dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes,
-        kv_cache_bytes=runner.num_blocks * kv_cache.block_bytes(model, limits.block_size, setup.kv_cache_dtype),
+        kv_cache_bytes=runner.num_blocks * kv_cache.block_bytes(model, limits.block_size),
     )

@@ -12,6 +12,29 @@ from torch import Tensor
 # Not a block id of any cache here: whoever reads a block table past a request's length crashes or gets nonsense.
 GARBAGE_BLOCK_ID = 2**30
 
+# A group of layers, and the one whose view of the group's cache is tested.
+LAYERS, LAYER = 5, 3
+
+
+def one_layer_of_a_group(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """(a cache [num_blocks, LAYERS, 2, ...], its view `[:, LAYER]`): what kv_cache holds in the view, else NaN."""
+    num_blocks, *page = kv_cache.shape
+    group = torch.full((num_blocks, LAYERS, *page), float("nan"), dtype=torch.float32).to(kv_cache.dtype)
+    group[:, LAYER] = kv_cache
+    return group, group[:, LAYER]
+
+
+def far_into_a_group(kv_cache: Tensor) -> tuple[Tensor, int]:
+    """(one layer's view of a group's cache in which kv_cache's blocks lie behind 2^31 elements, how many blocks later).
+
+    The operating system hands out memory for the pages that are touched, not for the gigabytes before them.
+    """
+    num_blocks, *page = kv_cache.shape
+    shift = 2**31 // (LAYERS * kv_cache[0].numel()) + 1
+    view = torch.empty((shift + num_blocks, LAYERS, *page), dtype=kv_cache.dtype)[:, LAYER]
+    view[shift:] = kv_cache
+    return view, shift
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -26,7 +49,7 @@ class Batch:
     scale: float
     kv_scales: Tensor | None = None
 
-    def args(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, float]:
+    def args(self, sliding_window: int = 0, soft_cap: float = 0.0, split_size: int = 0) -> tuple[Any, ...]:
         return (
             self.query,
             self.kv_cache,
@@ -35,6 +58,10 @@ class Batch:
             self.seq_lens,
             self.max_query_len,
             self.scale,
+            sliding_window,
+            soft_cap,
+            self.kv_scales,
+            split_size,
         )
 
     def exact(self) -> Batch:
@@ -42,7 +69,7 @@ class Batch:
         kv_cache = self.kv_cache.float().nan_to_num()
         if self.kv_scales is not None:
             kv_cache *= self.kv_scales[:, :, None, None]
-        return Batch(self.query.float().contiguous(), kv_cache, *self.args()[2:])
+        return replace(self, query=self.query.float().contiguous(), kv_cache=kv_cache, kv_scales=None)
 
 
 def make_batch(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels import reference
 from pagewire.kernels.cpu import fallback, native
-from tests.kernels.batches import Batch, make_batch
+from tests.kernels.batches import GARBAGE_BLOCK_ID, Batch, far_into_a_group, make_batch, one_layer_of_a_group
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -27,10 +27,9 @@ def assert_matches_reference(
     batch: Batch,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
 ) -> None:
-    actual = cpu.paged_attention(*batch.args(), sliding_window, soft_cap, alibi_slopes, batch.kv_scales)
-    expected = reference.paged_attention(*batch.exact().args(), sliding_window, soft_cap, alibi_slopes)
+    actual = cpu.paged_attention(*batch.args(sliding_window, soft_cap))
+    expected = reference.paged_attention(*batch.exact().args(sliding_window, soft_cap))
     tolerance = TOLERANCES[batch.query.dtype]
     assert actual.dtype == batch.query.dtype
     torch.testing.assert_close(actual.float(), expected, atol=tolerance, rtol=tolerance)
@@ -125,28 +124,13 @@ def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
         torch.ones(256, dtype=torch.int32),
         1,
         1.0,
-        kv_scales=torch.ones(2, 1),
+        0,
+        0.0,
+        torch.ones(2, 1),
+        0,
     )
     expected = codes.view(torch.float8_e4m3fn).float()[:, None, None].expand(256, 1, 8)
     assert torch.equal(output.float().nan_to_num(1000), expected.nan_to_num(1000))
-
-
-@implementations
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("sliding_window", "soft_cap", "fp8"), [(0, 0.0, False), (50, 0.0, True), (0, 5.0, False)])
-def test_alibi(cpu: ModuleType, dtype: torch.dtype, sliding_window: int, soft_cap: float, fp8: bool) -> None:
-    batch = make_batch(
-        [1, 40, 3, 0],
-        [600, 0, 130, 2],
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=64,
-        block_size=16,
-        dtype=dtype,
-        fp8=fp8,
-    )
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0, -0.01])
-    assert_matches_reference(cpu, batch, sliding_window, soft_cap, slopes)
 
 
 @settings(max_examples=40, deadline=None)
@@ -192,11 +176,11 @@ def test_pages_that_left_the_window_are_not_read(cpu: ModuleType) -> None:
         [1, 10], [200, 150], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32
     )
     window = 40
-    expected = cpu.paged_attention(*batch.args(), window)
+    expected = cpu.paged_attention(*batch.args(window))
     for b, first_seen in enumerate([200 - window + 1, 150 - window + 1]):
         for page in range(first_seen // 16):
             batch.kv_cache[batch.block_table[b, page]] = float("nan")
-    assert torch.equal(cpu.paged_attention(*batch.args(), window), expected)
+    assert torch.equal(cpu.paged_attention(*batch.args(window)), expected)
 
 
 def test_a_request_does_not_depend_on_its_neighbours() -> None:
@@ -264,19 +248,41 @@ def test_padding_requests_are_harmless() -> None:
         torch.testing.assert_close(cpu.paged_attention(*padded.args()), expected)
 
 
-def test_block_ids_beyond_32_bit_offsets() -> None:
-    batch = make_batch([1, 3], [40, 17], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    shift = 2**31 // batch.kv_cache[0].numel()
-    # The operating system hands out memory for the pages that are touched, not for these gigabytes.
-    huge = torch.empty((shift + batch.kv_cache.shape[0], *batch.kv_cache.shape[1:]), dtype=torch.bfloat16)
-    huge[shift:] = batch.kv_cache
-    far = replace(batch, kv_cache=huge, block_table=batch.block_table + shift)
-    assert torch.equal(native.paged_attention(*far.args()), native.paged_attention(*batch.args()))
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize("attention", [native, fallback, reference], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_one_layer_of_a_group_is_read_as_a_cache_of_its_own(
+    attention: ModuleType, dtype: torch.dtype, fp8: bool, head_dim: int
+) -> None:
+    batch = make_batch(
+        [1, 40, 3, 17],
+        [600, 0, 130, 300],
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        block_size=16,
+        dtype=dtype,
+        fp8=fp8,
+    )
+    _, view = one_layer_of_a_group(batch.kv_cache)
+    assert not view.is_contiguous()
+    for window in (0, 50):
+        expected = attention.paged_attention(*batch.args(window))
+        assert torch.equal(attention.paged_attention(*replace(batch, kv_cache=view).args(window)), expected)
 
-    key = torch.randn(1, 2, 64).bfloat16()
-    native.store_kv(key, key + 1, huge, torch.tensor([shift * 16 + 5]))
-    assert torch.equal(huge[shift, 0, :, 5], key[0])
-    assert torch.equal(huge[shift, 1, :, 5], key[0] + 1)
+
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_block_ids_beyond_32_bit_offsets(fp8: bool) -> None:
+    batch = make_batch(
+        [1, 30], [40, 17], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, fp8=fp8
+    )
+    huge, shift = far_into_a_group(batch.kv_cache)
+    table = torch.where(batch.block_table == GARBAGE_BLOCK_ID, batch.block_table, batch.block_table + shift)
+    far = replace(batch, kv_cache=huge, block_table=table)
+    assert torch.equal(native.paged_attention(*far.args()), native.paged_attention(*batch.args()))
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -293,9 +299,7 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="without kv_scales"):
         native.paged_attention(*replace(batch, kv_cache=batch.kv_cache.to(torch.float8_e4m3fn)).args())
     with pytest.raises(TypeError, match="with kv_scales"):
-        native.paged_attention(*batch.args(), kv_scales=torch.ones(2, 2))
+        native.paged_attention(*replace(batch, kv_scales=torch.ones(2, 2)).args())
     with pytest.raises(ValueError, match=r"\[2, 2\]"):
-        fp8 = replace(batch, kv_cache=batch.kv_cache.to(torch.float8_e4m3fn))
-        native.paged_attention(*fp8.args(), kv_scales=torch.ones(2))
-    with pytest.raises(ValueError, match="alibi_slopes"):
-        native.paged_attention(*batch.args(), alibi_slopes=torch.ones(2))
+        fp8 = replace(batch, kv_cache=batch.kv_cache.to(torch.float8_e4m3fn), kv_scales=torch.ones(2))
+        native.paged_attention(*fp8.args())

@@ -65,7 +65,7 @@ def requests_of(batch: Batch) -> Iterator[tuple[slice, Batch]]:
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)])
 def test_groups_and_head_dims(fp8: bool, group: int, head_dim: int, block_size: int) -> None:
     batch = mixed_batch(group, head_dim, block_size, fp8=fp8)
-    actual = native.paged_attention(*batch.args(), kv_scales=batch.kv_scales)
+    actual = native.paged_attention(*batch.args())
     expected = reference.paged_attention(*batch.exact().args())
     torch.testing.assert_close(actual.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -75,7 +75,7 @@ def test_groups_and_head_dims(fp8: bool, group: int, head_dim: int, block_size: 
 @pytest.mark.parametrize("chunks", [(613,), (256, 256, 101), (1, 15, 17, 300, 280), (600, 5, 4, 3, 1)], ids=str)
 def test_chunks_of_a_prompt(chunks: tuple[int, ...], sliding_window: int) -> None:
     whole = make_batch([613], [0], num_heads=6, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    expected = reference.paged_attention(*whole.exact().args(), sliding_window)
+    expected = reference.paged_attention(*whole.exact().args(sliding_window))
     begin = 0
     for size in chunks:
         chunk = replace(
@@ -85,7 +85,7 @@ def test_chunks_of_a_prompt(chunks: tuple[int, ...], sliding_window: int) -> Non
             seq_lens=torch.tensor([begin + size], dtype=torch.int32),
             max_query_len=size,
         )
-        actual = native.paged_attention(*chunk.args(), sliding_window)
+        actual = native.paged_attention(*chunk.args(sliding_window))
         torch.testing.assert_close(
             actual.float(), expected[begin : begin + size], atol=TOLERANCE, rtol=TOLERANCE, msg=f"tokens from {begin}"
         )
@@ -101,19 +101,19 @@ def test_bits_depend_neither_on_the_batch_nor_on_threads(
 ) -> None:
     batch = mixed_batch(dtype=dtype, block_size=block_size)
     torch.set_num_threads(1)
-    together = native.paged_attention(*batch.args(), sliding_window)
+    together = native.paged_attention(*batch.args(sliding_window))
     for threads in (2, 3):
         torch.set_num_threads(threads)
-        assert torch.equal(native.paged_attention(*batch.args(), sliding_window), together)
+        assert torch.equal(native.paged_attention(*batch.args(sliding_window)), together)
         for tokens, alone in requests_of(batch):
-            assert torch.equal(native.paged_attention(*alone.args(), sliding_window), together[tokens])
+            assert torch.equal(native.paged_attention(*alone.args(sliding_window)), together[tokens])
 
 
 @pytest.mark.parametrize("context", [0, 250, 300])
 def test_bits_in_fp32_do_not_depend_on_chunks(context: int) -> None:
     """A token that was decoded is computed again as part of a prompt when a request resumes."""
     whole = make_batch([40], [context], num_heads=3, num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.float32)
-    expected = native.paged_attention(*whole.args(), 0)
+    expected = native.paged_attention(*whole.args())
     for begin, size in ((0, 1), (7, 1), (8, 3), (20, 17), (39, 1)):
         chunk = replace(
             whole,
@@ -122,7 +122,7 @@ def test_bits_in_fp32_do_not_depend_on_chunks(context: int) -> None:
             seq_lens=torch.tensor([context + begin + size], dtype=torch.int32),
             max_query_len=size,
         )
-        assert torch.equal(native.paged_attention(*chunk.args(), 0), expected[begin : begin + size])
+        assert torch.equal(native.paged_attention(*chunk.args()), expected[begin : begin + size])
 
 
 @pytest.mark.usefixtures("set_threads")
@@ -131,6 +131,6 @@ def test_bits_of_a_long_prompt_do_not_depend_on_threads() -> None:
     results = []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
-        results.append(native.paged_attention(*batch.args(), 300))
+        results.append(native.paged_attention(*batch.args(300)))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

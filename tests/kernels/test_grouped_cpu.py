@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from pagewire.kernels.cpu import grouped_layout, native
-from pagewire.kernels.cpu import quantized as fallback
+from pagewire.kernels import reference
+from pagewire.kernels.cpu import fallback, grouped_layout, native
 from pagewire.kernels.cpu.packed_linear import in_fixed_point
 from pagewire.kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from pagewire.kernels.quantized.packed import pack_grouped, unpack_grouped
-from pagewire.kernels.reference import products as reference
 from tests.kernels.grouped_weights import grouped_weight
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 

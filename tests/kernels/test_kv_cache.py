@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pagewire.kernels import reference
 from pagewire.kernels.cpu import fallback, native
-from tests.kernels.batches import make_heads
+from tests.kernels.batches import LAYER, far_into_a_group, make_heads, one_layer_of_a_group
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -104,7 +104,7 @@ def test_store_kv_writes_its_slots_and_nothing_else(cpu: ModuleType, dtype: torc
     key, value = qkv[:, 9:12], qkv[:, 12:]
     cache = torch.zeros(7, 2, 3, 16, 64, dtype=dtype)
     slots = torch.tensor([3, 16, -1, 111, 47])
-    cpu.store_kv(key, value, cache, slots)
+    cpu.store_kv(key, value, cache, slots, None)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             assert torch.equal(cache[slot // 16, 0, :, slot % 16], key[token])
@@ -139,6 +139,45 @@ def test_fp8_is_torch_s_rounding_with_saturation(cpu: ModuleType) -> None:
 def test_store_kv_checks_shapes() -> None:
     cache = torch.zeros(4, 2, 3, 16, 64)
     with pytest.raises(ValueError, match="num_tokens, 3, 64"):
-        native.store_kv(torch.zeros(2, 2, 64), torch.zeros(2, 2, 64), cache, torch.tensor([0, 1]))
+        native.store_kv(torch.zeros(2, 2, 64), torch.zeros(2, 2, 64), cache, torch.tensor([0, 1]), None)
     with pytest.raises(TypeError, match="int64"):
-        native.store_kv(torch.zeros(2, 3, 64), torch.zeros(2, 3, 64), cache, torch.tensor([0, 1], dtype=torch.int32))
+        slots = torch.tensor([0, 1], dtype=torch.int32)
+        native.store_kv(torch.zeros(2, 3, 64), torch.zeros(2, 3, 64), cache, slots, None)
+
+
+@pytest.mark.parametrize("cpu", [native, fallback, reference], ids=lambda module: module.__name__)
+@dtypes
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+def test_one_layer_of_a_group_is_written_and_no_other(cpu: ModuleType, dtype: torch.dtype, fp8: bool) -> None:
+    alone = make_heads(dtype, 50, norm=True, fp8=fp8)
+    group, view = one_layer_of_a_group(alone.kv_cache)
+    others = group.clone()
+    others[:, LAYER] = 0
+    within = replace(alone.copy(), kv_cache=view)
+    key, value = alone.qkv[:, 9:12].clone(), alone.qkv[:, 12:].clone()
+    for heads in (alone, within):
+        cpu.rotary_store_kv(*heads.args())
+        # Some slots once more, without rotation.
+        cpu.store_kv(key[:7], value[:7], heads.kv_cache, heads.slot_mapping[:7], heads.kv_scales)
+    assert torch.equal(bytes_of(view.contiguous()), bytes_of(alone.kv_cache))
+    group[:, LAYER] = 0
+    assert torch.equal(bytes_of(group), bytes_of(others))
+
+
+@pytest.mark.parametrize("cpu", [native, fallback], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+def test_slots_beyond_32_bit_offsets(cpu: ModuleType, fp8: bool) -> None:
+    near = make_heads(torch.bfloat16, 5, fp8=fp8)
+    view, shift = far_into_a_group(near.kv_cache)
+    slots = torch.where(near.slot_mapping < 0, -1, near.slot_mapping + shift * 16)
+    far = replace(near.copy(), kv_cache=view, slot_mapping=slots)
+    key, value = near.qkv[:2, 9:12].clone(), near.qkv[:2, 12:].clone()
+    for heads in (near, far):
+        cpu.rotary_store_kv(*heads.args())
+        cpu.store_kv(key, value, heads.kv_cache, heads.slot_mapping[:2], heads.kv_scales)
+    assert torch.equal(bytes_of(view[shift:].contiguous()), bytes_of(near.kv_cache))
+
+
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """NaN equals itself."""
+    return x.view(torch.uint8)

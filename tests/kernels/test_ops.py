@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from pagewire.kernels import reference
+from pagewire.kernels import ops, reference
 from pagewire.kernels.cpu import fallback, native, packed_layout
-from pagewire.kernels.ops import cpu_backend
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
 from tests.kernels.batches import StepRows, make_batch, make_heads, make_step
@@ -96,8 +98,8 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     dense = packed_layout.pack(torch.randint(-3, 4, (9, 70)).bfloat16())  # with sums that are exact
     int8_weight = torch.randint(-128, 128, (9, 64), dtype=torch.int8)
     return {
-        "paged_attention": (*batch.args(), 7, 20.0),
-        "store_kv": (heads[1], heads[1] + 1, torch.zeros(3, 2, 2, 16, 32), torch.arange(6)),
+        "paged_attention": batch.args(7, 20.0),
+        "store_kv": (heads[1], heads[1] + 1, torch.zeros(3, 2, 2, 16, 32), torch.arange(6), None),
         "add_rms_norm": (x, x + 1, weight, 1e-5),
         "rotary_store_kv": make_heads(torch.float32, 6, norm=True, num_heads=4, num_kv_heads=2).args(),
         "silu_and_mul": (x,),
@@ -125,8 +127,39 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
 
 
 def test_every_op_is_checked_as_registered() -> None:
-    names = {*reference.__all__, *fallback.__all__}
-    assert set(op_arguments()) == {name for name in names if hasattr(torch.ops.pagewire, name)}
+    assert op_arguments().keys() == ops.DEFINITIONS.keys()
+
+
+# Their references take a weight as numbers; what a CPU packs has none but the unpacked product.
+WITHOUT_REFERENCE = {"grouped_linear", "grouped_embedding", "packed_linear", "packed_embedding"}
+
+
+def implementations(name: str) -> dict[str, Callable[..., Any]]:
+    """By module."""
+    modules = ["cpu.native", "cpu.fallback"]
+    if name not in WITHOUT_REFERENCE:
+        modules.append("reference")
+    if (cuda := ops.DEFINITIONS[name].cuda) is not None and importlib.util.find_spec("triton"):
+        modules.append(f"triton.{cuda}")
+    return {module: getattr(importlib.import_module(f"pagewire.kernels.{module}"), name) for module in modules}
+
+
+def parameters(function: Callable[..., Any]) -> list[tuple[str, str, object]]:
+    """(name, type, default) of those that are given by position."""
+    return [
+        (parameter.name, str(parameter.annotation), parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
+
+
+@pytest.mark.parametrize("name", list(ops.DEFINITIONS))
+def test_implementations_have_the_parameters_of_the_definition(name: str) -> None:
+    defined = parameters(ops.DEFINITIONS[name].function)
+    # Torch hands on no argument that equals a default, so an implementation would have to know it, too.
+    assert all(default is inspect.Parameter.empty for _, _, default in defined)
+    for module, function in implementations(name).items():
+        assert parameters(function) == defined, f"{module}.{name} differs from pagewire.kernels.ops"
 
 
 def without_nan(x: torch.Tensor) -> torch.Tensor:
@@ -140,14 +173,14 @@ def comparable(*values: object) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", list(op_arguments()))
 def test_registered_op_is_the_reference(name: str) -> None:
-    assert cpu_backend() == "cpp"
+    assert ops.cpu_backend() == "cpp"
     actual_args, expected_args = op_arguments()[name], op_arguments()[name]
     for actual, expected in zip(actual_args, expected_args, strict=True):
         if isinstance(actual, torch.Tensor):
             actual.copy_(without_nan(expected))
             expected.copy_(actual)
-    result = getattr(torch.ops.pagewire, name)(*actual_args)
-    truth = getattr(reference if name in reference.__all__ else fallback, name)(*expected_args)
+    result = getattr(ops, name)(*actual_args)
+    truth = getattr(fallback if name in WITHOUT_REFERENCE else reference, name)(*expected_args)
     if name == "rotary_store_kv":  # what the key heads hold afterwards is undefined
         actual_args[1][:, -4:], expected_args[1][:, -4:] = 0, 0
     torch.testing.assert_close(
@@ -163,7 +196,7 @@ def test_fake_implementation_and_mutation_schema(name: str) -> None:
     """Right shapes without data, and no argument changed that the schema does not name (torch's own checker)."""
     arguments = tuple(without_nan(a) if isinstance(a, torch.Tensor) else a for a in op_arguments()[name])
     torch.library.opcheck(
-        getattr(torch.ops.pagewire, name).default,
+        getattr(ops, name),
         arguments,
         # The schema check compares arguments before and after, which torch cannot do with fp8.
         test_utils=("test_faketensor",) if name == "fp8_linear" else ("test_schema", "test_faketensor"),

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels import ops
 
-if cpu_backend() != "cpp":
+if ops.cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
 from pagewire.kernels.cpu.recording import Memory, NotRecorded, record
+from tests.kernels.batches import make_batch, one_layer_of_a_group
 from tests.kernels.sampling_batches import Row, SamplingBatch
 
-ops = torch.ops.pagewire
 SIZE = 32
 
 
@@ -132,6 +134,31 @@ def test_what_random_rows_are_drawn_from_is_no_memory_of_its_own() -> None:
             batch.num_tokens.zero_()
             recorded.replay()
             assert torch.equal(recorded.output, expected)
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+def test_one_layer_of_a_group_s_cache(fp8: bool) -> None:
+    """Written and attended to by a replay, at the strides that it has."""
+    batch = make_batch(
+        [1, 1], [40, 90], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, fp8=fp8
+    )
+    _, view = one_layer_of_a_group(batch.kv_cache)
+    batch = replace(batch, kv_cache=view)
+    last = batch.seq_lens.long() - 1
+    slots = batch.block_table[torch.arange(2), last // 16].long() * 16 + last % 16
+    key, value = torch.randn(2, 2, 2, 64).bfloat16()
+
+    def function() -> Tensor:
+        ops.store_kv(key, value, view, slots, batch.kv_scales)
+        return ops.paged_attention(*batch.args())
+
+    with torch.inference_mode():
+        recorded = record(function, Memory())
+        value.mul_(-3)
+        expected = function().clone()
+        view.view(torch.uint8)[slots // 16, :, :, slots % 16] = 0
+        recorded.replay()
+    assert torch.equal(recorded.output, expected)
 
 
 def test_refused_where_python_looks_at_a_result() -> None:

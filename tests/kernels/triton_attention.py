@@ -22,19 +22,15 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.triton.attention import decode_attention, paged_attention, split_kv
-from tests.kernels.batches import Batch, make_batch
+from tests.kernels.batches import Batch, make_batch, one_layer_of_a_group
 from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 
-def slopes(num_heads: int) -> Tensor:
-    return 2.0 ** -torch.arange(1, num_heads + 1, dtype=torch.float32)
-
-
-def check(actual: Tensor, batch: Batch, features: tuple[Any, ...] = (0, 0.0, None)) -> None:
+def check(actual: Tensor, batch: Batch, features: tuple[int, float] = (0, 0.0)) -> None:
     """The result against the truth in fp32, for the tokens of requests with a length; and all counters are zero."""
-    expected = reference.paged_attention(*batch.exact().args(), *features)
+    expected = reference.paged_attention(*batch.exact().args(*features))
     query_lens = batch.query_start_loc.diff()
     alive = (batch.seq_lens > 0).repeat_interleave(query_lens)
     tolerance = TOLERANCES[batch.query.dtype]
@@ -52,9 +48,9 @@ def case(
     dtype: torch.dtype = torch.float32,
     window: int = 0,
     soft_cap: float = 0.0,
-    alibi: bool = False,
     fp8: bool = False,
     split_size: int = 0,
+    in_group: bool = False,
 ) -> None:
     batch = make_batch(
         list(query_lens),
@@ -66,8 +62,10 @@ def case(
         dtype=dtype,
         fp8=fp8,
     )
-    features = (window, soft_cap, slopes(heads[0]) if alibi else None)
-    check(paged_attention.paged_attention(*batch.args(), *features, batch.kv_scales, split_size), batch, features)
+    if in_group:
+        batch = replace(batch, kv_cache=one_layer_of_a_group(batch.kv_cache)[1])
+    features = (window, soft_cap)
+    check(paged_attention.paged_attention(*batch.args(*features, split_size)), batch, features)
 
 
 def split_on_the_device(min_split: int, num_programs: int) -> None:
@@ -78,9 +76,8 @@ def split_on_the_device(min_split: int, num_programs: int) -> None:
     )  # fmt: skip
     out = torch.full_like(batch.query, float("nan"))
     config = {"block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_sm": num_programs, "min_split": min_split}
-    decode_attention.decode_attention(
-        batch.query, batch.kv_cache, out, *batch.args()[2:], 0, 0.0, None, None, 0, config
-    )  # fmt: skip
+    arguments: tuple[Any, ...] = (batch.query, batch.kv_cache, out, *batch.args()[2:], config)
+    decode_attention.decode_attention(*arguments)
     check(out, batch)
 
 
@@ -101,7 +98,7 @@ def far_blocks() -> None:
     spread.copy_(pages)
     assert last * stride >= 2**31
     batch = replace(batch, kv_cache=spread.view(torch.float8_e4m3fn), block_table=table)
-    check(paged_attention.paged_attention(*batch.args(), kv_scales=batch.kv_scales), batch)
+    check(paged_attention.paged_attention(*batch.args()), batch)
 
 
 def padding() -> None:
@@ -141,12 +138,11 @@ def independent_of_the_batch() -> None:
         [1, 5, 40, 1, 16], [200, 90, 50, 20, 130], num_heads=6, num_kv_heads=2, head_dim=16, block_size=16,
         dtype=torch.float16,
     )  # fmt: skip
-    fixed = (0, 0.0, None, None, 64)
-    together = paged_attention.paged_attention(*batch.args(), *fixed)
+    together = paged_attention.paged_attention(*batch.args(split_size=64))
     check(together, batch)
     for requests in ([0], [1], [2], [4, 3], [3, 1, 0]):
         part, tokens = select(batch, requests)
-        actual = paged_attention.paged_attention(*part.args(), *fixed)
+        actual = paged_attention.paged_attention(*part.args(split_size=64))
         assert torch.equal(actual, together[torch.cat(tokens)]), f"requests {requests} differ from those in the batch"
 
 
@@ -179,12 +175,13 @@ CASES: dict[str, Callable[[], None]] = {
     "window, split": partial(case, [1, 4], [300, 250], (3, 1), window=150, split_size=32),
     "window, pages of 128": partial(case, [1, 20], [290, 250], (2, 1), block_size=128, window=150),
     "soft cap": partial(case, *MIXED, soft_cap=2.0),
-    "alibi": partial(case, *MIXED, alibi=True),
-    "alibi, soft cap, window, split": partial(
-        case, [1, 20, 4], [90, 70, 60], (6, 2), window=50, soft_cap=3.0, alibi=True, split_size=32
-    ),
+    "soft cap, window, split": partial(case, [1, 20, 4], [90, 70, 60], (6, 2), window=50, soft_cap=3.0, split_size=32),
     "fp8": partial(case, *MIXED, (4, 2), 64, dtype=torch.float16, fp8=True),
     "fp8, split, odd head_dim, soft cap": partial(case, *MIXED, head_dim=80, soft_cap=4.0, fp8=True, split_size=32),
+    "one layer of a group": partial(case, *MIXED, in_group=True),
+    "one layer of a group, fp8, pages of 64": partial(
+        case, *MIXED, (4, 2), 64, 64, torch.float16, fp8=True, in_group=True
+    ),
     "fixed split": partial(case, [1, 2, 16], [300, 65, 130], (4, 1), split_size=32),
     "fixed split, odd head_dim": partial(case, [1, 2], [100, 65], (4, 2), 96, split_size=32),
     "many splits of one request": partial(case, [1], [2500], (2, 1)),
@@ -214,7 +211,6 @@ def sweep_case(seed: int) -> None:
         choose.choice([torch.float16, torch.float32]),
         choose.choice([0, 0, choose.randint(1, 300)]),
         choose.choice([0.0, 0.0, 5.0]),
-        choose.choice([False, False, True]),
         choose.choice([False, False, True]),
         choose.choice([0, 0, 16, 64, 256]),
     )

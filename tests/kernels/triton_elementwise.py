@@ -26,6 +26,7 @@ from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
 NAN = float("nan")
+SENTINEL = 0x5A
 FP8 = torch.float8_e4m3fn
 
 
@@ -83,9 +84,14 @@ def fp8_decode_case() -> None:
 
 
 def make_cache(num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """A cache of sentinel bytes."""
-    shape = (num_blocks, 2, num_kv_heads, block_size, head_dim * dtype.itemsize)
-    return torch.full(shape, 0x5A, dtype=torch.uint8).view(dtype)
+    """A cache of sentinel bytes: the second of a group of three layers."""
+    shape = (num_blocks, 3, 2, num_kv_heads, block_size, head_dim * dtype.itemsize)
+    return torch.full(shape, SENTINEL, dtype=torch.uint8).view(dtype)[:, 1]
+
+
+def assert_other_layers_are_untouched(cache: Tensor) -> None:
+    group = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage()).view(cache.shape[0], 3, -1)
+    assert (group[:, (0, 2)] == SENTINEL).all()
 
 
 def make_slots(num_tokens: int, num_slots: int, padding: bool = True) -> Tensor:
@@ -129,6 +135,7 @@ def store_kv_case(
     kv_cache.store_kv(key, value, actual, slots, scales)
     reference.store_kv(key, value, expected, slots, scales)
     assert_same_bits(actual, expected)
+    assert_other_layers_are_untouched(actual)
 
 
 def rotary_case(
@@ -166,6 +173,7 @@ def rotary_case(
     else:
         assert_close(rows[queries], expected_rows[queries])
         assert_cache_close(actual, expected)
+    assert_other_layers_are_untouched(actual)
     gap = (slice(None), slice(width, None))
     assert rows[gap].isnan().all()
 

@@ -19,10 +19,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from pagewire.kernels import tuning
+from pagewire.kernels import reference, tuning
 from pagewire.kernels.quantized.packed import PackedGrouped
 from pagewire.kernels.quantized.weights import BITS
-from pagewire.kernels.reference import products as reference_quantized
 from pagewire.kernels.triton.attention import split_kv
 from pagewire.kernels.triton.products import grouped_gemm, grouped_layout, grouped_linear
 from tests.kernels.grouped_weights import FORMS, grouped_weight
@@ -99,7 +98,7 @@ def product_case(
     x = torch.full((num_tokens, shape[1] + 8), float("nan"), dtype=dtype)[:, : shape[1]]
     x.copy_(torch.randn(x.shape))
     offset = torch.randn(shape[0]).to(dtype) if bias else None
-    expected = reference_quantized.grouped_linear(x, weight, offset)
+    expected = reference.grouped_linear(x, weight, offset)
     with configured(**PATHS[path], **config):
         assert_close(multiply(x, grouped_layout.pack(weight), offset), expected)
 
@@ -108,7 +107,7 @@ def split_case(path: str) -> None:
     """The same bits whoever comes last; and as without splits, but for rounding."""
     weight = grouped_weight(40, 1024, 4, 128, "zeros")
     packed, x = grouped_layout.pack(weight), torch.randn(2, 1024)
-    expected = reference_quantized.grouped_linear(x, weight, None)
+    expected = reference.grouped_linear(x, weight, None)
     results = []
     for tiles in (1, 3, 8):
         with (
@@ -128,7 +127,7 @@ def exact_case() -> None:
         weight = grouped_weight(66, 160, bits, 32, form)
         weight = replace(weight, scales=torch.full_like(weight.scales, 2.0**-6))
         x = torch.randint(-2, 3, (3, 160)).half()
-        expected = reference_quantized.grouped_linear(x.float(), weight, None).half()
+        expected = reference.grouped_linear(x.float(), weight, None).half()
         for path in PATHS.values():
             with configured(**path):
                 assert torch.equal(multiply(x, grouped_layout.pack(weight), None), expected)
@@ -145,7 +144,7 @@ def embedding_case(form: str, bits: int, group_size: int, dtype: torch.dtype, co
         actual = grouped_linear.grouped_embedding(
             ids, packed.codes, packed.scales, packed.offsets, packed.codebook, *packed.shape, *form_arguments, dtype
         )
-        expected = reference_quantized.grouped_embedding(ids, weight, dtype)
+        expected = reference.grouped_embedding(ids, weight, dtype)
         assert actual.shape == expected.shape
         assert torch.equal(actual, expected)
 

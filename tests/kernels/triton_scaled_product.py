@@ -19,8 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from pagewire.kernels import tuning
-from pagewire.kernels.reference import products as reference
+from pagewire.kernels import reference, tuning
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
 from pagewire.kernels.triton.products import fp8_linear, int8_linear, scaled_product
 from tests.kernels.interpreted import run_cases

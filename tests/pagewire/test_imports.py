@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,10 @@ FENCES = {
         *("torch", "transformers", "numpy"),
     ],
     "services/executor": ["gateway", "quantize", "services.scheduler", "services.tokenizer"],
+    # What is built of what: layers, models of layers, loading of all.
+    "services/executor/layers": ["services.executor.models", "services.executor.loading"],
+    "services/executor/models": ["services.executor.loading"],
+    "services/executor/loading/weights": ["services.executor.loading.quantization"],
     "quantize": ["gateway", "services.scheduler"],
     "kernels": ["gateway", "services", "quantize", "v1", "grpc"],
     "kernels/reference": ["kernels.ops", "kernels.triton", "kernels.cpu", "triton"],
@@ -65,6 +71,39 @@ def test_no_line_imports_across_the_fence(folder: str) -> None:
         for module in imported_modules(path):
             fenced = map(full_name, FENCES[folder])
             assert not [name for name in fenced if module == name or module.startswith(f"{name}.")], f"{path}: {module}"
+
+
+def edges(folder: str) -> Iterator[tuple[Path, Path]]:
+    """(file, file that it imports), anywhere in it, within a folder."""
+    root = REPOSITORY / folder
+    names = {path: ".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in root.rglob("*.py")}
+    files = {full_name(name.removesuffix(".__init__")): path for path, name in names.items()}
+    for path in files.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found = {
+                    name if (name := f"{node.module}.{alias.name}") in files else node.module for alias in node.names
+                }
+            else:
+                found = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            for module in found & files.keys():
+                yield path, files[module]
+
+
+@pytest.mark.parametrize("folder", ["quantize", "services/executor", "services/tokenizer"])
+def test_nothing_imports_what_imports_it(folder: str) -> None:
+    """Neither a file, nor the folder that a file lies in."""
+    files, folders = TopologicalSorter[Path](), TopologicalSorter[Path]()
+    found = list(edges(folder))
+    assert found
+    for importer, imported in found:
+        files.add(importer, imported)
+        # Files that lie in the folder itself stand for themselves.
+        parts = [path if path.parent == REPOSITORY / folder else path.parent for path in (importer, imported)]
+        if parts[0] != parts[1]:
+            folders.add(*parts)
+    files.prepare()
+    folders.prepare()
 
 
 def test_every_folder_is_fenced() -> None:
@@ -117,6 +156,9 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
             ["opentelemetry", "fastapi", "gateway", "quantize", "services.scheduler", "services.tokenizer"],
         ),
         ("services.scheduler.scheduler", ["grpc", "torch", "prometheus_client"]),
+        # An op's definition comes before all of its implementations, which load on first use.
+        ("kernels.ops", ["triton", "kernels.triton", "kernels.cpu", "kernels.reference"]),
+        ("kernels.quantized", ["triton", "kernels.triton", "kernels.cpu", "kernels.reference"]),
         ("quantize.command", ["fastapi", "gateway", "services.scheduler"]),
         *(
             (module, ["torch", "transformers", *missing, "services", "gateway", "kernels", "quantize"])

@@ -29,7 +29,7 @@ from pagewire.quantize.texts import bundled_documents, held_out, read_documents,
 from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR
 from pagewire.services.tokenizer.loading import load_tokenizer
 from tests.quantize.test_quantize_layouts import decode_awq, decode_gptq
-from tests.services.executor.test_models import save_tiny
+from tests.services.executor.models.test_models import save_tiny
 
 # 48 inputs are one group of 32 and one of 16; heads of queries and values differ in number.
 TINY: dict[str, Any] = {

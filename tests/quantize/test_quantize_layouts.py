@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
+from pagewire.quantize.config import QuantizeConfig
 from pagewire.quantize.grid import Grid
-from pagewire.quantize.layouts import awq_config, awq_tensors, gptq_config, gptq_tensors
+from pagewire.quantize.layouts import LAYOUTS, awq_config, awq_tensors, gptq_config, gptq_tensors
+from pagewire.services.executor.loading.quantization.registry import FORMATS
 
 _SHIFT_OF_COLUMN = [0, 16, 4, 20, 8, 24, 12, 28]  # AutoAWQ: bit at which column 0..7 of a word begins
 
@@ -122,3 +126,10 @@ def test_configs_say_what_readers_look_for() -> None:
     }
     expected = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
     assert gptq_config(grid, desc_act=True, damp=0.01).items() >= (expected | {"checkpoint_format": "gptq"}).items()
+
+
+def test_every_method_writes_what_the_executor_reads() -> None:
+    (field,) = (field for field in dataclasses.fields(QuantizeConfig) if field.name == "method")
+    assert set(field.metadata["choices"]) == LAYOUTS.keys()
+    for layout in LAYOUTS.values():
+        assert set(layout.bits) <= set(FORMATS[layout.name].bits)

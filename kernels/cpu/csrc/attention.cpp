@@ -7,13 +7,12 @@ constexpr int64_t SERIAL_WORK = 100'000;  // multiply-adds below which another t
 
 extern "C" void pagewire_paged_attention(int query_dtype, int kv_dtype, const void* query, const void* kv_cache,
                                          void* output, const int32_t* block_table, const int32_t* query_start,
-                                         const int32_t* seq_lens, const float* alibi_slopes, const float* kv_scales,
-                                         int64_t query_stride, int64_t query_head_stride, int64_t block_stride,
+                                         const int32_t* seq_lens, const float* kv_scales, int64_t query_stride, int64_t query_head_stride, int64_t block_stride,
                                          int64_t table_stride, int num_requests, int num_heads, int num_kv_heads,
                                          int head_dim, int block_size, float scale, int window, float soft_cap,
                                          int threads) {
     const Problem p = {(const char*)query, (const char*)kv_cache, (char*)output, block_table, query_start, seq_lens,
-                       alibi_slopes, kv_scales, query_stride, query_head_stride, block_stride, table_stride,
+                       kv_scales, query_stride, query_head_stride, block_stride, table_stride,
                        num_requests, num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window,
                        query_dtype};
     const Plan plan = Planner(p, threads).plan();

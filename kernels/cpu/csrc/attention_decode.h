@@ -179,11 +179,10 @@ class DecodeWorker {
         constexpr int STEP = Products::KEY_STEP;
         const int group = p_.group(), vectors = (count + STEP - 1) / STEP * (STEP / LANES);
         const int last = first_position(p_, tile) + r / group - tile.key_begin;
-        const float slope = p_.alibi_slopes ? p_.alibi_slopes[kv_head * group + r % group] : 0.0f;
-        const Scoring scoring = {p_.scale * p_.key_scale(kv_head), p_.soft_cap, slope};
+        const Scoring scoring = {p_.scale * p_.key_scale(kv_head), p_.soft_cap};
         float* scores = scores_ + r * RANGE;
         const int begin = p_.window > 0 ? last + 1 - p_.window : 0;
-        maximum = std::max(LOWEST, finish_scores(scores, vectors, begin, std::min(count, last + 1), last, scoring));
+        maximum = std::max(LOWEST, finish_scores(scores, vectors, begin, std::min(count, last + 1), scoring));
         denominator =
             exponentiate<M>(scores, vectors, scoring.factor(), maximum, weights_ + r * RANGE / M::PER_ELEMENT);
     }

@@ -28,7 +28,6 @@ struct Problem {
     const int32_t* block_table;
     const int32_t* query_start;
     const int32_t* seq_lens;
-    const float* alibi_slopes;                // [num_heads] or null
     const float* kv_scales;                   // [2, num_kv_heads] or null
     int64_t query_stride, query_head_stride;  // elements
     int64_t block_stride;                     // elements

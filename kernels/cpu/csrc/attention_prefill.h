@@ -98,14 +98,13 @@ class PrefillWorker {
         multiply<M>(query_ + first * depth(), depth(), keys_ + from, KEY_TILE, depth(), scores_, KEY_TILE, nullptr,
                     count, columns);
         const int group = p_.group(), head = tile.head_begin;
-        Scoring scoring = {p_.scale * p_.key_scale(head), p_.soft_cap, 0.0f};
-        alignas(64) float maximum[ROW_TILE] = {}, factor[ROW_TILE];
+        const Scoring scoring = {p_.scale * p_.key_scale(head), p_.soft_cap};
+        const float factor = scoring.factor();
+        alignas(64) float maximum[ROW_TILE] = {};
         for (int r = 0; r < count; r++) {
             const int row = first + r, last = position + row / group - from;
             const int begin = p_.window > 0 ? last + 1 - p_.window : 0;
-            if (p_.alibi_slopes) scoring.slope = p_.alibi_slopes[head * group + row % group];
-            factor[r] = scoring.factor();
-            maximum[r] = finish_scores(scores_ + r * KEY_TILE, columns, begin, last + 1, last, scoring);
+            maximum[r] = finish_scores(scores_ + r * KEY_TILE, columns, begin, last + 1, scoring);
         }
         for (int r = 0; r < count; r += LANES) {
             const f32x16 before = load(maximum_ + first + r), after = max(before, load(maximum + r));
@@ -115,7 +114,7 @@ class PrefillWorker {
             store(denominator_ + first + r, load(denominator_ + first + r) * correction);
         }
         for (int r = 0; r < count; r++)
-            denominator_[first + r] += exponentiate<M>(scores_ + r * KEY_TILE, columns, factor[r], maximum_[first + r],
+            denominator_[first + r] += exponentiate<M>(scores_ + r * KEY_TILE, columns, factor, maximum_[first + r],
                                                        weights_ + r * WEIGHT_STRIDE);
         multiply<M>(weights_, WEIGHT_STRIDE, values_ + from / M::PER_ELEMENT * dim_, dim_, (to - from) / M::PER_ELEMENT,
                     acc_ + first * dim_, dim_, correction_, count, (p_.head_dim + LANES - 1) / LANES);

@@ -121,10 +121,10 @@ void merge_partials(const Problem& p, const Merge& merge, const float* partials)
 // ---- softmax of a row ----
 
 struct Scoring {
-    float scale, soft_cap, slope;
+    float scale, soft_cap;
 
-    bool is_plain() const { return soft_cap == 0 && slope == 0 && scale > 0; }  // just a factor
-    float factor() const { return is_plain() ? scale * LOG2E : 1.0f; }          // what is left for exponentiate()
+    bool is_plain() const { return soft_cap == 0 && scale > 0; }       // just a factor
+    float factor() const { return is_plain() ? scale * LOG2E : 1.0f; }  // what is left for exponentiate()
 };
 
 float maximum_of(const float* scores, int vectors) {
@@ -136,9 +136,9 @@ float maximum_of(const float* scores, int vectors) {
     return max(load_raw<f32x16>(highest));
 }
 
-// Makes products of a row scores, but for by.factor(); those of keys outside begin .. end are -inf. The row stands at
-// position `last`; all three are counted from the first score's key. Returns the maximum.
-float finish_scores(float* scores, int vectors, int begin, int end, int last, const Scoring& by) {
+// Makes products of a row scores, but for by.factor(); those of keys outside begin .. end are -inf, both
+// counted from the first score's key. Returns the maximum.
+float finish_scores(float* scores, int vectors, int begin, int end, const Scoring& by) {
     const bool is_plain = by.is_plain();
     if (is_plain && begin <= 0 && end >= vectors * LANES) return maximum_of(scores, vectors) * by.factor();
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -146,10 +146,8 @@ float finish_scores(float* scores, int vectors, int begin, int end, int last, co
     for (int v = 0; v < vectors; v++) {
         const int first = v * LANES;
         f32x16 s = load(scores + first);
-        if (!is_plain) {
+        if (!is_plain)
             s = by.soft_cap > 0 ? tanh(s * (by.scale / by.soft_cap)) * (by.soft_cap * LOG2E) : s * (by.scale * LOG2E);
-            s += __builtin_convertvector(lane + (first - last), f32x16) * (by.slope * LOG2E);
-        }
         if (begin > first || end < first + LANES) {
             const i32x16 key = lane + first;
             s = ((key >= begin) & (key < end)) ? s : splat(-INFINITY);

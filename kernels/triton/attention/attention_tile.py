@@ -47,12 +47,12 @@ class Specialization(NamedTuple):
 
 
 def argument_types(
-    types: dict[str, str], dtype: torch.dtype, fp8_cache: bool, alibi: bool
+    types: dict[str, str], dtype: torch.dtype, fp8_cache: bool
 ) -> tuple[dict[str, str], dict[str, None]]:
     """The Triton types of a kernel's arguments, and those arguments that are absent."""
     element = f"*{_TYPES[dtype]}"
     types = types | {"query_ptr": element, "out_ptr": element, "kv_cache_ptr": "*u8" if fp8_cache else element}
-    absent = dict.fromkeys([*([] if fp8_cache else ["kv_scales_ptr"]), *([] if alibi else ["alibi_slopes_ptr"])])
+    absent = dict.fromkeys([] if fp8_cache else ["kv_scales_ptr"])
     return types | dict.fromkeys(absent, "constexpr"), absent
 
 
@@ -230,7 +230,6 @@ def attend(
     start,
     end,  # MASKED: no key from here on is read
     position,  # int32 [BLOCK_M], of each row's token
-    slope,  # fp32 [BLOCK_M], or unused without ALIBI
     scale,
     block_stride,
     value_offset,  # from the keys of a block to its values
@@ -241,7 +240,6 @@ def attend(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     EVICTION: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     MASKED: tl.constexpr,  # some row may not see some key of the tile
@@ -265,9 +263,6 @@ def attend(
         # tanh(x) = 2 * sigmoid(2 * x) - 1
         scores = SOFT_CAP * (2 * tl.sigmoid(scores * (scale * (2 / SOFT_CAP))) - 1)
         factor = LOG2E
-    if ALIBI:
-        scores = scores * factor + slope[:, None] * LOG2E * (keys[None, :] - position[:, None]).to(tl.float32)
-        factor = 1.0
     if MASKED:
         visible = keys[None, :] <= position[:, None]
         if WINDOW > 0:

@@ -88,9 +88,7 @@ def store_kv_kernel(
     tl.store(value_target, to_cache(value, value_scales, dtype, NATIVE_FP8), mask=mask)
 
 
-def store_kv(
-    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
-) -> None:
+def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None) -> None:
     """As `reference.store_kv`. Each page of kv_cache is contiguous; key and value may be strided views."""
     num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
     num_tokens = slot_mapping.shape[0]

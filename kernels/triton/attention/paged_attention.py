@@ -23,11 +23,10 @@ def paged_attention(
     seq_lens: Tensor,
     max_query_len: int,
     scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    kv_scales: Tensor | None = None,
-    split_size: int = 0,
+    sliding_window: int,
+    soft_cap: float,
+    kv_scales: Tensor | None,
+    split_size: int,
 ) -> Tensor:
     """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
 
@@ -56,14 +55,14 @@ def paged_attention(
     config = tuning.lookup("decode_attention", capability, **shape, query_len=decode_len)
     decode_attention(
         query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
-        alibi_slopes, kv_scales, split_size, config,
+        kv_scales, split_size, config,
     )  # fmt: skip
     if max_query_len > short:
         query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
         config = tuning.lookup("prefill_attention", capability, **shape, query_len=query_len)
         prefill_attention(
-            query, stored, out, block_table, query_start_loc, seq_lens, scale, sliding_window, soft_cap, alibi_slopes,
-            kv_scales, config,
+            query, stored, out, block_table, query_start_loc, seq_lens, scale, sliding_window, soft_cap, kv_scales,
+            config,
         )  # fmt: skip
     return out
 

@@ -41,7 +41,6 @@ def prefill_attention_kernel(
     block_table_ptr,  # int32 [num_reqs, max_blocks]
     query_start_loc_ptr,  # int32 [num_reqs + 1]
     seq_lens_ptr,  # int32 [num_reqs]
-    alibi_slopes_ptr,  # fp32 [num_heads], or None
     kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
     num_reqs,
     query_token_stride,
@@ -100,10 +99,6 @@ def prefill_attention_kernel(
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
     position = seq_len - query_len + token
-    ALIBI: tl.constexpr = alibi_slopes_ptr is not None
-    slope = denominator
-    if ALIBI:
-        slope = tl.load(alibi_slopes_ptr + head, mask=in_rows, other=0.0)
     value_scale = 1.0
     if FP8_CACHE:
         scale *= tl.load(kv_scales_ptr + kv_head)
@@ -129,8 +124,8 @@ def prefill_attention_kernel(
             following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
             acc, acc_rest, maximum, denominator = attend(
                 query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-                slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-                ALIBI, "", NATIVE_FP8, True,
+                scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+                "", NATIVE_FP8, True,
             )  # fmt: skip
             blocks = following
     blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
@@ -138,8 +133,8 @@ def prefill_attention_kernel(
         following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         acc, acc_rest, maximum, denominator = attend(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-            slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            ALIBI, "", NATIVE_FP8, False,
+            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+            "", NATIVE_FP8, False,
         )  # fmt: skip
         blocks = following
     blocks = masked_blocks
@@ -147,8 +142,8 @@ def prefill_attention_kernel(
         following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         acc, acc_rest, maximum, denominator = attend(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-            slope, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            ALIBI, "", NATIVE_FP8, True,
+            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+            "", NATIVE_FP8, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
@@ -194,7 +189,6 @@ def prefill_attention(
     scale: float,
     sliding_window: int,
     soft_cap: float,
-    alibi_slopes: Tensor | None,
     kv_scales: Tensor | None,
     config: Mapping[str, int],
 ) -> None:
@@ -218,7 +212,6 @@ def prefill_attention(
         block_table,
         query_start_loc,
         seq_lens,
-        alibi_slopes,
         kv_scales,
         num_reqs,
         query.stride(0),
@@ -238,7 +231,6 @@ _TYPES = {
     "block_table_ptr": "*i32",
     "query_start_loc_ptr": "*i32",
     "seq_lens_ptr": "*i32",
-    "alibi_slopes_ptr": "*fp32",
     "kv_scales_ptr": "*fp32",
     "num_reqs": "i32",
     "query_token_stride": "i32",
@@ -260,11 +252,10 @@ def specialization(
     num_reqs: int = 1,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
-    alibi: bool = False,
 ) -> Specialization:
     """What `prefill_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
     fp8_cache = kv_dtype == torch.float8_e4m3fn
-    types, none = argument_types(_TYPES, dtype, fp8_cache, alibi)
+    types, none = argument_types(_TYPES, dtype, fp8_cache)
     constants = _constants(
         head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
         soft_cap, fp8_cache, capability >= 89,

@@ -36,7 +36,7 @@ _LIBRARY_CAPABILITIES = (89, 90)
 
 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """As `reference_quantized.fp8_linear`, with quantize_input or without; x may have any stride between rows.
+    """As `reference.fp8_linear`, with quantize_input or without; x may have any stride between rows.
 
     A token (a group of its inputs) with a NaN gives NaN, and one with an infinity too.
     """

@@ -33,7 +33,7 @@ def grouped_linear(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    """As `reference_quantized.grouped_linear`, of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
+    """As `reference.grouped_linear`, of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
 
     Where weights are dequantized first, they are rounded to x's dtype.
     """
@@ -76,7 +76,7 @@ def grouped_embedding(
     zero_point: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """As `reference_quantized.grouped_embedding`, of a weight in the layout "cuda"; token_ids int64, any shape."""
+    """As `reference.grouped_embedding`, of a weight in the layout "cuda"; token_ids int64, any shape."""
     rows = token_ids.reshape(-1)
     if rows.shape[0] == 0:
         return codes.new_empty((*token_ids.shape, row_size), dtype=dtype)

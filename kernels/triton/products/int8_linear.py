@@ -17,7 +17,7 @@ from pagewire.kernels.triton.products.scaled_product import check_operands, scal
 
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """As `reference_quantized.int8_linear`; x [num_tokens, K] may have any stride between rows.
+    """As `reference.int8_linear`; x [num_tokens, K] may have any stride between rows.
 
     A token with a NaN gives NaN, and one with an infinity too unless input_scale says how far numbers go.
     """

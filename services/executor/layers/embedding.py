@@ -10,18 +10,22 @@ from torch.nn import functional
 
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedDense, PackedGrouped, PackedWeight, Shard
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.model_config import ModelLoadError
 
 
 class Embedding:
     """`weight` is [vocab_size, hidden_size]; `project` is the tied output head."""
 
-    __slots__ = ("dtype", "shards", "weight")
+    __slots__ = ("dtype", "multiplies", "shards", "weight")
 
-    def __init__(self, name: str, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+    def __init__(
+        self, name: str, vocab_size: int, hidden_size: int, placement: Placement, *, projects: bool = False
+    ) -> None:
+        """projects: whether it is the output head too."""
         shard = Shard(placement.name(name), vocab_size, hidden_size, placement.format(name))
         self.shards: tuple[Shard, ...] = (shard,)
         self.dtype: torch.dtype = placement.dtype
+        self.multiplies = projects
         self.weight: PackedWeight = (
             Dense(placement.empty(vocab_size, hidden_size))
             if shard.format is None

@@ -19,6 +19,8 @@ class Linear:
 
     __slots__ = ("bias", "shards", "weight")
 
+    multiplies = True
+
     def __init__(self, in_features: int, shards: Mapping[str, int], placement: Placement, *, bias: bool) -> None:
         out_features = sum(shards.values())
         self.shards = tuple(

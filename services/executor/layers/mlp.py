@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pagewire.services.executor.layers import ops
+from pagewire.kernels import ops
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weights import WeightModule
-from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError
 
 _GATED_ACTIVATIONS = {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
 
@@ -20,7 +19,7 @@ class GatedMLP:
 
     __slots__ = ("activation", "down", "gate_up")
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+    def __init__(self, config: DecoderConfig, placement: Placement) -> None:
         if config.hidden_act not in _GATED_ACTIVATIONS:
             supported = ", ".join(_GATED_ACTIVATIONS)
             raise ModelLoadError(f"config key hidden_act: {config.hidden_act!r} is not one of {supported}")
@@ -33,9 +32,5 @@ class GatedMLP:
         """hidden [num_tokens, hidden_size], same shape out"""
         return self.down(self.activation(self.gate_up(hidden)))
 
-    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.gate_up.load_targets()
-        yield from self.down.load_targets()
-
-    def modules(self) -> Iterator[WeightModule]:
+    def leaves(self) -> Iterator[Linear]:
         yield from (self.gate_up, self.down)

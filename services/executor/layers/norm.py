@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pagewire.services.executor.layers import ops
+from pagewire.kernels import ops
 from pagewire.services.executor.layers.placement import Placement
 
 

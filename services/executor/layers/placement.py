@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.loading.quantization import Quantization, WeightFormat
+from pagewire.services.executor.layers.weight_format import Quantization, WeightFormat
 
 
 @dataclass(frozen=True)

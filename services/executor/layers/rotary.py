@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelConfig, RopeConfig
+from pagewire.services.executor import memory
+from pagewire.services.executor.model_config import DecoderConfig, RopeConfig
 
 
 class RotaryEmbedding:
@@ -25,7 +26,9 @@ class RotaryEmbedding:
 
     __slots__ = ("cos_sin_cache",)
 
-    def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, max_model_len: int, device: torch.device) -> None:
+        """Raises OutOfMemoryError if host memory, where the table is made, cannot hold it."""
+        memory.check_positions_fit(max_model_len, config.head_dim)
         if device.type == "meta":  # only asked for its shapes; torch takes a second to load its meta arithmetic
             self.cos_sin_cache = torch.empty(max_model_len, config.head_dim, device=device)
             return
@@ -35,7 +38,7 @@ class RotaryEmbedding:
         self.cos_sin_cache = cos_sin.to(device)  # fp32 [max_model_len, rotary_dim]
 
 
-def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
+def rope_frequencies(config: DecoderConfig, max_model_len: int) -> tuple[Tensor, float]:
     """Inverse frequencies, fp32 [rotary_dim / 2], and the factor that cos and sin are multiplied with."""
     rope = config.rope
     rotary_dim = int(config.head_dim * rope.partial_rotary_factor)

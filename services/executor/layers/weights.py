@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedGrouped, PackedWeight
-from pagewire.services.executor.layers import ops
-from pagewire.services.executor.loading.quantization import WeightFormat
+from pagewire.services.executor.layers.weight_format import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,15 @@ class Shard:
     has_bias: bool = False  # <name>.bias is the layer's, not the format's
 
 
+@runtime_checkable
 class WeightModule(Protocol):
     """A layer with a weight. If any shard is quantized, the loader reads all and installs what they become."""
 
     shards: tuple[Shard, ...]
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether there are products with it; otherwise its rows are only looked up."""
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:

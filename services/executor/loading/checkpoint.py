@@ -9,24 +9,21 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError, token_ids
-from pagewire.services.executor.loading.quantization import Quantization
+from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.quantization.gguf import GgufQuantization
-from pagewire.services.executor.loading.quantization.methods import is_left_over, quantization_of
+from pagewire.services.executor.loading.quantization.registry import FORMATS, is_left_over, quantization_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.gguf import (
     GgufSource,
-    checkpoint_name,
     gguf_architecture,
     gguf_config,
     gguf_eos_token_ids,
+    named_tensors,
 )
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
-from pagewire.services.executor.models import ARCHITECTURES
-
-# where AutoGPTQ and AutoAWQ wrote what now is `quantization_config` in config.json -> quant_method, if it says none
-_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, token_ids
+from pagewire.services.executor.models.registry import ARCHITECTURES
 
 
 class DirectoryCheckpoint:
@@ -49,7 +46,7 @@ class DirectoryCheckpoint:
     def config(self, dtype: torch.dtype) -> ModelConfig:
         """Only for our own architectures; `generation_config.json` wins over `config.json` for the stop tokens."""
         try:
-            config = ARCHITECTURES[self.architecture](self._raw, dtype)
+            config = ARCHITECTURES[self.architecture].read_config(self._raw, dtype)
         except ModelLoadError as error:
             raise ModelLoadError(f"{self.path}/config.json: {error}") from error
         return dataclasses.replace(config, eos_token_ids=self.eos_token_ids(config.eos_token_ids))
@@ -58,15 +55,16 @@ class DirectoryCheckpoint:
         path = self.path / "generation_config.json"
         return (token_ids(read_json(path).get("eos_token_id")) if path.is_file() else ()) or default
 
-    def weights(self, config: ModelConfig) -> WeightSource:
+    def weights(self) -> WeightSource:
         return SafetensorsSource(self.path)
 
     def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
         """weights: None if they are random. requested: by `--quantization`."""
         file, config = "config.json", self._raw.get("quantization_config")
-        for name, method in _QUANTIZATION_FILES.items():
-            if config is None and (self.path / name).is_file():
-                file, config = name, {"quant_method": method} | read_json(self.path / name)
+        for stored in FORMATS.values():
+            name = stored.config_file
+            if config is None and name is not None and (self.path / name).is_file():
+                file, config = name, {"quant_method": stored.name} | read_json(self.path / name)
         if config is None:
             return None
         try:
@@ -93,14 +91,17 @@ class GgufCheckpoint:
     def eos_token_ids(self, default: tuple[int, ...]) -> tuple[int, ...]:
         return gguf_eos_token_ids(self._file) or default
 
-    def weights(self, config: ModelConfig) -> WeightSource:
-        return GgufSource(self._file, config)
+    def weights(self) -> WeightSource:
+        return GgufSource(self._file)
 
     def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
-        return GgufQuantization({checkpoint_name(name): tensor.type for name, tensor in self._file.tensors.items()})
+        return GgufQuantization({name: tensor.type for name, tensor in named_tensors(self._file).items()})
 
 
-def open_checkpoint(path: Path, load_format: str) -> DirectoryCheckpoint | GgufCheckpoint:
+Checkpoint = DirectoryCheckpoint | GgufCheckpoint
+
+
+def open_checkpoint(path: Path, load_format: str) -> Checkpoint:
     """Raises ModelLoadError when `path` is not a model, or not one of the format asked for."""
     if path.is_dir():
         if load_format == "gguf" or not (path / "config.json").is_file():

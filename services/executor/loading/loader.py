@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from pagewire.services.executor.attention import AttentionMetadata, PagedAttention
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
-from pagewire.services.executor.loading.load_decoder import load_decoder
-from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.loading.load_own import load_own
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
-from pagewire.services.executor.models import ARCHITECTURES
+from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.models.registry import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-class Model(Protocol):
-    """What the model runner drives: our own models and transformers' look the same to it."""
-
-    config: ModelConfig
-    capturable: bool  # whether CUDA graphs may replay it
-
-    @property
-    def attention_layers(self) -> list[PagedAttention]:
-        """Those that need a KV cache, in layer order."""
-
-    @property
-    def weight_bytes(self) -> int: ...
-
-    def bind_kv_cache(self, kv_caches: list[Tensor]) -> None:
-        """One [num_blocks, 2, num_kv_heads, block_size, head_dim] per attention layer, in layer order."""
-
-    def forward(self, input_ids: Tensor, positions: Tensor, attn: AttentionMetadata) -> Tensor:
-        """input_ids, positions int64 [num_tokens] -> hidden states [num_tokens, hidden_size]"""
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden_size] -> [S, vocab_size]"""
 
 
 def load_model(
@@ -85,14 +60,14 @@ def load_model(
     if model_impl == "transformers" or not own:
         _check_dense(quantization, checkpoint.architecture)
         # Imported here: transformers costs seconds that our own models do without.
-        from pagewire.services.executor.models.transformers_model import load_transformers_model
+        from pagewire.services.executor.loading.load_transformers import load_transformers_model
 
         loaded: Model = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
         if weights_cache is not None:
             logger.info("weights cache: not used for models that run in transformers' code")
         progress(1.0, checkpoint.path.name)
     else:
-        loaded = load_decoder(
+        loaded = load_own(
             checkpoint,
             torch_dtype,
             device,
@@ -103,7 +78,7 @@ def load_model(
             progress=progress,
         )
     if kv_scales:
-        weights = None if load_format == "dummy" else checkpoint.weights(loaded.config)
+        weights = None if load_format == "dummy" else checkpoint.weights()
         _set_kv_scales(loaded, weights, checkpoint.path, device)
     return loaded
 
@@ -128,16 +103,17 @@ def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtyp
 
 
 def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, device: torch.device) -> None:
-    layers, num_kv_heads = model.attention_layers, model.config.num_kv_heads
+    layers = {layer.layer_idx: layer for layer in model.attention_layers}
+    num_kv_heads = {index: layer.kv_spec().num_kv_heads for index, layer in layers.items()}
     try:
-        scales = None if weights is None else read_kv_scales(weights, len(layers), num_kv_heads)
+        found = None if weights is None else read_kv_scales(weights, num_kv_heads)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
-    if scales is None:
+    if found is None:
         logger.info("fp8 KV cache: the checkpoint has no k_scale and v_scale, keys and values are stored with scale 1")
-        scales = torch.ones(len(layers), 2, num_kv_heads)
-    for layer, layer_scales in zip(layers, scales.to(device), strict=True):
-        layer.kv_scales = layer_scales
+    for index, layer in layers.items():
+        scales = torch.ones(2, num_kv_heads[index]) if found is None else found[index]
+        layer.kv_scales = scales.to(device)
 
 
 def _no_progress(fraction: float, text: str) -> None:

@@ -8,16 +8,16 @@ from collections import Counter
 
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight
 from pagewire.services.executor import stats
-from pagewire.services.executor.loading.quantization import Quantization
+from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.memory import mib
-from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.protocol import OwnModel
 
 logger = logging.getLogger(__name__)
 
 
 def report(
-    model: DecoderModel, quantization: Quantization | None, weights: WeightSource | None, *, dequantized: bool
+    model: OwnModel, quantization: Quantization | None, weights: WeightSource | None, *, dequantized: bool
 ) -> None:
     """quantization, weights: of the checkpoint. dequantized: all of them were, because that was asked for."""
     method = "none" if quantization is None else quantization.method
@@ -51,7 +51,7 @@ def form(part: PackedWeight) -> str:
     return "int8" if isinstance(part, PackedInt8) else "dense"
 
 
-def _converted(model: DecoderModel, weights: WeightSource) -> list[str]:
+def _converted(model: OwnModel, weights: WeightSource) -> list[str]:
     """Dense weights that the checkpoint has quantized."""
     names = [f"{shard.name}.weight" for module in model.modules() for shard in module.shards if shard.format is None]
     return [

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.loading.model_config import ModelConfig, decoder_config, required
+from pagewire.services.executor.model_config import DecoderConfig, decoder_config, required
 
 
-def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
+def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     attention_bias = raw.get("attention_bias", False)
     return decoder_config(
         raw,
@@ -21,7 +21,7 @@ def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
     )
 
 
-def mistral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
+def mistral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     """One window for all layers; null, as in Mistral 7B from version 0.2 on, means none, no key means 4096."""
     num_layers = required(raw, "num_hidden_layers")
     return decoder_config(raw, dtype, sliding_windows=(raw.get("sliding_window", 4096) or 0,) * num_layers)

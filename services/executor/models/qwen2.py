@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.loading.model_config import ModelConfig, decoder_config, layer_windows
+from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows
 
 
-def qwen2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
+def qwen2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     return decoder_config(raw, dtype, qkv_bias=True, sliding_windows=layer_windows(raw))

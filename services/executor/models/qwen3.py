@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.loading.model_config import ModelConfig, decoder_config, layer_windows, optional
+from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows, optional
 
 
-def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModelConfig:
+def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     attention_bias = raw.get("attention_bias", False)
     return decoder_config(
         raw,

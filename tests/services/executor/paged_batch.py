@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.attention import AttentionMetadata
-from pagewire.services.executor.loading.loader import Model
+from pagewire.services.executor.kv_cache import allocate
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.step_context import StepContext
 
 BLOCK_SIZE = 4
 
@@ -15,13 +16,11 @@ class PagedBatch:
     """Requests by index; their block ids are interleaved and out of order, block 0 stays unused."""
 
     def __init__(self, model: Model, num_requests: int, max_len: int) -> None:
-        config = model.config
         max_blocks = -(-max_len // BLOCK_SIZE)
         num_blocks = num_requests * max_blocks + 1
-        shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        # Not a number wherever nothing was stored: reading past a request's tokens shows.
-        self.kv_caches = [torch.full(shape, torch.nan, dtype=config.dtype) for _ in model.attention_layers]
-        model.bind_kv_cache(self.kv_caches)
+        self.kv_caches = allocate(model, num_blocks, BLOCK_SIZE, torch.device("cpu"))
+        for cache in self.kv_caches:
+            cache.fill_(torch.nan)  # wherever nothing was stored: reading past a request's tokens shows
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
         self.block_table = order.view(num_requests, max_blocks).int()
         self.context_lens = [0] * num_requests
@@ -39,7 +38,9 @@ class PagedBatch:
         blocks = self.block_table[owners, positions // BLOCK_SIZE].long()
         for request, query_len in zip(requests, query_lens, strict=True):
             self.context_lens[request] += query_len
-        attn = AttentionMetadata(
+        context = StepContext(
+            positions=positions,
+            rows=torch.tensor(requests, dtype=torch.int32),
             query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int(),
             seq_lens=torch.tensor([self.context_lens[request] for request in requests], dtype=torch.int32),
             block_table=self.block_table[requests],
@@ -47,7 +48,7 @@ class PagedBatch:
             max_query_len=max(query_lens),
         )
         input_ids = torch.tensor([token for request in requests for token in tokens[request]])
-        logits = self.model.compute_logits(self.model.forward(input_ids, positions, attn))
+        logits = self.model.compute_logits(self.model.forward(input_ids, context))
         return dict(zip(requests, logits.split(query_lens), strict=True))
 
 

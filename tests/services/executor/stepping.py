@@ -11,9 +11,10 @@ import torch
 
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import stats
-from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.step import HostTokens, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -196,7 +197,7 @@ PENALIZED = sampling_params(seed=12, repetition_penalty=1.3, frequency_penalty=0
 WITH_LOGPROBS = changed(SEEDED, logprobs=2)
 
 
-def check_random_steps(model: DecoderModel, driver: Driver, seed: int) -> None:
+def check_random_steps(model: Model, driver: Driver, seed: int) -> None:
     """Requests of all kinds come, decode in every number and order, and leave; each has the tokens it has alone."""
     kinds = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
     samplings: dict[int, SamplingParams] = {}

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks.perplexity import perplexity, text_windows
-from pagewire.services.executor.loading.loader import Model, load_model
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.models.protocol import Model
 
 TEXT = Path(__file__).parents[3] / "quantize" / "evaluation.txt"
 WINDOW = 128

@@ -14,8 +14,8 @@ import pytest
 
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor.loading.loader import Model
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
 from pagewire.services.executor.step import Step, StepOutput

@@ -19,7 +19,7 @@ from pagewire.services.executor.model_runner import Limits, ModelRunner
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.startup import ExecutorInfo, Setup, cuda_cache_bytes, resolve_device, start_runner
 from tests.services.executor.fake_meter import FakeMeter
-from tests.services.executor.stepping import CPU, Driver, prompt, tiny_llama, write_tiny_llama
+from tests.services.executor.stepping import CPU, Driver, prompt, write_tiny_llama
 
 # 2 layers x 2 (key, value) x 2 heads x 16 tokens x 8 elements x 4 bytes
 BLOCK_BYTES = 4096
@@ -176,13 +176,17 @@ def test_the_interpreter_is_refused_what_it_computes_wrongly(directory: Path, mo
         start(directory, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_the_cache_is_zero_and_of_the_dtype_asked_for(tmp_path: Path, dtype: torch.dtype):
-    model = tiny_llama(tmp_path)
-    layers = kv_cache.allocate(model, 5, 16, dtype, CPU)
-    assert [(layer.shape, layer.dtype) for layer in layers] == [((5, 2, 2, 16, 8), dtype)] * 2
-    assert not any(layer.view(torch.uint8).any() for layer in layers)
-    assert sum(layer.nbytes for layer in layers) == 5 * kv_cache.block_bytes(model, 16, dtype)
+@pytest.mark.parametrize("kv_scales", [False, True])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_the_cache_is_zero_and_of_the_dtype_asked_for(directory: Path, name: str, kv_scales: bool):
+    model = load_model(directory, dtype=name, device=CPU, load_format="dummy", kv_scales=kv_scales)
+    dtype = torch.float8_e4m3fn if kv_scales else getattr(torch, name)
+    (cache,) = kv_cache.allocate(model, 5, 16, CPU)
+    assert (cache.shape, cache.dtype) == ((5, 2, 2, 2, 16, 8), dtype)
+    assert not cache.view(torch.uint8).any()
+    assert cache.nbytes == 5 * kv_cache.block_bytes(model, 16)
+    assert cache[3].is_contiguous(), "a page of all layers is one piece"
+    assert [layer.kv_cache.data_ptr() for layer in model.attention_layers] == [cache[:, i].data_ptr() for i in (0, 1)]
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
@@ -239,7 +243,7 @@ def test_a_second_start_on_a_device_is_not_measured(directory: Path, tmp_path: P
     model = load_model(directory, dtype="float32", device=CPU, load_format="dummy")
 
     def phases_of(limits: Limits) -> str:
-        setup = Setup(config, model, limits, torch.float32, (), CPU)
+        setup = Setup(config, model, limits, (), CPU)
         phases = Phases()
         meter = FakeMeter(lambda: 0)
         # 10000 bytes, 600 of them outside of torch and 500 at the peak

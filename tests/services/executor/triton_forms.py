@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from pagewire.kernels import cpu
+from pagewire.kernels import cpu, ops
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.loading.loader import load_model
@@ -92,8 +92,8 @@ def main() -> int:
         forms.append(f"{self.fn.__name__} {key}")
         return self.device_caches[device][0].setdefault(key, Form())
 
-    def implementation(name: str, module: str | None) -> Any:
-        return getattr(importlib.import_module(f"pagewire.kernels.triton.{module}"), name)
+    def implementation(name: str) -> Any:
+        return getattr(importlib.import_module(f"pagewire.kernels.triton.{ops.DEFINITIONS[name].cuda}"), name)
 
     triton.runtime.driver.set_active(Device())
     JITFunction._do_compile = compile_nothing

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
-from pagewire.services.executor.loading.quantization.formats import TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.settings import (
     SCALE_DTYPES,
     check_multiple,
@@ -27,8 +26,10 @@ from pagewire.services.executor.loading.quantization.settings import (
     strings_of,
 )
 from pagewire.services.executor.loading.quantization.unpack import bytes_of, unpack
+from pagewire.services.executor.model_config import ModelLoadError
 
-_BITS = 4
+BITS = (4,)
+_BITS = BITS[0]
 _ZERO_POINT = 8  # of weights without stored zero points
 _PER_WORD = 32 // _BITS
 _COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # "gemm": which of its eight columns a word holds where
@@ -36,7 +37,7 @@ _COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # "gemm": which of its eight colum
 
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> AwqQuantization:
     """Raises ModelLoadError naming the key for what is not supported."""
-    one_of(config, "w_bit" if "w_bit" in config else "bits", [_BITS])
+    one_of(config, "w_bit" if "w_bit" in config else "bits", BITS)
     group_size = group_size_of(config, "q_group_size" if "q_group_size" in config else "group_size")
     version = str(config.get("version") or config.get("format") or "gemm").lower()
     if version not in _FORMATS:

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight, Int8Weight
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_bytes, random_grouped
-from pagewire.services.executor.loading.quantization.formats import TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.settings import (
     checked_scales,
     one_of,
@@ -27,6 +26,7 @@ from pagewire.services.executor.loading.quantization.settings import (
     strings_of,
 )
 from pagewire.services.executor.loading.weights.dummy import STD
+from pagewire.services.executor.model_config import ModelLoadError
 
 _BLOCK = 64  # weights that share a scale, unless the checkpoint says otherwise
 _MIN_GROUP = 16

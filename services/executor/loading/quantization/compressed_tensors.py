@@ -11,13 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pagewire.kernels.quantized import FP8_BLOCK
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format, Int8Format
-from pagewire.services.executor.loading.quantization.formats import WeightFormat
 from pagewire.services.executor.loading.quantization.integers import IntegerFormat
 from pagewire.services.executor.loading.quantization.settings import group_size_of, one_of, strings_of
+from pagewire.services.executor.model_config import ModelLoadError
 
 _PACKED = "pack-quantized"
+BITS = (2, 4, 8)
 _FORMATS = (_PACKED, "int-quantized", "float-quantized", "naive-quantized")
 _KEY = "config key quantization_config"
 
@@ -91,7 +92,7 @@ def _format_of(group: Mapping[str, Any], default_format: object) -> WeightFormat
         raise ModelLoadError("output_activations: quantized outputs are not supported")
     stored = one_of({"format": group.get("format") or default_format}, "format", _FORMATS)
     kind = one_of(weights, "type", ["int", "float"], default="int")
-    bits = one_of(weights, "num_bits", [2, 4, 8] if stored == _PACKED else [8], default=8)
+    bits = one_of(weights, "num_bits", BITS if stored == _PACKED else [8], default=8)
     symmetric = one_of(weights, "symmetric", [True, False], default=True)
     strategy = one_of(weights, "strategy", ["tensor", "channel", "group", "block"], default=_default_strategy(weights))
     input_scale = _input_scale(inputs, kind)

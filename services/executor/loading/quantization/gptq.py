@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
-from pagewire.services.executor.loading.quantization.formats import TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.settings import (
     SCALE_DTYPES,
     check_multiple,
@@ -29,8 +28,9 @@ from pagewire.services.executor.loading.quantization.settings import (
     strings_of,
 )
 from pagewire.services.executor.loading.quantization.unpack import unpack
+from pagewire.services.executor.model_config import ModelLoadError
 
-_BITS = (2, 4, 8)
+BITS = (2, 4, 8)
 _FORMATS = ("gptq", "gptq_v2")  # v1 stores zero points less one, v2 as they are
 _STORAGE_KEYS = ("format", "checkpoint_format", "quant_method", "method", "pack_dtype")  # `dynamic` may not change
 
@@ -55,7 +55,7 @@ def _format_of(config: Mapping[str, Any]) -> GptqFormat:
             "checkpoint that it was made from"
         )
     return GptqFormat(
-        one_of(config, "bits", _BITS),
+        one_of(config, "bits", BITS),
         group_size_of(config, default=-1),
         symmetric=one_of(config, "sym", [True, False], default=False),
         act_order=one_of(config, "desc_act", [True, False], default=False),

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, pack, stack, to_device
+from pagewire.services.executor.layers.weight_format import TensorSpec
 from pagewire.services.executor.layers.weights import Dense, Shard, WeightModule
-from pagewire.services.executor.loading.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization.dequantize import dequantize_into
-from pagewire.services.executor.loading.quantization.formats import TensorSpec
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.dummy import STD
 from pagewire.services.executor.loading.weights.jobs import Job
+from pagewire.services.executor.model_config import ModelLoadError
 
 # Weights that are between checkpoint and packed form at a time: each takes a byte as it is read, one as it is stacked,
 # and packing takes some more. A larger module is alone.

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.layers.weight_format import TensorSpec
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
-from pagewire.services.executor.loading.quantization.formats import TensorSpec
 from pagewire.services.executor.loading.quantization.gptq import group_order
 from pagewire.services.executor.loading.quantization.settings import SCALE_DTYPES, checked_scales, groups_of
 from pagewire.services.executor.loading.quantization.unpack import unpack
+from pagewire.services.executor.model_config import ModelLoadError
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from pagewire.services.executor.loading.weights.pack_dense import packs_dense
 from pagewire.services.executor.loading.weights.staging import Staging, cuda_staging
 from pagewire.services.executor.loading.weights.tensor_file import TensorFileError, as_bytes
 from pagewire.services.executor.memory import mib
-from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.protocol import OwnModel
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class WeightsCache:
         name = f"{checkpoint.name}-{_digest(key['checkpoint']['path'])}-{_digest(choices)}.safetensors"
         return cls(folder / name, json.loads(json.dumps(key)), device)
 
-    def load(self, model: DecoderModel, num_threads: int, progress: Progress) -> bool:
+    def load(self, model: OwnModel, num_threads: int, progress: Progress) -> bool:
         """Whether the model has its weights now; if not, it is as it was, and the log says why."""
         started = time.perf_counter()
         try:
@@ -96,7 +96,7 @@ class WeightsCache:
         logger.info("weights cache: %s mapped in %.2f s", self.path, time.perf_counter() - started)
         return True
 
-    def save(self, model: DecoderModel) -> None:
+    def save(self, model: OwnModel) -> None:
         """Keeps the weights of a loaded model; what prevents it is logged."""
         started, tensors = time.perf_counter(), {**model.vectors()}
         modules = {
@@ -181,7 +181,7 @@ def _restored(described: dict[str, Any], tensors: dict[str, Tensor]) -> PackedWe
     return part
 
 
-def _install(model: DecoderModel, tensors: dict[str, Tensor], modules: dict[str, list[dict[str, Any]]]) -> None:
+def _install(model: OwnModel, tensors: dict[str, Tensor], modules: dict[str, list[dict[str, Any]]]) -> None:
     """All or nothing. Raises KeyError, TypeError or ValueError if these are not the model's weights."""
     restored = [
         (module, [_restored(part, tensors) for part in modules[module.shards[0].name]]) for module in model.modules()

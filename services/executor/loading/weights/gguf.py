@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,28 +14,10 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile, GgufTensor
-from pagewire.services.executor.models import ARCHITECTURES
+from pagewire.services.executor.model_config import DecoderConfig, ModelConfig, ModelLoadError
+from pagewire.services.executor.models.registry import ARCHITECTURES, gguf_form, of_gguf
 
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -44,11 +27,11 @@ _CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in the core
 class GgufSource:
     """Dequantizes tensors into the model's memory, a few rows at a time."""
 
-    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+    def __init__(self, file: GgufFile) -> None:
+        is_interleaved = gguf_form(file.metadata["general.architecture"]).interleaved_rotary
         self._file = file
-        self._tensors = {checkpoint_name(name): t for name, t in file.tensors.items() if name != _ROPE_FACTORS}
-        self._config = config
-        self._is_interleaved = file.metadata["general.architecture"] == "llama"
+        self._tensors = named_tensors(file)
+        self._heads = _heads(file) if is_interleaved else None
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def dtype(self, name: str) -> torch.dtype:
@@ -86,12 +69,12 @@ class GgufSource:
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """int64: model row -> file row of a tensor whose rows change places."""
-        if not self._is_interleaved:
+        if self._heads is None:
             return None
         if ".q_proj." in name:
-            return file_rows(self._config.num_heads, self._config.head_dim)
+            return file_rows(self._heads.num_heads, self._heads.head_dim)
         if ".k_proj." in name:
-            return file_rows(self._config.num_kv_heads, self._config.head_dim)
+            return file_rows(self._heads.num_kv_heads, self._heads.head_dim)
         return None
 
     def _dequantize(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
@@ -114,13 +97,19 @@ def file_rows(num_heads: int, head_dim: int) -> np.ndarray:
     return rows.swapaxes(1, 2).reshape(-1)
 
 
-def checkpoint_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay as they are."""
+def named_tensors(file: GgufFile) -> dict[str, GgufTensor]:
+    """Those of the model, by the names of a Hugging Face checkpoint."""
+    names = gguf_form(file.metadata["general.architecture"]).names
+    return {_checkpoint_name(name, names): tensor for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
+
+
+def _checkpoint_name(name: str, names: Mapping[str, str]) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; names that are not in `names` stay."""
     match = _TENSOR_NAME.fullmatch(name)
-    if match is None or match[2] not in _NAMES:
+    if match is None or match[2] not in names:
         return name
     prefix = "" if match[1] is None else f"model.layers.{match[1]}."
-    return f"{prefix}{_NAMES[match[2]]}.{match[3]}"
+    return f"{prefix}{names[match[2]]}.{match[3]}"
 
 
 def gguf_architecture(file: GgufFile) -> str:
@@ -128,7 +117,8 @@ def gguf_architecture(file: GgufFile) -> str:
     arch = file.metadata.get("general.architecture")
     if not isinstance(arch, str):
         raise ModelLoadError(f"{file.path}: metadata key general.architecture is missing: not a language model")
-    return _CLASSES.get(arch, arch)
+    known = of_gguf(arch)
+    return arch if known is None else known.name
 
 
 def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
@@ -140,15 +130,18 @@ def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
 
 def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
-    arch = file.metadata["general.architecture"]
     keys = gguf_config_keys(file)
     try:
-        config = ARCHITECTURES[_CLASSES[arch]](keys, dtype)
+        config: ModelConfig = ARCHITECTURES[gguf_architecture(file)].read_config(keys, dtype)
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from error
     tensor = file.tensors.get(_ROPE_FACTORS)
     if tensor is None:
         return config
+    if not isinstance(config, DecoderConfig):
+        raise ModelLoadError(
+            f"{file.path}: tensor {_ROPE_FACTORS}: {config.architecture} has no rotary positions to scale"
+        )
     if tensor.type is not GGMLQuantizationType.F32:
         raise ModelLoadError(f"{file.path}: tensor {_ROPE_FACTORS} is {tensor.type.name}; only F32 is supported")
     factors = tuple(tensor.data.view(np.float32).ravel().tolist())
@@ -168,19 +161,17 @@ def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
     num_layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
     if (block_count := file.integer(f"{arch}.block_count")) != num_layers:
         raise ModelLoadError(f"{file.path}: {arch}.block_count is {block_count}, found tensors of {num_layers} blocks")
-    hidden_size = file.positive(f"{arch}.embedding_length")
-    num_heads = file.positive(f"{arch}.attention.head_count")
-    head_dim = file.positive(f"{arch}.attention.key_length", hidden_size // num_heads)
+    heads = _heads(file)
     window = file.integer(f"{arch}.attention.sliding_window", 0)
     return {
-        "architectures": [_CLASSES[arch]],
+        "architectures": [gguf_architecture(file)],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": hidden_size,
+        "hidden_size": file.positive(f"{arch}.embedding_length"),
         "intermediate_size": file.positive(f"{arch}.feed_forward_length"),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": file.positive(f"{arch}.attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
+        "num_attention_heads": heads.num_heads,
+        "num_key_value_heads": heads.num_kv_heads,
+        "head_dim": heads.head_dim,
         "max_position_embeddings": file.positive(f"{arch}.context_length"),
         "rms_norm_eps": file.number(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -189,8 +180,21 @@ def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
         "max_window_layers": 0,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": list(gguf_eos_token_ids(file)),
-        "rope_parameters": _rope_keys(file, f"{arch}.rope.", head_dim),
+        "rope_parameters": _rope_keys(file, f"{arch}.rope.", heads.head_dim),
     }
+
+
+class _Heads(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def _heads(file: GgufFile) -> _Heads:
+    arch = file.metadata["general.architecture"]
+    num_heads = file.positive(f"{arch}.attention.head_count")
+    head_dim = file.positive(f"{arch}.attention.key_length", file.positive(f"{arch}.embedding_length") // num_heads)
+    return _Heads(num_heads, file.positive(f"{arch}.attention.head_count_kv", num_heads), head_dim)
 
 
 def _rope_keys(file: GgufFile, prefix: str, head_dim: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pagewire.gguf import TensorEntry, read_header
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.model_config import ModelLoadError
 
 _TYPES = {type_.value: type_ for type_ in GGML_QUANT_SIZES}
 

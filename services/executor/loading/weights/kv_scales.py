@@ -7,12 +7,13 @@ Names as compressed-tensors, ModelOpt and AutoFP8 write them and vLLM reads them
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
 from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.model_config import ModelLoadError
 
 _SCALE = re.compile(r".*\blayers\.(\d+)\.self_attn\.(?:attn\.|[qkv]_proj\.)?(q|k|v|prob)_scale")
 
@@ -22,27 +23,28 @@ def is_attention_scale(name: str) -> bool:
     return _SCALE.fullmatch(name) is not None
 
 
-def read_kv_scales(weights: WeightSource, num_layers: int, num_kv_heads: int) -> Tensor | None:
-    """fp32 [num_layers, 2, num_kv_heads], 0 = of keys, 1 = of values; None if the checkpoint has none.
+def read_kv_scales(weights: WeightSource, num_kv_heads: Mapping[int, int]) -> dict[int, Tensor] | None:
+    """By layer, fp32 [2, num_kv_heads], 0 = of keys, 1 = of values; None if the checkpoint has none.
 
-    A layer that has only one of both uses it for both, one that has none is stored as it is (scale 1). Raises
-    ModelLoadError for a scale that is not positive, of another shape, or of a layer that there is not.
+    num_kv_heads: of the layers that have a KV cache. One that has only one of both scales uses it for both, one that
+    has none is stored as it is (scale 1). Raises ModelLoadError for a scale that is not positive, of another shape, or
+    of a layer that has no KV cache.
     """
     found: dict[tuple[int, int], Tensor] = {}
     for name in weights.shapes:
         match = _SCALE.fullmatch(name)
         if match is not None and match[2] in ("k", "v"):
             layer = int(match[1])
-            if layer >= num_layers:
-                raise ModelLoadError(f"tensor {name}: the model has {num_layers} layers")
-            found[layer, "kv".index(match[2])] = _read(weights, name, num_kv_heads)
+            if layer not in num_kv_heads:
+                raise ModelLoadError(f"tensor {name}: the model has no KV cache of this layer")
+            found[layer, "kv".index(match[2])] = _read(weights, name, num_kv_heads[layer])
     if not found:
         return None
-    scales = torch.ones(num_layers, 2, num_kv_heads)
+    scales = {layer: torch.ones(2, num_heads) for layer, num_heads in num_kv_heads.items()}
     for (layer, index), scale in found.items():
-        scales[layer, index] = scale
+        scales[layer][index] = scale
         if (layer, 1 - index) not in found:
-            scales[layer, 1 - index] = scale
+            scales[layer][1 - index] = scale
     return scales
 
 

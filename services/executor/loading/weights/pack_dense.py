@@ -8,7 +8,7 @@ import torch
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.layers.weights import Dense, PackedDense
-from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.protocol import OwnModel
 
 
 def packs_dense(dtype: torch.dtype, device: torch.device) -> bool:
@@ -17,13 +17,13 @@ def packs_dense(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype is torch.bfloat16 and device.type == "cpu" and is_x86 and cpu_backend() == "cpp"
 
 
-def pack_dense(model: DecoderModel) -> None:
+def pack_dense(model: OwnModel) -> None:
     """Replaces dense weights that are multiplied with: where they are, or, if they have to be padded, one by one."""
     from pagewire.kernels.cpu.packed_linear import pack
 
     for module in model.modules():
-        if module is model.embed and model.lm_head is not None:
-            continue  # its rows are only looked up, which is faster where they are contiguous
+        if not module.multiplies:
+            continue  # rows are looked up faster where they are contiguous
         if any(isinstance(part, Dense) for part in module.parts):
             module.install(
                 [

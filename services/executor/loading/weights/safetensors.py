@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pagewire.services.executor.loading.model_config import ModelLoadError
+from pagewire.services.executor.model_config import ModelLoadError
 
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TYPES = _FLOAT_TYPES | {

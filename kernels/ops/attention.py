@@ -1,0 +1,89 @@
+"""Attention over the paged KV cache, and what writes the cache.
+
+`kv_cache` is one layer's [num_blocks, 2, num_kv_heads, block_size, head_dim], 0 = keys, 1 = values. Each page
+[2, num_kv_heads, block_size, head_dim] is contiguous; the stride between pages is free, so that it may be one layer's
+view `group[:, layer]` of a cache [num_blocks, layers, 2, ...] that several layers share.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pagewire.kernels.ops.definition import op
+
+MAX_HEAD_DIM = 256  # of every implementation; head_dim is a multiple of 8
+
+
+@op(cuda="attention.paged_attention")
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+    kv_scales: Tensor | None,
+    split_size: int,
+) -> Tensor:
+    """Causal attention of a ragged batch over a paged KV cache.
+
+    query            [num_tokens, num_heads, head_dim]
+    kv_cache         of query's dtype, or float8_e4m3fn with kv_scales
+    block_table      int32 [num_reqs, max_blocks]; entries past a request's length are never read
+    query_start_loc  int32 [num_reqs + 1]
+    seq_lens         int32 [num_reqs], context_len + query_len; 0 = padding
+    max_query_len    the longest query of the batch (a launch hint)
+    sliding_window   0 = off
+    soft_cap         0 = off
+    kv_scales        fp32 [2, num_kv_heads]: what the stored keys and values are multiplied with
+    split_size       tokens of context that one program reduces: fixed, the result of a request is bitwise independent
+                     of the rest of the batch; 0 = chosen on the device from all lengths (no other effect)
+    returns          [num_tokens, num_heads, head_dim]; tokens of no request are undefined
+
+    Query token i of a request stands at position p = seq_len - query_len + i and attends to positions
+    max(0, p - sliding_window + 1) .. p (0 .. p without a window). `soft_cap` c > 0 replaces the scaled scores s by
+    c * tanh(s / c).
+    """
+    return query.new_empty(query.shape)
+
+
+@op(cuda="attention.kv_cache", mutates=("kv_cache",))
+def store_kv(
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: Tensor | None,
+) -> None:
+    """Write key and value [num_tokens, num_kv_heads, head_dim] to their slots.
+
+    slot_mapping  int64 [num_tokens]; -1 = padding, skipped
+    kv_scales     fp32 [2, num_kv_heads], for a float8_e4m3fn cache: keys and values are divided by theirs and saturate
+                  at +-448
+    """
+
+
+@op(cuda="attention.rotary", mutates=("qkv", "kv_cache"))
+def rotary_store_kv(
+    positions: Tensor,
+    qkv: Tensor,
+    cos_sin_cache: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    kv_scales: Tensor | None,
+) -> None:
+    """Normalise query and key per head (with weights), rotate both, store key and value in the cache.
+
+    positions           int64 [num_tokens]
+    qkv                 [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; the query heads are changed in place, what
+                        the key heads hold afterwards is undefined
+    cos_sin_cache       fp32 [max_position, rotary_dim] = cat(cos, sin)
+    q_weight, k_weight  [head_dim], both or none: RMS norm with eps comes first
+    slot_mapping, kv_scales as in `store_kv`
+    """

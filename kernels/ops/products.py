@@ -1,0 +1,85 @@
+"""Products with dense and quantized weights, and rows of them (embeddings).
+
+Everywhere x [num_tokens, K], a weight of N outputs [N, K], bias [N] -> [num_tokens, N] in x's dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels.ops.definition import op
+
+
+@op(cuda="products.linear")
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias."""
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@op(cuda=None)
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    """As `linear`, of a bf16 weight in a CPU's layout (`cpu.packed_layout`)."""
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@op(cuda=None)
+def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
+    """token_ids int64, any shape -> rows [*shape, row_size] of a weight [num_rows, row_size] as `packed_linear` has."""
+    return weight.new_empty((*token_ids.shape, row_size))
+
+
+# codes .. permutation and bits .. zero_point are those of a `quantized.PackedGrouped`, which makes these two calls.
+@op(cuda="products.grouped_linear")
+def grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    """x @ weight.T + bias, of a weight quantized in groups."""
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@op(cuda="products.grouped_linear")
+def grouped_embedding(
+    token_ids: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    num_rows: int,
+    row_size: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """token_ids int64, any shape -> rows [*shape, row_size] of a weight quantized in groups, in dtype."""
+    return token_ids.new_empty((*token_ids.shape, row_size), dtype=dtype)
+
+
+@op(cuda="products.int8_linear")
+def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x, quantized to int8, times the weight and scales of a `quantized.Int8Weight`; + bias.
+
+    input_scale  fp32 scalar: x's scale; without it each token has its own
+    """
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@op(cuda="products.fp8_linear")
+def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x times the weight and scales of a `quantized.Fp8Weight`; + bias.
+
+    input_scale  fp32 scalar: x's scale on devices that multiply fp8 with fp8; without it each token (with scales per
+                 block, each 128 inputs of a token) has its own
+    """
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))

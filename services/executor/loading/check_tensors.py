@@ -1,0 +1,56 @@
+"""Whether a checkpoint has the tensors that a model needs, before any is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pagewire.services.executor.loading.quantization.install import check_shard, tensor_specs
+from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
+from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.models.protocol import OwnModel
+
+
+def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
+    """Bytes of quantized tensors. Raises ModelLoadError naming tensors missing, unexpected or of a wrong shape."""
+    targets = dict(model.load_targets())
+    missing: list[str] = []
+    quantized: list[str] = []
+    for shard in (shard for module in model.quantized_modules() for shard in module.shards):
+        if shard.format is None:
+            targets[f"{shard.name}.weight"] = torch.empty(shard.out_features, shard.in_features, device="meta")
+            continue
+        try:
+            missing += check_shard(weights, shard)
+            suffixes = tensor_specs(shard)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{path}: {error}") from error
+        quantized += [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
+    missing += [name for name in targets if name not in weights.shapes]
+    known = {*targets, *quantized}
+    unexpected = [
+        name
+        for name in weights.shapes
+        if name not in known and not model.ignored(name) and not is_attention_scale(name)
+    ]
+    if missing or unexpected:
+        raise ModelLoadError(
+            f"{path}: the checkpoint does not fit its config: {_listing('missing', missing)}"
+            f"{'; ' if missing and unexpected else ''}{_listing('unexpected', unexpected)}; "
+            "download it again, or use the config.json that belongs to it"
+        )
+    for name, target in targets.items():
+        if weights.shapes[name] != tuple(target.shape):
+            raise ModelLoadError(
+                f"{path}: tensor {name}: expected shape {list(target.shape)}, found {list(weights.shapes[name])}"
+            )
+    return sum(weights.stored_bytes(name) for name in quantized)
+
+
+def _listing(kind: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{len(names)} tensor{'s' * (len(names) > 1)} {kind}: {', '.join(names[:5])}{more}"

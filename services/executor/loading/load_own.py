@@ -1,0 +1,135 @@
+"""Loads one of our own models: what the checkpoint has is checked, then memory is taken and filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pagewire.process import usable_cores
+from pagewire.services.executor import memory
+from pagewire.services.executor.layers.weights import Shard
+from pagewire.services.executor.loading import weights_report
+from pagewire.services.executor.loading.check_tensors import check_tensors
+from pagewire.services.executor.loading.checkpoint import Checkpoint
+from pagewire.services.executor.loading.quantization.install import (
+    install_jobs,
+    num_weights,
+    random_shards,
+    stored_shards,
+    tensor_specs,
+)
+from pagewire.services.executor.loading.quantization.registry import check_requested
+from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.loading.weights.cache import WeightsCache
+from pagewire.services.executor.loading.weights.dummy import fill_random
+from pagewire.services.executor.loading.weights.jobs import Progress, run_jobs
+from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
+from pagewire.services.executor.loading.weights.read import read_jobs, staging_for
+from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.models.registry import ARCHITECTURES
+
+_MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
+
+
+def load_own(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_model_len: int | None,
+    dummy_seed: int | None,
+    quantization: str | None,
+    weights_cache: str | None,
+    progress: Progress,
+) -> OwnModel:
+    """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's."""
+    config = checkpoint.config(dtype)
+    length = served_len(checkpoint.path, config, max_model_len)
+    weights = None if dummy_seed is not None else checkpoint.weights()
+    found = checkpoint.quantization(weights, quantization)
+    check_requested(quantization, found)
+    dequantize = quantization == "none"
+    # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
+    architecture = ARCHITECTURES[checkpoint.architecture]
+    shapes = architecture.model(config, length, torch.device("meta"), found)
+    stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
+    memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
+    model = architecture.model(config, length, device, found)
+    filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
+    cache = None
+    if weights is not None and weights_cache is not None:
+        cache = WeightsCache.at(weights_cache, checkpoint.path, dtype, device, dequantize=dequantize)
+    if cache is None or not cache.load(model, filler.num_threads, progress):
+        if weights is None:
+            filler.fill_randomly(dummy_seed or 0)
+        else:
+            filler.read(checkpoint.path, weights)
+        if packs_dense(dtype, device):
+            pack_dense(model)
+        if cache is not None:
+            cache.save(model)
+    weights_report.report(model, found, weights, dequantized=dequantize)
+    return model
+
+
+@dataclass(frozen=True)
+class _Filler:
+    """Fills a model whose tensors are uninitialised and whose quantized weights are missing."""
+
+    model: OwnModel
+    device: torch.device
+    dequantize: bool
+    num_threads: int
+    progress: Progress
+
+    def read(self, path: Path, weights: WeightSource) -> None:
+        """weights: of the checkpoint at `path`."""
+        targets = self.model.load_targets()
+        staging = staging_for(self.device, self.num_threads, targets)
+        jobs = read_jobs(weights, targets, staging)
+        read = stored_shards(path, weights, self.model.config.dtype, self.device)
+        jobs += install_jobs(self.model.quantized_modules(), read, partial(_stored_bytes, weights), self._dense())
+        run_jobs(jobs, self.num_threads, self.progress)
+        if staging is not None:
+            staging.finish()
+
+    def fill_randomly(self, seed: int) -> None:
+        fill_random(self.model.load_targets(), seed)
+        read = random_shards(seed, self.model.config.dtype, self.device)
+        jobs = install_jobs(self.model.quantized_modules(), read, num_weights, self._dense())
+        run_jobs(jobs, self.num_threads, self.progress)
+        self.progress(1.0, "random weights")
+
+    def _dense(self) -> Callable[[int, int], Tensor] | None:
+        """Memory for dequantized weights, if they are to be."""
+        return partial(torch.empty, dtype=self.model.config.dtype, device=self.device) if self.dequantize else None
+
+
+def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> int:
+    """`max_model_len`, checked against what the model's positions reach."""
+    if max_model_len is None:
+        return config.max_position_embeddings
+    if max_model_len > config.max_supported_len:
+        raise ModelLoadError(
+            f"{path}: --max-model-len {max_model_len} exceeds the model's {config.max_supported_len} positions; "
+            "lower it"
+        )
+    return max_model_len
+
+
+def _stored_bytes(weights: WeightSource, shard: Shard) -> int:
+    suffixes = ("weight",) if shard.format is None else tensor_specs(shard)
+    names = [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
+    return sum(map(weights.stored_bytes, names))
+
+
+def _dense_bytes(model: OwnModel) -> int:
+    """Of quantized modules, were they dense."""
+    shards = (shard for module in model.quantized_modules() for shard in module.shards)
+    return sum(map(num_weights, shards)) * model.config.dtype.itemsize

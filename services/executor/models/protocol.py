@@ -1,0 +1,85 @@
+"""What the rest of the executor knows of a model: what runs it (`Model`), and what loads it (`OwnModel`)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.layers.weights import WeightModule
+from pagewire.services.executor.model_config import ModelConfig
+from pagewire.services.executor.step_context import StepContext
+
+
+class Model(Protocol):
+    """What the model runner drives: our own models and transformers' look the same to it."""
+
+    config: ModelConfig
+    capturable: bool  # whether a step may be recorded: its Python never looks at values
+
+    @property
+    def attention_layers(self) -> list[PagedAttention]:
+        """Those that need a KV cache, in layer order; none in an encoder."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
+        """input_ids int64 [num_tokens] -> hidden states after the last norm [num_tokens, hidden_size]"""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, hidden_size] -> [S, vocab_size] in the model's dtype"""
+
+
+class Leaf(Protocol):
+    """A layer without layers inside. It may be a `WeightModule`, a `PagedAttention`, or have vectors alone (norms)."""
+
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        """(name of a dense tensor in the checkpoint, the memory that it is written to, of the shape it must have)"""
+
+
+class OwnModel(Model, Protocol):
+    """A model of our own code. It is made with uninitialised weights, which are then written through its leaves.
+
+    A model states `leaves()`, `forward()`, `compute_logits()` and what it ignores; all else follows from these.
+    """
+
+    capturable: bool = True
+
+    @abstractmethod
+    def leaves(self) -> Iterator[Leaf]:
+        """All, in the order of computation."""
+
+    def ignored(self, name: str) -> bool:
+        """Whether a checkpoint may hold this tensor although the model has no place for it."""
+        return False
+
+    @property
+    def attention_layers(self) -> list[PagedAttention]:
+        return [leaf for leaf in self.leaves() if isinstance(leaf, PagedAttention)]
+
+    def modules(self) -> list[WeightModule]:
+        """What has a weight that may be quantized: embedding, linear layers and head."""
+        return [leaf for leaf in self.leaves() if isinstance(leaf, WeightModule)]
+
+    def quantized_modules(self) -> list[WeightModule]:
+        """Those that the loader reads, packs and installs; the others' weights are load targets."""
+        return [module for module in self.modules() if any(shard.format is not None for shard in module.shards)]
+
+    def load_targets(self) -> dict[str, Tensor]:
+        """Name of a dense tensor (Hugging Face) -> the memory it is written to, of the shape it must have."""
+        return {name: target for leaf in self.leaves() for name, target in leaf.load_targets()}
+
+    def vectors(self) -> dict[str, Tensor]:
+        """The load targets that are not weights of modules: norms and biases."""
+        weights = {f"{shard.name}.weight" for module in self.modules() for shard in module.shards}
+        return {name: target for name, target in self.load_targets().items() if name not in weights}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of what is loaded; quantized weights as they are packed."""
+        vectors = sum(vector.nbytes for vector in self.vectors().values())
+        return vectors + sum(part.nbytes for module in self.modules() for part in module.parts)
