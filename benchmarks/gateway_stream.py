@@ -1,6 +1,6 @@
 """What the gateway takes to write a streamed answer: `python -m benchmarks.gateway_stream [--passes 20]`.
 
-Nanoseconds of processor time per token, from the news of a step to the bytes handed to the HTTP server, without gRPC
+Nanoseconds of processor time per token, from the outputs of a step to the bytes handed to the HTTP server, without gRPC
 and sockets: for one and for 32 choices, by what the client asks for. The least of several passes is what the code
 costs; to compare two trees, run them in turn.
 """
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message
 
 from pagewire.config import GatewayConfig
 from pagewire.gateway.app import Gateway, create_app
-from pagewire.gateway.reply import Delta, Generation
+from pagewire.gateway.reply import ChoiceDelta, PendingChoice
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
@@ -36,15 +36,17 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class ScriptedReply:
-    """A reply whose news is there at once: one token of each choice per step, then how each choice ended."""
+    """A reply whose outputs are there at once: one token of each choice per step, then how each choice ended."""
 
     def __init__(self, requests: Sequence[GenerateRequest]) -> None:
-        self.generations = [Generation(request, index, self) for index, request in enumerate(requests)]  # type: ignore[arg-type]
+        self.choices = [PendingChoice(request, index, self) for index, request in enumerate(requests)]  # type: ignore[arg-type]
         num_logprobs = requests[0].sampling_params.HasField("logprobs")
         entry = TokenLogprob(token=TEXT, token_bytes=TEXT.encode(), logprob=-1.5)
         logprobs = [TokenLogprob(token=TEXT, token_bytes=TEXT.encode(), logprob=-1.5, top_logprobs=[entry, entry])]
         token = (
-            GenerateResponse(text=TEXT, token_ids=[1234], logprobs=logprobs) if num_logprobs else Delta(TEXT, [1234])
+            GenerateResponse(text=TEXT, token_ids=[1234], logprobs=logprobs)
+            if num_logprobs
+            else ChoiceDelta(TEXT, [1234])
         )
         indices = range(len(requests))
         self._step = [(index, token) for index in indices]
@@ -65,7 +67,7 @@ class ScriptedReply:
 
 
 class ScriptedLink:
-    def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> ScriptedReply:
+    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> ScriptedReply:
         assert streaming
         return ScriptedReply(requests)
 

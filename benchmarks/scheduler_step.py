@@ -1,7 +1,7 @@
 """Scheduler time per decode step, without an executor: `python -m benchmarks.scheduler_step [--json-out FILE]`.
 
 For each number of running requests: schedule() and update() of the pure core, conversion to and from the wire, and the
-news for one neighbour, in microseconds of CPU time per step and per request.
+outputs for one tokenizer, in microseconds of CPU time per step and per request.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import resolve
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.news import News
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
@@ -90,12 +90,12 @@ def step_to_wire(step: ScheduledStep) -> bytes:
     return convert.from_step(step, []).SerializeToString()
 
 
-def news_response(outputs: Outputs) -> bytes:
-    news = {
-        request.request_id: News([token_id], request.num_prompt_tokens, request.num_output_tokens, 0)
+def output_message(outputs: Outputs) -> bytes:
+    request_outputs = {
+        request.request_id: RequestOutput([token_id], request.num_prompt_tokens, request.num_output_tokens, 0)
         for request, token_id in zip(outputs.requests, outputs.token_ids, strict=True)
     }
-    response: scheduler_pb2.SchedulerServiceConnectResponse = convert.from_all_news(news)
+    response: scheduler_pb2.SchedulerServiceConnectResponse = convert.from_outputs(request_outputs)
     return response.SerializeToString()
 
 
@@ -110,13 +110,13 @@ def measure(num_requests: int) -> dict[str, float]:
         message = wire_result_of(step)
         result = clock.time("result from wire", convert.to_step_result, message)
         outputs = clock.time("update", scheduler.update, replica, result)
-        clock.time("news", news_response, outputs)
+        clock.time("outputs", output_message, outputs)
     return {name: seconds / NUM_STEPS * 1e6 for name, seconds in clock.seconds.items()}
 
 
 def main() -> None:
     output = CurveOutput(argparse.ArgumentParser(description=__doc__.partition("\n")[0]), "Pagewire")
-    parts = ("schedule", "update", "step to wire", "result from wire", "news")
+    parts = ("schedule", "update", "step to wire", "result from wire", "outputs")
     print(f"{'running':>8}" + "".join(f"{part:>18}" for part in parts) + f"{'us/request':>14}")
     points: list[Point] = []
     for num_requests in BATCH_SIZES:

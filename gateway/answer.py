@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pagewire.gateway.encoding import DONE, encode, event
-from pagewire.gateway.reply import Delta, Generation, Response
+from pagewire.gateway.reply import ChoiceDelta, ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import StreamOptions
 from pagewire.gateway.schema.responses import (
     Body,
@@ -48,26 +48,26 @@ class Answer(Protocol):
 
     operation: str
 
-    def start(self, out: list[bytes], generations: Sequence[Generation], usage: "UsageTotal") -> None:
-        """Events before any text, if there are any; the first news has arrived."""
+    def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: "UsageTotal") -> None:
+        """Events before any text, if there are any; the first output has arrived."""
 
-    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: "UsageTotal") -> None:
-        """Events that say the news; none if it says nothing to a client yet."""
+    def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: "UsageTotal") -> None:
+        """Events that say the output; none if it says nothing to a client yet."""
 
     def end(self, out: list[bytes], usage: "UsageTotal") -> None:
         """The last events."""
 
-    def whole(self, generations: Sequence[Generation], outputs: Sequence[Response], usage: "UsageTotal") -> Body:
+    def whole(self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: "UsageTotal") -> Body:
         """The answer to a client that does not stream."""
 
 
-def finish_reason(response: Response) -> FinishReason:
+def finish_reason(response: ChoiceOutput) -> FinishReason:
     """Of a response that has one."""
     return _FINISH_REASONS[response.finish_reason]
 
 
-def stop_reason(response: Response) -> StopReason:
-    if isinstance(response, Delta):
+def stop_reason(response: ChoiceOutput) -> StopReason:
+    if isinstance(response, ChoiceDelta):
         return None
     which = response.WhichOneof("stop_reason")
     return getattr(response, which) if which else None
@@ -80,7 +80,7 @@ def logprob_of(token: TokenLogprob) -> float:
 class UsageTotal:
     """Token counts of an answer, from the cumulative counts of its generations."""
 
-    def __init__(self, generations: Sequence[Generation], choices_per_prompt: int) -> None:
+    def __init__(self, generations: Sequence[PendingChoice], choices_per_prompt: int) -> None:
         """The generations of one prompt are neighbours; each prompt counts once."""
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt

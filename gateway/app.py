@@ -80,13 +80,12 @@ class Gateway:
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
-        presence = self.link.presence
-        if presence.is_there() or not presence.is_expected():
+        if self.link.is_up or not self.link.is_available:
             return await method(request, timeout=CALL_TIMEOUT_S)
         try:
             return await method(request, timeout=AWAY_TIMEOUT_S, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not presence.is_there():
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not self.link.is_up:
                 raise ApiError(503, "the tokenizer service cannot be reached; try again") from error
             raise
 
@@ -99,7 +98,8 @@ class Gateway:
             health = await self._health.Check(request, timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return f"the tokenizer service does not answer: {error.code().name}: {error.details()}"
-        self.link.presence.is_there()
+        if not self.link.is_up:
+            return "the stream to the tokenizer service is not up yet"
         if health.status != health_pb2.HealthCheckResponse.SERVING:
             return "the tokenizer service is up, but what is behind it is not ready: still loading, or restarting"
         return ""

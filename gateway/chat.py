@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 
 from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
-from pagewire.gateway.reply import Generation, Response
+from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.responses import (
     AssistantMessage,
@@ -32,32 +32,32 @@ class ChatAnswer:
             ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
         # Filled anew for each token, as making the two objects takes as long as encoding them.
-        self._choice_of_news = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
+        self._delta_choice = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
-    def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:
+    def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
         extra = {}
         if self._return_token_ids:
-            # All choices have one prompt; it came with the first news of any of them.
+            # All choices have one prompt; it came with the first output of any of them.
             extra["prompt_token_ids"] = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
         delta = ChatDelta(role="assistant", content="")
         for generation in generations:
             self._writer.chunk(out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra)
 
-    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: UsageTotal) -> None:
-        if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
-            choice = self._choice_of_news
-            choice.index, choice.delta.content = generation.index, news.text
+    def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
+        if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
+            choice = self._delta_choice
+            choice.index, choice.delta.content = generation.index, output.text
             if self._logprobs:
-                choice.logprobs = _logprobs(news.logprobs)
+                choice.logprobs = _logprobs(output.logprobs)
             if self._return_token_ids:
-                choice.token_ids = list(news.token_ids)
+                choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
-        if news.finish_reason:
+        if output.finish_reason:
             choice = ChatChunkChoice(
                 index=generation.index,
                 delta=ChatDelta(),
-                finish_reason=finish_reason(news),
-                stop_reason=stop_reason(news),
+                finish_reason=finish_reason(output),
+                stop_reason=stop_reason(output),
             )
             self._writer.chunk(out, choice, usage)
 
@@ -65,7 +65,7 @@ class ChatAnswer:
         self._writer.end(out, usage)
 
     def whole(
-        self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal
+        self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal
     ) -> ChatCompletion:
         return ChatCompletion(
             id=self._head.id,
@@ -76,7 +76,7 @@ class ChatAnswer:
             prompt_token_ids=generations[0].prompt_token_ids if self._return_token_ids else UNSET,
         )
 
-    def _choice(self, index: int, output: Response) -> ChatChoice:
+    def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
         return ChatChoice(
             index=index,
             message=AssistantMessage(content=output.text),

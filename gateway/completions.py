@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 
 from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
-from pagewire.gateway.reply import Generation, Response
+from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import CompletionRequest
 from pagewire.gateway.schema.responses import (
     Completion,
@@ -32,33 +32,35 @@ class CompletionAnswer:
             CompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
         # Filled anew for each token, as making it takes half as long as encoding it.
-        self._choice_of_news = CompletionChunkChoice(index=0, text="")
+        self._delta_choice = CompletionChunkChoice(index=0, text="")
 
-    def start(self, out: list[bytes], generations: Sequence[Generation], usage: UsageTotal) -> None:
+    def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
         """Nothing: the first text is the first event."""
 
-    def delta(self, out: list[bytes], generation: Generation, news: Response, usage: UsageTotal) -> None:
-        if news.text or news.logprobs or (self._return_token_ids and news.token_ids):
-            choice = self._choice_of_news
-            choice.index, choice.text = generation.index, news.text
+    def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
+        if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
+            choice = self._delta_choice
+            choice.index, choice.text = generation.index, output.text
             if self._logprobs:
-                choice.logprobs = self._logprobs_of(generation.index, news.logprobs)
+                choice.logprobs = self._logprobs_of(generation.index, output.logprobs)
             if self._return_token_ids:
-                choice.token_ids = list(news.token_ids)
+                choice.token_ids = list(output.token_ids)
                 is_first = generation.index not in self._prompts_sent
                 choice.prompt_token_ids = generation.prompt_token_ids if is_first else UNSET
                 self._prompts_sent.add(generation.index)
             self._writer.chunk(out, choice, usage)
-        if news.finish_reason:
+        if output.finish_reason:
             choice = CompletionChunkChoice(
-                index=generation.index, text="", finish_reason=finish_reason(news), stop_reason=stop_reason(news)
+                index=generation.index, text="", finish_reason=finish_reason(output), stop_reason=stop_reason(output)
             )
             self._writer.chunk(out, choice, usage)
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
         self._writer.end(out, usage)
 
-    def whole(self, generations: Sequence[Generation], outputs: Sequence[Response], usage: UsageTotal) -> Completion:
+    def whole(
+        self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal
+    ) -> Completion:
         return Completion(
             id=self._head.id,
             created=self._head.created,
@@ -67,7 +69,7 @@ class CompletionAnswer:
             usage=usage.info(),
         )
 
-    def _choice(self, generation: Generation, output: Response) -> CompletionChoice:
+    def _choice(self, generation: PendingChoice, output: ChoiceOutput) -> CompletionChoice:
         return CompletionChoice(
             index=generation.index,
             text=output.text,

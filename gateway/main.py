@@ -13,7 +13,6 @@ from pagewire import rpc
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway.app import Gateway, create_app
-from pagewire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
@@ -111,4 +110,4 @@ async def _drain(gateway: Gateway, timeout: float) -> None:
         await asyncio.wait_for(gateway.shutdown.wait_idle(), timeout)
     except TimeoutError:
         logger.warning("%d generations still running after %g s are cut off", gateway.link.num_live, timeout)
-        gateway.link.fail_all(lambda: RpcError(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again"))
+        gateway.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")

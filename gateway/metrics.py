@@ -22,7 +22,7 @@ HTTP_DURATION = Histogram(
 HTTP_IN_FLIGHT = Gauge("pagewire:http_requests_in_flight", "HTTP requests being answered.")
 TIME_TO_FIRST_TOKEN = Histogram(
     "pagewire:gateway_time_to_first_token_seconds",
-    "From the request's head to the first news of a generation, as the gateway sees it; streamed responses only.",
+    "From the request's head to the first output of a generation, as the gateway sees it; streamed responses only.",
     ["operation"],
     buckets=LATENCY_BUCKETS,
 )

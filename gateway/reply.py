@@ -1,21 +1,24 @@
-"""What one HTTP response waits for: one generation per choice.
+"""What one HTTP response waits for: its choices, each of which is one generation.
 
-News is merged until the response takes it, so a slow HTTP client costs only itself; one that does not read at all is
-aborted at MAX_PENDING_BYTES.
+Outputs are merged until the response takes them, so a slow HTTP client costs only itself; one that does not read at
+all is aborted at MAX_PENDING_BYTES.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError
+from pagewire.rpc import RpcError
+from pagewire.streams import LinkedRequest
 from pagewire.v1 import common_pb2
-from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
+from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, NumberedRequest, TokenLogprob
 
 MAX_PENDING_BYTES = 1024 * 1024
 
 
-class Delta:
-    """More output of a generation that goes on, and nothing else; looks like the GenerateResponse that would say it."""
+class ChoiceDelta:
+    """More output of a choice that goes on, and nothing else; looks like the GenerateResponse that would say it."""
 
     __slots__ = ("text", "token_ids")
 
@@ -27,77 +30,82 @@ class Delta:
         self.token_ids = token_ids
 
 
-Response = GenerateResponse | Delta
-News = list[tuple[int, Response]]
+ChoiceOutput = GenerateResponse | ChoiceDelta
+ChoiceOutputs = list[tuple[int, ChoiceOutput]]  # by index of the choice
 
 
-class Generation:
-    """One request, with what is needed to submit it again."""
+class PendingChoice(LinkedRequest):
+    """One choice of a reply: its request, and what of its output has arrived."""
 
-    __slots__ = (
-        "cached_tokens",
-        "index",
-        "lost_at",
-        "number",
-        "prompt_token_ids",
-        "reply",
-        "request",
-        "token_ids",
-        "usage",
-        "was_sent",
-    )
+    __slots__ = ("cached_tokens", "index", "prompt_token_ids", "reply", "request", "token_ids", "usage")
 
     def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
+        super().__init__()
         self.request = request
         self.index = index
         self.reply = reply
-        self.number = 0
-        # Over a stream that was up: the request may have been let in there.
-        self.was_sent = False
-        # When the stream broke under it, until there is news again.
-        self.lost_at: float | None = None
         self.cached_tokens: int | None = None
         self.prompt_token_ids: list[int] = []
         self.token_ids: list[int] = []
-        self.usage = common_pb2.Usage()  # up to the latest news
+        self.usage = common_pb2.Usage()  # up to the latest output
 
-    def to_submit(self) -> GenerateRequest:
-        """The request, going on after the tokens that have arrived."""
-        if not self.was_sent:
-            return self.request
-        request = GenerateRequest()
-        request.CopyFrom(self.request)
-        request.resubmitted = True
-        if self.prompt_token_ids:
-            request.token_ids.ids[:] = self.prompt_token_ids
-            request.resume_token_ids[:] = self.token_ids
-        return request
+    def to_submit(self) -> NumberedRequest:
+        submit = NumberedRequest(number=self.number, request=self.request)
+        if self.was_sent:
+            metrics.RESUBMISSIONS.inc()
+            submit.request.resubmitted = True
+            if self.prompt_token_ids:
+                submit.request.token_ids.ids[:] = self.prompt_token_ids
+                submit.request.resume_token_ids[:] = self.token_ids
+        return submit
+
+    def fail(self, error: RpcError) -> None:
+        self.reply.fail(error)
+
+    def add_response(self, response: GenerateResponse) -> None:
+        """Notes what has arrived, and leaves in the response what it means for the client."""
+        if response.prompt_token_ids:
+            # Told again after a resubmission, where it is the same.
+            self.prompt_token_ids[:] = response.prompt_token_ids
+            response.ClearField("prompt_token_ids")
+        if self.cached_tokens is None:
+            self.cached_tokens = response.usage.cached_tokens
+        else:
+            # A request that is computed anew after an interruption hits its own blocks.
+            response.usage.cached_tokens = self.cached_tokens
+        if response.usage.prompt_tokens:
+            self.usage.CopyFrom(response.usage)
+        self.token_ids.extend(response.token_ids)
+
+    def add_delta(self, delta: ChoiceDelta) -> None:
+        self.token_ids += delta.token_ids
+        self.usage.completion_tokens += len(delta.token_ids)
 
 
-Abort = Callable[[Iterable[Generation]], None]
+Abort = Callable[[Iterable[PendingChoice]], None]
 
 
 class Reply:
-    """The generations of one HTTP response and the news of them that was not taken yet."""
+    """The choices of one HTTP response and those of their outputs that were not taken yet."""
 
     def __init__(self, abort: Abort, requests: Sequence[GenerateRequest], *, streaming: bool) -> None:
-        """abort: ends generations upstream.
+        """abort: ends choices upstream.
 
-        streaming: news is wanted as it comes; otherwise only once, when all is there.
+        streaming: outputs are wanted as they come; otherwise only once, when all is there.
         """
-        self.generations = [Generation(request, index, self) for index, request in enumerate(requests)]
+        self.choices = [PendingChoice(request, index, self) for index, request in enumerate(requests)]
         self._abort = abort
         self._streaming = streaming
         self._running = len(requests)
-        self._pending: News = []
+        self._pending: ChoiceOutputs = []
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
 
-    def push(self, generation: Generation, response: Response, size: int) -> None:
+    def push(self, choice: PendingChoice, output: ChoiceOutput, size: int) -> None:
         """size: bytes, roughly."""
-        self._pending.append((generation.index, response))
-        if response.finish_reason:
+        self._pending.append((choice.index, output))
+        if output.finish_reason:
             self._running -= 1
         if self._streaming:
             self._pending_bytes += size
@@ -108,7 +116,7 @@ class Reply:
             self._wake.set()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the response with an error and its generations upstream. The first error counts."""
+        """Ends the response with an error and its choices upstream. The first error counts."""
         self.abort()
         if self._error is None:
             self._error = error
@@ -117,18 +125,18 @@ class Reply:
 
     def abort(self) -> None:
         """Ends what still runs upstream."""
-        self._abort(self.generations)
+        self._abort(self.choices)
 
-    async def whole(self) -> News:
-        """All the news of every choice, once each has its finish reason. Raises RpcError, or what fail() was given."""
+    async def whole(self) -> ChoiceOutputs:
+        """All outputs of every choice, once each has its finish reason. Raises RpcError, or what fail() was given."""
         while self._running:
             await self._woken()
         return self._take()
 
-    async def next(self) -> News:
+    async def next(self) -> ChoiceOutputs:
         """What has arrived since the last time, merged by choice; empty once every choice has its finish reason.
 
-        Raises RpcError, or whatever fail() was given, after the last news too.
+        Raises RpcError, or whatever fail() was given, after the last output too.
         """
         while not self._pending and (self._running or self._error is not None):
             await self._woken()
@@ -140,29 +148,29 @@ class Reply:
         if self._error is not None:
             raise self._error
 
-    def _take(self) -> News:
+    def _take(self) -> ChoiceOutputs:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         if len(pending) < 2:
             return pending
-        by_choice: dict[int, list[Response]] = {}
-        for index, response in pending:
-            by_choice.setdefault(index, []).append(response)
-        return [(index, _merge(responses)) for index, responses in by_choice.items()]
+        by_choice: dict[int, list[ChoiceOutput]] = {}
+        for index, output in pending:
+            by_choice.setdefault(index, []).append(output)
+        return [(index, _merge(outputs)) for index, outputs in by_choice.items()]
 
 
-def _merge(responses: list[Response]) -> Response:
-    """What one response would have said for all, but for the usage, which a generation keeps."""
-    if len(responses) == 1:
-        return responses[0]
-    text = "".join([response.text for response in responses])
-    if all(isinstance(response, Delta) for response in responses):
-        return Delta(text, [token_id for response in responses for token_id in response.token_ids])
+def _merge(outputs: list[ChoiceOutput]) -> ChoiceOutput:
+    """What one output would have said for all, but for the usage, which a PendingChoice keeps."""
+    if len(outputs) == 1:
+        return outputs[0]
+    text = "".join([output.text for output in outputs])
+    if all(isinstance(output, ChoiceDelta) for output in outputs):
+        return ChoiceDelta(text, [token_id for output in outputs for token_id in output.token_ids])
     merged = GenerateResponse()
-    for response in responses:
-        if isinstance(response, Delta):
-            merged.token_ids.extend(response.token_ids)
+    for output in outputs:
+        if isinstance(output, ChoiceDelta):
+            merged.token_ids.extend(output.token_ids)
         else:
-            merged.MergeFrom(response)
+            merged.MergeFrom(output)
     merged.text = text
     return merged

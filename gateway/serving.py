@@ -1,4 +1,4 @@
-"""The HTTP response of one generation request: whole or streamed, from the first news to the last byte."""
+"""The HTTP response of one generation request: whole or streamed, from the first output to the last byte."""
 
 import asyncio
 import re
@@ -70,10 +70,10 @@ class GenerationResponse(Response):
 
     async def _serve(self, context: RequestContext, receive: Receive, send: Send) -> None:
         try:
-            reply = self._link.submit(self._requests, streaming=bool(self._body.stream))
+            reply = self._link.generate(self._requests, streaming=bool(self._body.stream))
         except RpcError as error:
             raise from_rpc(error) from error
-        self._usage = UsageTotal(reply.generations, self._body.n or 1)
+        self._usage = UsageTotal(reply.choices, self._body.n or 1)
         watch = asyncio.create_task(_watch(receive, reply))
         try:
             if self._body.stream:
@@ -90,26 +90,25 @@ class GenerationResponse(Response):
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
     async def _whole(self, reply: Reply, send: Send) -> None:
-        news = await reply.whole()
-        outputs = [response for _, response in sorted(news, key=lambda item: item[0])]
+        outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
         self._finish_reasons = [finish_reason(output) for output in outputs]
-        content = encode(self._answer.whole(reply.generations, outputs, self._usage))
+        content = encode(self._answer.whole(reply.choices, outputs, self._usage))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
     async def _stream(self, reply: Reply, context: RequestContext, send: Send) -> None:
-        """The head waits for the first news: until then an error has a status of its own."""
+        """The head waits for the first output: until then an error has a status of its own."""
         answer, usage, started = self._answer, self._usage, False
         try:
-            while news := await reply.next():
+            while outputs := await reply.next():
                 events: list[bytes] = []
                 if not started:
-                    answer.start(events, reply.generations, usage)
-                for index, response in news:
-                    answer.delta(events, reply.generations[index], response, usage)
-                    if response.finish_reason:
-                        self._finish_reasons[index] = finish_reason(response)
+                    answer.start(events, reply.choices, usage)
+                for index, output in outputs:
+                    answer.delta(events, reply.choices[index], output, usage)
+                    if output.finish_reason:
+                        self._finish_reasons[index] = finish_reason(output)
                 if not started:
                     started = True
                     metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(context.elapsed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,10 +95,10 @@ class Rows:
     def reset(self) -> None:
         self.num_tokens.fill_(PROMPT_LEN + OUTPUT_LEN)
 
-    def arguments(self) -> tuple[Tensor, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """Of `sample_tokens`, after the logits."""
         parameters = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds)
-        return self.rows, *parameters, self.token_ids, self.num_tokens
+        return self.rows, *parameters, self.token_ids, self.num_tokens, None
 
 
 def _sample(
@@ -216,7 +217,15 @@ def _penalties(size: Size, device: torch.device) -> Case:
         sets = [_peaked(size, device) for _ in range(num_sets(size.num_reqs * size.vocab_size * 4, device))]
         indices = torch.arange(size.num_reqs, dtype=torch.int32, device=device)
         strengths = [torch.full((size.num_reqs,), value, device=device) for value in (1.1, 0.2, 0.1)]
-        arguments = (indices, rows.rows, rows.token_ids, rows.num_tokens, rows.num_prompt_tokens, *strengths)
+        arguments: tuple[Any, ...] = (
+            indices,
+            rows.rows,
+            rows.token_ids,
+            rows.num_tokens,
+            rows.num_prompt_tokens,
+            *strengths,
+            None,
+        )
 
         def error() -> float:
             ours, expected = sets[0].clone(), sets[0].clone()

@@ -15,7 +15,7 @@ from pagewire.kernels import tuning
 from pagewire.kernels.triton import step_inputs
 from pagewire.kernels.triton.attention import decode_attention, kv_cache, prefill_attention, rotary
 from pagewire.kernels.triton.elementwise import activation, norm
-from pagewire.kernels.triton.sampling import logprobs, penalties, sampling, token_groups
+from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.
 OTHER_HEAD_DIMS = (80, 96, 192)
@@ -104,11 +104,14 @@ def elementwise(capability: int) -> Iterator[Specialization]:
 def sampling_forms() -> Iterator[Specialization]:
     for vocab_size in (model[-1] for model in MODELS):
         for dtype in (torch.bfloat16, torch.float32):
-            yield Specialization(*sampling.specialization(dtype, vocab_size))
+            for has_drafts in (False, True):
+                yield Specialization(*sampling.specialization(dtype, vocab_size, has_drafts))
             yield Specialization(*logprobs.specialization(dtype, vocab_size))
             groups = token_groups.num_groups(vocab_size)
             for num_rows, has_rows in itertools.product((1, 256), (False, True)):
                 tile = token_groups.statistics_tile(num_rows, groups)
                 yield Specialization(*token_groups.statistics_specialization(dtype, tile=tile, has_rows=has_rows))
     for kernel in (penalties.count_tokens_kernel, penalties.apply_penalties_kernel):
-        yield Specialization(*penalties.specialization(kernel))
+        for has_drafts in (False, True):
+            yield Specialization(*penalties.specialization(kernel, has_drafts))
+    yield Specialization(*drafts.specialization())

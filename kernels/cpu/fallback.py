@@ -13,6 +13,7 @@ from pagewire.kernels import reference
 from pagewire.kernels.cpu import grouped_layout, packed_layout, sampling
 from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.reference import (
+    accept_tokens,
     add_rms_norm,
     gelu_tanh_and_mul,
     int8_linear,
@@ -25,6 +26,7 @@ from pagewire.kernels.reference import (
 from pagewire.kernels.reference.sampling import GROUP_SIZE
 
 __all__ = [
+    "accept_tokens",
     "add_rms_norm",
     "apply_penalties",
     "fp8_linear",

@@ -37,7 +37,7 @@ class Recorder(Protocol):
         """function: the address of what makes the call again (replay.h), after its arguments have become slots, as
         struct.pack does it with the layout."""
 
-    def on_python(self, function: Callable[..., None], tensors: tuple[Tensor, ...]) -> None:
+    def on_python(self, function: Callable[..., None], tensors: tuple[Tensor | None, ...]) -> None:
         """What is done from Python, with tensors that the function itself does not refer to."""
 
 
@@ -78,7 +78,7 @@ def recorded_by(recorder: Recorder | None) -> Iterator[None]:
         _recorder = before
 
 
-def from_python(function: Callable[..., None], *tensors: Tensor) -> None:
+def from_python(function: Callable[..., None], *tensors: Tensor | None) -> None:
     """Runs function(*tensors), here and in every replay; its own calls are not told of."""
     with recorded_by(None):
         function(*tensors)

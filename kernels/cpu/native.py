@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from pagewire.kernels.cpu import sampling
+from pagewire.kernels.cpu.accept_tokens import accept_tokens
 from pagewire.kernels.cpu.attention import paged_attention, rotary_store_kv, store_kv
 from pagewire.kernels.cpu.elementwise import add_rms_norm, gelu_tanh_and_mul, silu_and_mul
 from pagewire.kernels.cpu.fallback import fp8_linear, int8_linear
@@ -19,6 +20,7 @@ from pagewire.kernels.cpu.step_inputs import step_inputs
 from pagewire.kernels.cpu.token_groups import TokenGroups, sample_tokens
 
 __all__ = [
+    "accept_tokens",
     "add_rms_norm",
     "apply_penalties",
     "fp8_linear",

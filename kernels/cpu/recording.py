@@ -184,7 +184,7 @@ class _Recorder(TorchDispatchMode):
         finally:
             self._in_op = False
 
-    def on_python(self, function: Callable[..., None], tensors: tuple[Tensor, ...]) -> None:
+    def on_python(self, function: Callable[..., None], tensors: tuple[Tensor | None, ...]) -> None:
         self.parts.append(partial(function, *map(self._memory.borrowed, tensors)))
 
     def on_call(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:

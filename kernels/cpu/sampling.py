@@ -59,14 +59,15 @@ def sample_tokens(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
 ) -> Tensor:
     """As `reference.sample_tokens`."""
     row, sampled = rows.numpy(), np.zeros(len(rows), dtype=np.int64)
     greedy = ((row >= 0) & ~(temperature.numpy()[row] > 0)).nonzero()[0]
     if len(greedy):
         tokens = _most_probable(make_groups(logits, greedy, np.ones(len(greedy), dtype=np.float32)))
-        _append(tokens, greedy, row, token_ids, num_tokens, sampled)
-    columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens)
+        _give(tokens, greedy, row, token_ids, num_tokens, offsets, sampled)
+    columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)
     sample_random(make_groups, logits, rows, *columns, sampled)
     return torch.from_numpy(sampled)
 
@@ -82,6 +83,7 @@ def sample_random(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
     sampled: np.ndarray,
 ) -> None:
     """As `reference.sample_tokens`, where temperature is above 0; their tokens are written to sampled int64 [S]."""
@@ -91,6 +93,9 @@ def sample_random(
     if not len(random):
         return
     drawn = row[random]
+    positions = num_tokens.numpy()[drawn]
+    if offsets is not None:
+        positions = positions + offsets.numpy()[random]
     tokens = _draw(
         make_groups(logits, random, 1 / heat[random]),
         logits.shape[1],
@@ -98,22 +103,25 @@ def sample_random(
         top_p.numpy()[drawn],
         min_p.numpy()[drawn],
         seeds.numpy()[drawn],
-        num_tokens.numpy()[drawn],
+        positions,
     )
-    _append(tokens, random, row, token_ids, num_tokens, sampled)
+    _give(tokens, random, row, token_ids, num_tokens, offsets, sampled)
 
 
-def _append(
+def _give(
     tokens: np.ndarray,
     batch_indices: np.ndarray,
     row: np.ndarray,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
     sampled: np.ndarray,
 ) -> None:
-    """To sampled, and to the rows of these batch indices."""
-    row, positions = row[batch_indices], num_tokens.numpy()
+    """To sampled and, unless there are drafts, to the rows of these batch indices."""
     sampled[batch_indices] = tokens
+    if offsets is not None:
+        return
+    row, positions = row[batch_indices], num_tokens.numpy()
     token_ids.numpy()[row, positions[row]] = tokens
     positions[row] += 1
 
@@ -236,11 +244,13 @@ def apply_penalties(
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
+    offsets: Tensor | None,
 ) -> None:
     """As `reference.apply_penalties`."""
     every, tokens, factors = logits.numpy(), token_ids.numpy(), repetition.numpy()
-    for index, row in zip(batch_indices.tolist(), rows.tolist(), strict=True):
-        known = tokens[row, : int(num_tokens[row])]
+    drafted = [0] * len(rows) if offsets is None else offsets.tolist()
+    for index, row, offset in zip(batch_indices.tolist(), rows.tolist(), drafted, strict=True):
+        known = tokens[row, : int(num_tokens[row]) + offset]
         output = known[int(num_prompt_tokens[row]) :]
         num_output = np.bincount(output, minlength=logits.shape[1])[known].astype(np.float32)
         # Only known tokens change. One that occurs n times is written n times, with the same value.

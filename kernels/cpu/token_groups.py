@@ -14,7 +14,7 @@ _LINES = (I, P, L, P, P, L, L)
 _group_maxima = bind("group_maxima", *_LINES, P, I)
 _group_masses = bind("group_masses", *_LINES, *[P] * 4, I)
 _group_members = bind("group_members", *_LINES, P, P, L, P)
-_sample_greedy = bind("sample_greedy", I, P, L, L, L, P, P, P, L, P, P, P, I)
+_sample_greedy = bind("sample_greedy", I, P, L, L, L, P, P, P, L, P, I, P, P, I)
 
 
 class TokenGroups:
@@ -71,6 +71,7 @@ def sample_tokens(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
 ) -> Tensor:
     """As `reference.sample_tokens`. Recorded steps come back to Python for random rows only."""
     if logits.stride(1) != 1:
@@ -89,11 +90,13 @@ def sample_tokens(
         token_ids.data_ptr(),
         token_ids.stride(0),
         num_tokens.data_ptr(),
+        offsets is None,
         maxima.data_ptr(),
         sampled.data_ptr(),
         threads_for(logits.numel()),
     )
-    from_python(_sample_random, logits, rows, temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, sampled)
+    columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)
+    from_python(_sample_random, logits, rows, *columns, sampled)
     return sampled
 
 
@@ -107,10 +110,11 @@ def _sample_random(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
     sampled: Tensor,
 ) -> None:
     """Fills what greedy rows have left of sampled int64 [S]: random ones are below 0."""
     tokens = sampled.numpy()
     if tokens.min(initial=0) < 0:
-        columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens)
+        columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)
         sampling.sample_random(TokenGroups, logits, rows, *columns, tokens)

@@ -27,12 +27,13 @@ from pagewire.kernels.ops.products import (
     packed_embedding,
     packed_linear,
 )
-from pagewire.kernels.ops.sampling import apply_penalties, sample_tokens, token_logprobs
+from pagewire.kernels.ops.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
 
 __all__ = [
     "DEFINITIONS",
     "MAX_HEAD_DIM",
     "Definition",
+    "accept_tokens",
     "add_rms_norm",
     "apply_penalties",
     "cpu_backend",

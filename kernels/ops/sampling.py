@@ -19,6 +19,7 @@ def sample_tokens(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
 ) -> Tensor:
     """Chooses a token per position and appends it to its row.
 
@@ -31,6 +32,8 @@ def sample_tokens(
     seeds        int64 [max_num_seqs]
     token_ids    int32 [max_num_seqs, max_model_len]: the token is written to [row, num_tokens[row]]
     num_tokens   int64 [max_num_seqs]: += 1
+    offsets      int32 [S]: how many drafted tokens lie between the row's last known one and the position. With them a
+                 row may have several positions, and nothing is appended: `accept_tokens` does it.
     returns      int64 [S]
 
     min-p: tokens at least min_p times as probable as the most probable one stay. top-k: those at least as probable as
@@ -40,6 +43,36 @@ def sample_tokens(
     A row with NaN or inf, or with nothing but -inf, is a broken model's: it yields some id of the vocabulary.
     """
     return logits.new_empty(logits.shape[:1], dtype=torch.int64)
+
+
+@op(cuda="sampling.drafts", mutates=("token_ids", "num_tokens", "num_computed_tokens", "num_gained"))
+def accept_tokens(
+    sampled: Tensor,
+    rows: Tensor,
+    sample_start_loc: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_computed_tokens: Tensor,
+    num_gained: Tensor,
+) -> None:
+    """Appends to each row the sampled tokens as far as its drafts were right, and the one after them.
+
+    A request with d drafts, which stand behind its last known token, was sampled at d + 1 positions: after that token
+    and after each draft. A sampled token counts if all drafts before it are the tokens sampled in their places.
+
+    Read:
+    sampled              int64 [S], see `sample_tokens`
+    rows                 int32 [num_reqs], batch_idx -> row, distinct; -1 = padding
+    sample_start_loc     int32 [num_reqs + 1]: request b was sampled at sampled[start[b] : start[b + 1]], or not at all
+    Changed:
+    token_ids            int32 [max_num_seqs, max_model_len]: drafts at [row, num_tokens[row]:], then what is gained
+    num_tokens           int64 [max_num_seqs], += what is gained
+    num_computed_tokens  int64 [max_num_seqs], -= drafts that were wrong or followed a wrong one
+    Written:
+    num_gained           int64 [num_reqs], 1 to d + 1; 0 of padding and of requests that were not sampled
+
+    Example: known [5, 7], drafts [9, 4, 4], sampled [9, 4, 8, 1]: known [5, 7, 9, 4, 8], 3 gained, 1 taken back.
+    """
 
 
 @op(cuda="sampling.penalties", mutates=("logits",))
@@ -53,6 +86,7 @@ def apply_penalties(
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
+    offsets: Tensor | None,
 ) -> None:
     """Lowers, in place, the logits of tokens that a request has seen.
 
@@ -62,6 +96,7 @@ def apply_penalties(
     token_ids      int32 [max_num_seqs, max_model_len]; num_tokens, num_prompt_tokens  int64 [max_num_seqs]
     repetition     fp32 [max_num_seqs], 1 = off: for prompt and output; positive logits are divided, others multiplied
     presence, frequency  fp32 [max_num_seqs], 0 = off: count the output only; subtracted once, and per occurrence
+    offsets        int32 [P]: how many drafted tokens behind the known ones count too; without: none
 
     Occurrences are counted afresh from the rows' tokens: no counters have to be kept in step with rows that come, go
     and resume.

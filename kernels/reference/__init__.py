@@ -17,10 +17,11 @@ from pagewire.kernels.reference.attention import (
 from pagewire.kernels.reference.elementwise import add_rms_norm, gelu_tanh_and_mul, rms_norm, silu_and_mul
 from pagewire.kernels.reference.inputs import step_inputs
 from pagewire.kernels.reference.products import fp8_linear, grouped_embedding, grouped_linear, int8_linear, linear
-from pagewire.kernels.reference.sampling import apply_penalties, sample_tokens, token_logprobs
+from pagewire.kernels.reference.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
 
 __all__ = [
     "FP8_MAX",
+    "accept_tokens",
     "add_rms_norm",
     "apply_penalties",
     "fp8_linear",

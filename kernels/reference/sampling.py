@@ -45,19 +45,45 @@ def sample_tokens(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
 ) -> Tensor:
     sampled = logits.float().argmax(-1)
     for s, row in enumerate(rows.tolist()):
         if row < 0:
             continue
-        position = int(num_tokens[row])
+        position = num_tokens[row] if offsets is None else num_tokens[row] + offsets[s]
         if temperature[row] > 0:
             # Times the reciprocal, rounded once: the same fp32 values, and so the same ties, on every device.
             scaled = logits[s].float() * temperature[row].reciprocal()
-            sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], num_tokens[row])
-        token_ids[row, position] = sampled[s]
-        num_tokens[row] += 1
+            sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], position)
+        if offsets is None:
+            token_ids[row, position] = sampled[s]
+            num_tokens[row] += 1
     return sampled
+
+
+def accept_tokens(
+    sampled: Tensor,
+    rows: Tensor,
+    sample_start_loc: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_computed_tokens: Tensor,
+    num_gained: Tensor,
+) -> None:
+    starts = sample_start_loc.tolist()
+    for b, row in enumerate(rows.tolist()):
+        tokens = sampled[starts[b] : starts[b + 1]]
+        if row < 0 or not len(tokens):
+            num_gained[b] = 0
+            continue
+        known = int(num_tokens[row])
+        is_right = token_ids[row, known : known + len(tokens) - 1] == tokens[:-1]
+        gained = int(is_right.long().cumprod(0).sum()) + 1
+        token_ids[row, known : known + gained] = tokens[:gained].int()
+        num_tokens[row] += gained
+        num_computed_tokens[row] -= len(tokens) - gained
+        num_gained[b] = gained
 
 
 def _draw(scaled: Tensor, top_k: int, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
@@ -121,9 +147,11 @@ def apply_penalties(
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
+    offsets: Tensor | None,
 ) -> None:
-    for index, row in zip(batch_indices.tolist(), rows.tolist(), strict=True):
-        known = token_ids[row, : int(num_tokens[row])].long()
+    drafted = [0] * len(rows) if offsets is None else offsets.tolist()
+    for index, row, offset in zip(batch_indices.tolist(), rows.tolist(), drafted, strict=True):
+        known = token_ids[row, : int(num_tokens[row]) + offset].long()
         output = known[int(num_prompt_tokens[row]) :]
         seen, values = known.unique(), logits[index]
         values[seen] = torch.where(values[seen] > 0, values[seen] / repetition[row], values[seen] * repetition[row])

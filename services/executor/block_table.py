@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.step import ProtocolError
+from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.upload import upload
 
 
@@ -24,7 +24,7 @@ class BlockTable:
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs]
 
     def fill(self, rows: np.ndarray, block_ids: Sequence[np.ndarray]) -> None:
-        """Starts the tables of rows that were just given to requests, which may share blocks. Raises ProtocolError."""
+        """Starts the tables of rows that were just given to requests, which may share blocks. Raises InvalidStep."""
         counts = np.array([len(ids) for ids in block_ids], dtype=np.int64)
         self.num_blocks[rows] = 0
         joined = np.concatenate(block_ids).astype(np.int32)
@@ -34,24 +34,24 @@ class BlockTable:
             self.tensor[row, : len(ids)] = ids
 
     def append(self, rows: np.ndarray, counts: np.ndarray, block_ids: np.ndarray) -> None:
-        """Counts counts[i] more blocks for rows[i]; rows and new blocks are distinct. Raises ProtocolError.
+        """Counts counts[i] more blocks for rows[i]; rows and new blocks are distinct. Raises InvalidStep.
 
         `step_inputs` writes them to the tensor, behind the steps that still read the old entries.
         """
         if len(block_ids) > self._num_pool_blocks:
-            raise ProtocolError(f"{len(block_ids)} new blocks; the pool has {self._num_pool_blocks}")
+            raise InvalidStep(f"{len(block_ids)} new blocks; the pool has {self._num_pool_blocks}")
         self._count(rows, counts, block_ids)
 
     def _count(self, rows: np.ndarray, counts: np.ndarray, block_ids: np.ndarray) -> None:
         if counts.sum() != len(block_ids) or (counts < 0).any():
-            raise ProtocolError(f"{len(block_ids)} block ids for {counts.sum()} announced")
+            raise InvalidStep(f"{len(block_ids)} block ids for {counts.sum()} announced")
         if not len(block_ids):
             return
         if block_ids.min() < 0 or block_ids.max() >= self._num_pool_blocks:
-            raise ProtocolError(
+            raise InvalidStep(
                 f"block id {block_ids.max() if block_ids.min() >= 0 else block_ids.min()} is outside the pool of "
                 f"{self._num_pool_blocks} blocks"
             )
         if (self.num_blocks[rows] + counts).max() > self._max_blocks:
-            raise ProtocolError(f"a request has more than the {self._max_blocks} blocks of the longest request")
+            raise InvalidStep(f"a request has more than the {self._max_blocks} blocks of the longest request")
         self.num_blocks[rows] += counts

@@ -9,25 +9,30 @@ from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import (
     MAX_LOGPROBS,
     HostTokens,
+    InvalidStep,
     NewRequest,
-    ProtocolError,
     Step,
     StepOutput,
 )
 from pagewire.v1 import common_pb2, executor_pb2
 
+# Of a request that yields a vector.
+_NO_SAMPLING = common_pb2.SamplingParams(temperature=0)
+
 
 def step_from_proto(message: executor_pb2.StepRequest) -> Step:
-    """Raises ProtocolError for columns that do not fit together."""
+    """Raises InvalidStep for columns that do not fit together."""
     num_reqs = len(message.request_ids)
     if not len(message.num_scheduled_tokens) == len(message.num_new_blocks) == num_reqs:
-        raise ProtocolError(
+        raise InvalidStep(
             f"step {message.step_id}: {num_reqs} request_ids, {len(message.num_scheduled_tokens)} "
             f"num_scheduled_tokens and {len(message.num_new_blocks)} num_new_blocks"
         )
     traceparents = message.traceparents or [""] * len(message.new_requests)
     if len(traceparents) != len(message.new_requests):
-        raise ProtocolError(f"step {message.step_id}: traceparents are not parallel to new_requests")
+        raise InvalidStep(f"step {message.step_id}: traceparents are not parallel to new_requests")
+    if len(message.num_draft_tokens) not in (0, num_reqs):
+        raise InvalidStep(f"step {message.step_id}: num_draft_tokens are not parallel to request_ids")
     return Step(
         step_id=message.step_id,
         request_ids=list(message.request_ids),
@@ -39,6 +44,7 @@ def step_from_proto(message: executor_pb2.StepRequest) -> Step:
             _new_request(request, traceparent)
             for request, traceparent in zip(message.new_requests, traceparents, strict=True)
         ],
+        num_draft_tokens=np.array(message.num_draft_tokens, dtype=np.int64) if message.num_draft_tokens else None,
     )
 
 
@@ -49,32 +55,36 @@ def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewReque
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=np.array(message.block_ids, dtype=np.int32),
-        sampling=_sampling(message.sampling_params, message.request_id),
+        sampling=_sampling(_NO_SAMPLING if message.yields_vector else message.sampling_params, message.request_id),
         traceparent=traceparent,
+        yields_vector=message.yields_vector,
     )
 
 
 def _sampling(message: common_pb2.SamplingParams, request_id: int) -> common_pb2.SamplingParams:
-    """With defaults. Raises ProtocolError for a random request without a seed and for what would not fit a step."""
+    """With defaults. Raises InvalidStep for a random request without a seed and for what would not fit a step."""
     params = with_defaults(message)
     if params.temperature > 0 and not params.HasField("seed"):
-        raise ProtocolError(f"new request {request_id} samples with temperature {params.temperature:g} but has no seed")
+        raise InvalidStep(f"new request {request_id} samples with temperature {params.temperature:g} but has no seed")
     if len(params.logit_bias_ids) != len(params.logit_bias_values):
-        raise ProtocolError(f"new request {request_id}: logit_bias ids and values differ in number")
+        raise InvalidStep(f"new request {request_id}: logit_bias ids and values differ in number")
     if params.HasField("logprobs") and not 0 <= params.logprobs <= MAX_LOGPROBS:
-        raise ProtocolError(f"new request {request_id}: logprobs {params.logprobs} is not within 0..{MAX_LOGPROBS}")
+        raise InvalidStep(f"new request {request_id}: logprobs {params.logprobs} is not within 0..{MAX_LOGPROBS}")
     return params
 
 
 def result_to_proto(
     output: StepOutput, tokens: HostTokens, execute_ns: int, queue_ns: int, idle_ns: int | None
 ) -> executor_pb2.StepResult:
+    num_vectors = 0 if tokens.vectors is None else len(tokens.vectors)
+    vectors = {} if tokens.vectors is None else _vectors(tokens.vectors, len(tokens.num_tokens))
     return executor_pb2.StepResult(
         step_id=output.step_id,
         request_ids=output.request_ids,
-        num_tokens=[1] * len(output.request_ids),
+        num_tokens=tokens.num_tokens.tolist() + [0] * num_vectors,
         token_ids=tokens.token_ids.tolist(),
         logprobs=_logprobs(output, tokens),
+        vectors=vectors,
         execute_ns=execute_ns,
         queue_ns=queue_ns,
         idle_ns=idle_ns,
@@ -84,15 +94,21 @@ def result_to_proto(
 def _logprobs(output: StepOutput, tokens: HostTokens) -> dict[int, common_pb2.Logprobs]:
     if tokens.logprobs is None or tokens.logprob_token_ids is None or tokens.ranks is None:
         return {}
-    return {
-        index: common_pb2.Logprobs(
+    logprobs, end = {}, 0
+    for index, num_top in output.logprobs_of:
+        lines, end = slice(end, end + int(tokens.num_tokens[index])), end + int(tokens.num_tokens[index])
+        logprobs[index] = common_pb2.Logprobs(
             entries_per_token=1 + num_top,
-            token_ids=tokens.logprob_token_ids[line, : 1 + num_top].tolist(),
-            logprobs=tokens.logprobs[line, : 1 + num_top].tolist(),
-            ranks=[int(tokens.ranks[line])],
+            token_ids=tokens.logprob_token_ids[lines, : 1 + num_top].ravel().tolist(),
+            logprobs=tokens.logprobs[lines, : 1 + num_top].ravel().tolist(),
+            ranks=tokens.ranks[lines].tolist(),
         )
-        for line, (index, num_top) in enumerate(output.logprobs_of)
-    }
+    return logprobs
+
+
+def _vectors(vectors: np.ndarray, first_index: int) -> dict[int, common_pb2.Vector]:
+    """Of fp32 [V, hidden_size], by index into request_ids, where they come last."""
+    return {first_index + index: common_pb2.Vector(values=vector.tolist()) for index, vector in enumerate(vectors)}
 
 
 def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
@@ -113,4 +129,5 @@ def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
         dtype=info.dtype,
         weight_bytes=info.weight_bytes,
         kv_cache_bytes=info.kv_cache_bytes,
+        max_draft_tokens=info.max_draft_tokens,
     )

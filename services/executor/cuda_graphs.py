@@ -1,4 +1,5 @@
-"""CUDA graphs of decode steps: what the device is to do, recorded once per batch size, launched as one.
+"""CUDA graphs of uniform steps: what the device is to do, recorded once per number of requests and query length, and
+launched as one.
 
 A graph reads and writes the addresses it was recorded with, so everything it touches is in memory that stays: inputs
 (`InputBuffers`), rows, KV cache, weights. A batch between two sizes runs as the next larger one; the padding has no
@@ -64,22 +65,23 @@ def cuda_recorder() -> Callable[[Function], Graph]:
 
 
 class CudaGraphs:
-    """Graphs by the name of a part of the step and the batch size. Without any, every step runs eagerly."""
+    """Graphs by the name of a part of the step, and its shape. Without any, every step runs eagerly."""
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []  # of decode steps, rising; those captured
-        self._graphs: dict[tuple[str, int], Graph] = {}
+        self._sizes: dict[int, list[int]] = {}  # query length -> numbers of requests, rising; those captured
+        self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Callable[[Function], Graph] | None = None
-        self._capturing: int | None = None
+        self._capturing: BatchShape | None = None
 
     def padded(self, shape: BatchShape) -> BatchShape:
-        """A decode step's next larger size that was captured; all else as it is."""
-        if not shape.is_decode:
+        """A uniform step's next larger size that was captured; all else as it is."""
+        if not shape.is_uniform:
             return shape
         if self._capturing is not None:
-            return BatchShape.decode(self._capturing)
-        index = bisect.bisect_left(self._sizes, shape.num_reqs)
-        return BatchShape.decode(self._sizes[index]) if index < len(self._sizes) else shape
+            return self._capturing
+        sizes = self._sizes.get(shape.max_query_len, [])
+        index = bisect.bisect_left(sizes, shape.num_reqs)
+        return BatchShape.uniform(sizes[index], shape.max_query_len) if index < len(sizes) else shape
 
     def mode(self, shape: BatchShape) -> str:
         """How a step of this padded shape runs: captured, replayed or eager."""
@@ -88,26 +90,27 @@ class CudaGraphs:
         return "captured" if self._capturing is not None else "replayed"
 
     def _keeps(self, shape: BatchShape) -> bool:
-        return shape.is_decode and (shape.num_reqs == self._capturing or shape.num_reqs in self._sizes)
+        if not shape.is_uniform:
+            return False
+        return shape == self._capturing or shape.num_reqs in self._sizes.get(shape.max_query_len, [])
 
-    def capture(self, size: int, record: Callable[[Function], Graph], step: Callable[[], None]) -> None:
-        """Captures what `step`, a decode step of `size` requests, runs through `run`."""
-        self._capturing, self._record = size, record
+    def capture(self, shape: BatchShape, record: Callable[[Function], Graph], step: Callable[[], None]) -> None:
+        """Captures what `step`, a uniform step of this shape, runs through `run`."""
+        self._capturing, self._record = shape, record
         try:
             step()
         finally:
             self._capturing, self._record = None, None
-        bisect.insort(self._sizes, size)
+        bisect.insort(self._sizes.setdefault(shape.max_query_len, []), shape.num_reqs)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
         """The function's result; through its graph, if it has one for this shape, in memory that the next run
         reuses."""
         if not self._keeps(shape):
             return function()
-        size = shape.num_reqs
-        graph = self._graphs.get((name, size))
+        graph = self._graphs.get((name, shape))
         if graph is None:
-            assert self._record is not None, f"the captured step of {size} requests has no part {name}"
-            graph = self._graphs[name, size] = self._record(function)
+            assert self._record is not None, f"the captured step of {shape} has no part {name}"
+            graph = self._graphs[name, shape] = self._record(function)
         graph.replay()
         return graph.output

@@ -14,11 +14,12 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.services.executor.block_table import BlockTable
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.step import ProtocolError, Step
+from pagewire.services.executor.step import InvalidStep, Step
 from pagewire.services.executor.step_context import StepContext
 from pagewire.services.executor.upload import upload_into
 
 PADDING_ROW = -1
+_NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,18 @@ class BatchShape:
 
     num_reqs: int
     num_tokens: int
-    num_sampled: int
+    num_sampled: int  # positions, of which a request with drafts has several
     max_query_len: int
 
     @classmethod
-    def decode(cls, num_reqs: int) -> BatchShape:
-        return cls(num_reqs, num_reqs, num_reqs, 1)
+    def uniform(cls, num_reqs: int, query_len: int = 1) -> BatchShape:
+        num_tokens = num_reqs * query_len
+        return cls(num_reqs, num_tokens, num_tokens, query_len)
 
     @property
-    def is_decode(self) -> bool:
-        """One token for each request, and each gets its next."""
-        return self.num_tokens == self.num_reqs == self.num_sampled
+    def is_uniform(self) -> bool:
+        """Every request has max_query_len tokens and is sampled after each: a decode step if that is one."""
+        return self.num_tokens == self.num_sampled == self.num_reqs * self.max_query_len
 
 
 @dataclass(frozen=True)
@@ -48,39 +50,84 @@ class InputBatch:
 
     rows = [4, 0]    query_lens = [1, 3]    sampled = [0]    sampled_rows = [4]
     On the device `step_inputs` makes of it: input_ids = token_ids[[4, 0, 0, 0], [9, 0, 1, 2]], positions = [9, 0, 1, 2]
+
+    With two drafts for row 4: query_lens = [3, 3]  num_samples = [3]  sample_rows = [4, 4, 4]  offsets = [0, 1, 2]
     """
 
     rows: np.ndarray  # int64 [num_reqs], idx_mapping: batch index -> row
     query_lens: np.ndarray  # int64 [num_reqs]
     num_tokens: int
-    sampled: np.ndarray  # int64 [S], indices into rows: those that reach their last known token
-    sampled_rows: np.ndarray  # int64 [S]
+    sampled: np.ndarray  # int64 [R], indices into rows: those that reach their last known token
+    sampled_rows: np.ndarray  # int64 [R]
+    vectors: np.ndarray  # int64 [V], indices into rows: those that reach it and yield a vector
+    num_samples: np.ndarray | None  # int64 [R], positions that each is sampled at, its drafts + 1; None = one each
+    sample_rows: np.ndarray  # int64 [S], sampled position -> row
+    offsets: np.ndarray | None  # int64 [S], drafts before each position; None = none
 
     @property
     def shape(self) -> BatchShape:
-        return BatchShape(len(self.rows), self.num_tokens, len(self.sampled), int(self.query_lens.max()))
+        return BatchShape(len(self.rows), self.num_tokens, len(self.sample_rows), int(self.query_lens.max()))
 
 
-def make_batch(step: Step, rows: np.ndarray, state: RequestState, num_slots: np.ndarray, max_tokens: int) -> InputBatch:
-    """num_slots [num_reqs]: how many tokens the blocks of each request hold. Raises ProtocolError."""
+def make_batch(
+    step: Step,
+    rows: np.ndarray,
+    state: RequestState,
+    num_slots: np.ndarray,
+    max_tokens: int,
+    max_draft_tokens: int = 0,
+) -> InputBatch:
+    """num_slots [num_reqs]: how many tokens the blocks of each request hold. Raises InvalidStep.
+
+    The state's counts may be upper bounds, all by the same number for one request: their differences are exact.
+    """
     query_lens = step.num_scheduled_tokens
     if len(query_lens) != len(rows):
-        raise ProtocolError(f"{len(rows)} requests, but {len(query_lens)} num_scheduled_tokens")
+        raise InvalidStep(f"{len(rows)} requests, but {len(query_lens)} num_scheduled_tokens")
     seq_lens, known = state.num_computed_tokens[rows] + query_lens, state.num_tokens[rows]
-    wrong = (query_lens < 1) | (seq_lens > known) | (seq_lens > num_slots)
+    drafts = step.num_draft_tokens if step.num_draft_tokens is not None and step.num_draft_tokens.any() else None
+    reached = seq_lens if drafts is None else seq_lens - drafts  # of the known tokens
+    wrong = (query_lens < 1) | (reached > known) | (seq_lens > num_slots)
     if wrong.any():
         index = int(np.flatnonzero(wrong)[0])
-        raise ProtocolError(
+        raise InvalidStep(
             f"request {step.request_ids[index]}: {query_lens[index]} tokens up to {seq_lens[index]} are scheduled, "
             f"it has {known[index]} tokens and blocks for {num_slots[index]}"
         )
     num_tokens = int(query_lens.sum())
     if num_tokens > max_tokens:
-        raise ProtocolError(f"step {step.step_id} has {num_tokens} tokens; max_num_batched_tokens is {max_tokens}")
-    sampled = np.flatnonzero(seq_lens == known)
-    if len(sampled) and known[sampled].max() >= state.max_model_len:
-        raise ProtocolError(f"a request grows beyond max_model_len {state.max_model_len}")
-    return InputBatch(rows, query_lens, num_tokens, sampled, rows[sampled])
+        raise InvalidStep(f"step {step.step_id} has {num_tokens} tokens; max_num_batched_tokens is {max_tokens}")
+    sampled, vectors = np.flatnonzero(reached == known), _NONE
+    if state.num_vectors:
+        is_vector = state.yields_vector[rows[sampled]]
+        sampled, vectors = sampled[~is_vector], sampled[is_vector]
+    if drafts is not None:
+        _check_drafts(step, drafts, query_lens, sampled, max_draft_tokens)
+    lens = known[sampled] if drafts is None else known[sampled] + drafts[sampled]
+    if len(sampled) and lens.max() >= state.max_model_len:
+        raise InvalidStep(f"a request grows beyond max_model_len {state.max_model_len}")
+    sampled_rows = rows[sampled]
+    if drafts is None:
+        return InputBatch(rows, query_lens, num_tokens, sampled, sampled_rows, vectors, None, sampled_rows, None)
+    num_samples = drafts[sampled] + 1
+    sample_rows = np.repeat(sampled_rows, num_samples)
+    offsets = np.arange(len(sample_rows)) - np.repeat(num_samples.cumsum() - num_samples, num_samples)
+    return InputBatch(rows, query_lens, num_tokens, sampled, sampled_rows, vectors, num_samples, sample_rows, offsets)
+
+
+def _check_drafts(
+    step: Step, drafts: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray, max_draft_tokens: int
+) -> None:
+    """Raises InvalidStep for drafts that do not follow a last known token of the same step."""
+    is_sampled = np.zeros(len(drafts), dtype=bool)
+    is_sampled[sampled] = True
+    wrong = (drafts < 0) | (drafts > np.where(is_sampled, max_draft_tokens, 0)) | (drafts >= query_lens)
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        raise InvalidStep(
+            f"request {step.request_ids[index]}: {drafts[index]} of {query_lens[index]} tokens are drafts; there may "
+            f"be {max_draft_tokens}, behind its last known token, of a request that is sampled"
+        )
 
 
 class InputBuffers:
@@ -93,16 +140,20 @@ class InputBuffers:
         block_table: BlockTable,
         num_pool_blocks: int,
         device: torch.device,
+        max_draft_tokens: int = 0,
     ) -> None:
         # All that the host tells is staged as one array and copied at once.
         max_num_reqs = max_num_seqs + 1  # where tokens are padded there is a request that they belong to
+        max_samples = max_num_seqs * (1 + max_draft_tokens)
         sections = {
             "rows": max_num_reqs,
             "query_start_loc": max_num_reqs + 1,
             "num_blocks": max_num_reqs,
             "new_block_start_loc": max_num_reqs + 1,
-            "logits_indices": max_num_seqs,
-            "sampled_rows": max_num_seqs,
+            "logits_indices": max_samples,
+            "sample_rows": max_samples,
+            "offsets": max_samples if max_draft_tokens else 0,
+            "sample_start_loc": max_num_reqs + 1 if max_draft_tokens else 0,
             "new_block_ids": num_pool_blocks,  # last: only as much as there is of it is copied
         }
         size = sum(sections.values())
@@ -117,7 +168,9 @@ class InputBuffers:
         self._num_blocks = device_sections["num_blocks"]
         self._new_block_start_loc = device_sections["new_block_start_loc"]
         self._logits_indices = device_sections["logits_indices"]
-        self._sampled_rows = device_sections["sampled_rows"]
+        self._sample_rows = device_sections["sample_rows"]
+        self._offsets = device_sections["offsets"]
+        self._sample_start_loc = device_sections["sample_start_loc"]
         self._new_block_ids = device_sections["new_block_ids"]
 
         self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
@@ -125,6 +178,7 @@ class InputBuffers:
         self._slot_mapping = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
         self._block_table = torch.zeros(max_num_reqs, block_table.tensor.shape[1], dtype=torch.int32, device=device)
+        self._num_gained = torch.zeros(max_num_reqs if max_draft_tokens else 0, dtype=torch.int64, device=device)
 
     def stage(self, batch: InputBatch, step: Step, block_table: BlockTable, shape: BatchShape) -> None:
         """Brings what the host knows to the device, in one copy (on a CPU in none).
@@ -132,7 +186,7 @@ class InputBuffers:
         The step's blocks must be counted in block_table already. shape: what the step is launched with; requests
         beyond the batch have no row. The tokens beyond it are theirs, of which there must be one then.
         """
-        num_reqs, num_sampled, num_tokens = len(batch.rows), len(batch.sampled), batch.num_tokens
+        num_reqs, num_sampled, num_tokens = len(batch.rows), len(batch.sample_rows), batch.num_tokens
         host = self._host_sections
         host["rows"][:num_reqs] = batch.rows
         query_start_loc = host["query_start_loc"][: shape.num_reqs + 1]
@@ -140,19 +194,37 @@ class InputBuffers:
         host["num_blocks"][:num_reqs] = block_table.num_blocks[batch.rows] - step.num_new_blocks
         np.cumsum(step.num_new_blocks, out=host["new_block_start_loc"][1 : num_reqs + 1])
         host["new_block_ids"][: len(step.new_block_ids)] = step.new_block_ids
-        host["logits_indices"][:num_sampled] = query_start_loc[1 : num_reqs + 1][batch.sampled] - 1
-        host["sampled_rows"][:num_sampled] = batch.sampled_rows
+        host["sample_rows"][:num_sampled] = batch.sample_rows
+        if batch.num_samples is None or batch.offsets is None:
+            host["logits_indices"][:num_sampled] = query_start_loc[1 : num_reqs + 1][batch.sampled] - 1
+        else:
+            self._stage_samples(batch, batch.num_samples, batch.offsets, shape)
         if num_padding := shape.num_reqs - num_reqs:
             host["rows"][num_reqs : shape.num_reqs] = PADDING_ROW
-            # One token each, the rest for the last.
-            starts = np.arange(num_tokens + 1, num_tokens + 1 + num_padding)
+            # One token each, the rest for the last; as many as the others where all have the same number.
+            query_len = shape.max_query_len if shape.is_uniform else 1
+            starts = np.arange(1, num_padding + 1) * query_len + num_tokens
             query_start_loc[num_reqs + 1 :] = np.minimum(starts, shape.num_tokens)
             query_start_loc[-1] = shape.num_tokens
             host["new_block_start_loc"][num_reqs + 1 : shape.num_reqs + 1] = len(step.new_block_ids)
-        host["sampled_rows"][num_sampled : shape.num_sampled] = PADDING_ROW
+        host["sample_rows"][num_sampled : shape.num_sampled] = PADDING_ROW
         if not self._is_shared:
             used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
             upload_into(self._staged[:used], self._host[:used])
+
+    def _stage_samples(
+        self, batch: InputBatch, num_samples: np.ndarray, offsets: np.ndarray, shape: BatchShape
+    ) -> None:
+        """Where a step with drafts is sampled: behind the last num_samples tokens of each sampled request."""
+        host = self._host_sections
+        first = host["query_start_loc"][1 : len(batch.rows) + 1][batch.sampled] - num_samples
+        host["logits_indices"][: len(offsets)] = np.repeat(first, num_samples) + offsets
+        host["offsets"][: len(offsets)] = offsets
+        counts = np.zeros(shape.num_reqs, dtype=np.int64)
+        counts[batch.sampled] = num_samples
+        if shape.is_uniform:
+            counts[len(batch.rows) :] = shape.max_query_len
+        np.cumsum(counts, out=host["sample_start_loc"][1 : shape.num_reqs + 1])
 
     def gather(
         self, shape: BatchShape, state: RequestState, block_table: BlockTable, block_size: int, split_size: int
@@ -191,6 +263,26 @@ class InputBuffers:
             return hidden
         return hidden.index_select(0, self._logits_indices[: shape.num_sampled])
 
-    def sampled_rows(self, num_sampled: int) -> Tensor:
+    def sample_rows(self, num_sampled: int) -> Tensor:
         """int32 [num_sampled]: sampled position -> row."""
-        return self._sampled_rows[:num_sampled]
+        return self._sample_rows[:num_sampled]
+
+    def offsets(self, num_sampled: int) -> Tensor:
+        """int32 [num_sampled], in a step with drafts: how many lie before each sampled position."""
+        return self._offsets[:num_sampled]
+
+    def accept(self, sampled: Tensor, shape: BatchShape, state: RequestState) -> None:
+        """Appends what a step with drafts has gained by the sampled tokens int64 [num_sampled]; see `num_gained`."""
+        ops.accept_tokens(
+            sampled,
+            self._rows[: shape.num_reqs],
+            self._sample_start_loc[: shape.num_reqs + 1],
+            state.token_ids,
+            state.columns.num_tokens,
+            state.columns.num_computed_tokens,
+            self._num_gained[: shape.num_reqs],
+        )
+
+    def num_gained(self, num_reqs: int) -> Tensor:
+        """int64 [num_reqs]: what each request has gained in the last step with drafts. The next overwrites it."""
+        return self._num_gained[:num_reqs]

@@ -24,6 +24,7 @@ from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Function, Graph, cuda_recorder
+from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.step import MAX_LOGPROBS
@@ -97,6 +98,10 @@ def profile_run(runner: ModelRunner) -> None:
     limits = runner.limits
     for num_tokens in (limits.max_num_batched_tokens, limits.max_num_seqs):
         runner.dummy_run(limits.max_num_seqs, num_tokens, context_len=limits.max_model_len, sampling=COSTLY_SAMPLING)
+    if runner.max_draft_tokens:
+        runner.uniform_run(
+            BatchShape.uniform(limits.max_num_seqs, 1 + runner.max_draft_tokens), sampling=COSTLY_SAMPLING
+        )
 
 
 def measure(

@@ -22,9 +22,11 @@ from pagewire.services.executor.block_table import BlockTable
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
 from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.sampler import SampledTokens, sample, sample_tokens
-from pagewire.services.executor.step import NewRequest, PendingTokens, Step, StepOutput
+from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
+from pagewire.services.executor.step import NewRequest, PendingResults, Step, StepOutput
+from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams
 
 DUMMY_SAMPLING = with_defaults(SamplingParams(seed=0, top_k=50, top_p=0.9))
@@ -59,10 +61,12 @@ class ModelRunner:
         *,
         attention_split_size: int = 0,
         graphs: Steps | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         """attention_split_size: see the reference of `paged_attention`.
 
-        graphs: how steps are launched; by default eagerly, until `capture_graphs`.
+        graphs: how steps are launched; by default eagerly, until `capture_graphs`. proposer: who drafts tokens; without
+        one, no step may have drafts.
         """
         self.limits = limits
         self.num_blocks = num_blocks
@@ -76,8 +80,14 @@ class ModelRunner:
             limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
         )
         self._block_table = BlockTable(limits.max_num_seqs, max_blocks, num_blocks, device)
+        self._proposer = proposer
         self._inputs = InputBuffers(
-            limits.max_num_seqs, limits.max_num_batched_tokens, self._block_table, num_blocks, device
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            self._block_table,
+            num_blocks,
+            device,
+            self.max_draft_tokens,
         )
         self._graphs: Steps = graphs or CudaGraphs()
 
@@ -86,16 +96,22 @@ class ModelRunner:
         self._state.reset()
 
     @property
+    def max_draft_tokens(self) -> int:
+        """Most drafts of a request in one step."""
+        return 0 if self._proposer is None else self._proposer.max_draft_tokens
+
+    @property
     def num_requests(self) -> int:
         """Rows in use."""
         return len(self._state)
 
     @torch.inference_mode()
     def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
-        """Launches one step. Raises ProtocolError, after which the state is undefined until `reset()`.
+        """Launches one step. Raises InvalidStep, after which the state is undefined until `reset()`.
 
         launching: called before the forward pass, when everything it reads is on its way to the device.
         """
+        self._state.settle()
         self._remove_finished(step)
         self._add_new(step)
         if not step.request_ids:
@@ -104,11 +120,12 @@ class ModelRunner:
         shape = self._graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_table, shape)
         launching()
+        self._propose(batch)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
         sampled = self._sample(hidden, batch, shape) if len(batch.sampled) else None
-        self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows)
+        results = self._results(hidden, batch, sampled)
         stats.GRAPH_STEPS.labels(self._graphs.mode(shape)).inc()
-        return self._output(step, batch, sampled)
+        return self._output(step, batch, results)
 
     def _remove_finished(self, step: Step) -> None:
         for request_id in step.finished_request_ids:
@@ -123,7 +140,12 @@ class ModelRunner:
         rows = self._state.rows(step.request_ids)
         self._block_table.append(rows, step.num_new_blocks, step.new_block_ids)
         num_slots = self._block_table.num_blocks[rows] * self.limits.block_size
-        return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens)
+        return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens)
+
+    def _propose(self, batch: InputBatch) -> None:
+        if self._proposer is not None and batch.num_samples is not None:
+            drafted = batch.num_samples > 1
+            self._proposer.propose(batch.sampled_rows[drafted], batch.num_samples[drafted] - 1, self._state)
 
     def _forward(self, shape: BatchShape) -> Tensor:
         """Hidden states [num_tokens, hidden_size] of the step that is staged."""
@@ -134,27 +156,62 @@ class ModelRunner:
 
     def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape) -> SampledTokens:
         """Samples, and writes each token behind its sequence, where the next step finds it."""
-        state, num_sampled = self._state, len(batch.sampled)
-        extras = state.sampling.prepare(batch.sampled_rows, state.num_tokens[batch.sampled_rows], self._device)
+        num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
+        extras = self._prepare_extras(batch)
         if extras is None:
-            tokens = self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape))
+            tokens = self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
             return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
-        return sample(logits, self._inputs.sampled_rows(num_sampled), state.columns, state.token_ids, extras)
+        rows = self._inputs.sample_rows(num_sampled)
+        offsets = self._inputs.offsets(num_sampled) if has_drafts else None
+        sampled = sample(logits, rows, self._state.columns, self._state.token_ids, extras, offsets)
+        if has_drafts:
+            self._inputs.accept(sampled.token_ids, shape, self._state)
+        return sampled
 
-    def _sample_plain(self, hidden: Tensor, shape: BatchShape) -> Tensor:
+    def _prepare_extras(self, batch: InputBatch) -> SamplingExtras | None:
+        state, offsets = self._state, batch.offsets
+        num_tokens = state.least_num_tokens(batch.sample_rows)
+        return state.sampling.prepare(
+            batch.sample_rows,
+            num_tokens if offsets is None else num_tokens + offsets,
+            self._device,
+            is_exact=state.is_exact,
+            offsets=offsets,
+        )
+
+    def _sample_plain(self, hidden: Tensor, shape: BatchShape, has_drafts: bool) -> Tensor:
         """Token ids int64 [num_sampled], of requests that want no more than temperature, top-k, top-p and min-p."""
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
-        rows = self._inputs.sampled_rows(shape.num_sampled)
-        return sample_tokens(logits, rows, self._state.columns, self._state.token_ids)
+        rows = self._inputs.sample_rows(shape.num_sampled)
+        offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
+        sampled = sample_tokens(logits, rows, self._state.columns, self._state.token_ids, offsets)
+        if has_drafts:
+            self._inputs.accept(sampled, shape, self._state)
+        return sampled
 
-    def _output(self, step: Step, batch: InputBatch, sampled: SampledTokens | None) -> StepOutput:
+    def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
+        """What the host is to know, by the names of `HostTokens`, in memory of its own."""
+        results = {} if sampled is None else sampled.tensors()
+        if sampled is not None and batch.num_samples is not None:
+            indices = upload(self._device, {"sampled": batch.sampled})["sampled"]
+            results["num_gained"] = self._inputs.num_gained(len(batch.rows)).index_select(0, indices)
+        if len(batch.vectors):
+            last_tokens = batch.query_lens.cumsum()[batch.vectors] - 1
+            indices = upload(self._device, {"last_tokens": last_tokens})["last_tokens"]
+            results["vectors"] = hidden.index_select(0, indices).float()
+        return results
+
+    def _output(self, step: Step, batch: InputBatch, results: dict[str, Tensor]) -> StepOutput:
+        """The rows' counts move on."""
+        yielding = [*batch.sampled.tolist(), *batch.vectors.tolist()]
         return StepOutput(
             step_id=step.step_id,
-            request_ids=[step.request_ids[index] for index in batch.sampled.tolist()],
+            request_ids=[step.request_ids[index] for index in yielding],
             logprobs_of=self._state.sampling.logprobs_of(batch.sampled_rows),
             num_tokens=batch.num_tokens,
-            pending=None if sampled is None else PendingTokens.fetch(sampled, self._copy_stream),
+            pending=PendingResults.fetch(results, self._copy_stream) if results else None,
+            drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
         )
 
     def capture_graphs(
@@ -163,31 +220,48 @@ class ModelRunner:
         progress: Callable[[float, str], None],
         record: Callable[[Function], Graph] | None = None,
     ) -> None:
-        """Captures decode steps of these numbers of requests, the largest first: the others fit into its memory."""
+        """Captures steps of these numbers of requests, without and with as many drafts as there may be.
+
+        The largest first: the others fit into its memory.
+        """
         record, graphs = record or cuda_recorder(), CudaGraphs()
         self._graphs = graphs
-        falling = sorted(sizes, reverse=True)
-        for size in falling:  # before there is a larger graph that it would be padded to: compiles what is recorded
-            self.dummy_run(size, size)
-        for index, size in enumerate(falling):
-            progress(index / len(sizes), f"CUDA graph of {size} requests")
-            graphs.capture(size, record, partial(self.dummy_run, size, size))
+        lens, max_tokens = {1, 1 + self.max_draft_tokens}, self.limits.max_num_batched_tokens
+        shapes = [BatchShape.uniform(size, query_len) for size in sizes for query_len in lens]
+        falling = sorted((s for s in shapes if s.num_tokens <= max_tokens), key=lambda s: s.num_tokens, reverse=True)
+        # Before there is a larger graph that it would be padded to: compiles what is recorded.
+        for shape in falling:
+            self.uniform_run(shape)
+        for index, shape in enumerate(falling):
+            progress(index / len(falling), f"CUDA graph of {shape.num_reqs} requests")
+            graphs.capture(shape, record, partial(self.uniform_run, shape))
+
+    def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:
+        """A dummy run of a uniform step."""
+        self.dummy_run(shape.num_reqs, shape.num_tokens, sampling=sampling, num_draft_tokens=shape.max_query_len - 1)
 
     def dummy_run(
-        self, num_reqs: int, num_tokens: int, *, context_len: int = 0, sampling: SamplingParams = DUMMY_SAMPLING
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        *,
+        context_len: int = 0,
+        sampling: SamplingParams = DUMMY_SAMPLING,
+        num_draft_tokens: int = 0,
     ) -> None:
         """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
 
         The first ones are as long as they can be, the others have one token. Every request samples a token, so that
         the sampler's part is in the profile too. The very first has up to context_len tokens more, as if computed
-        before. All write to block 0, which therefore must not be in use.
+        before. The last num_draft_tokens of each are drafts, not counted among the others' one. All write to block 0,
+        which therefore must not be in use.
         """
-        limits = self.limits
+        limits, shortest = self.limits, 1 + num_draft_tokens
         num_tokens = min(num_tokens, limits.max_num_batched_tokens)
-        num_reqs = min(num_reqs, limits.max_num_seqs, num_tokens)
+        num_reqs = min(num_reqs, limits.max_num_seqs, num_tokens // shortest)
         lens, left = list[int](), num_tokens
         for others in reversed(range(num_reqs)):
-            lens.append(min(left - others, limits.max_model_len - 1))
+            lens.append(min(left - others * shortest, limits.max_model_len - 1))
             left -= lens[-1]
         context_lens = [min(context_len, limits.max_model_len - 1 - lens[0]), *[0] * (num_reqs - 1)]
         self.reset()
@@ -196,13 +270,14 @@ class ModelRunner:
                 step_id=0,
                 request_ids=list(range(num_reqs)),
                 num_scheduled_tokens=np.array(lens, dtype=np.int64),
+                num_draft_tokens=np.full(num_reqs, num_draft_tokens, dtype=np.int64),
                 num_new_blocks=np.zeros(num_reqs, dtype=np.int64),
                 new_block_ids=np.empty(0, dtype=np.int32),
                 new_requests=[
                     NewRequest(
                         request_id=index,
-                        token_ids=np.zeros(context + length, dtype=np.int32),
-                        num_prompt_tokens=context + length,
+                        token_ids=np.zeros(context + length - num_draft_tokens, dtype=np.int32),
+                        num_prompt_tokens=context + length - num_draft_tokens,
                         num_computed_tokens=context,
                         block_ids=np.zeros(-(-(context + length) // limits.block_size), dtype=np.int32),
                         sampling=sampling,

@@ -2,12 +2,15 @@
 
 All that steps compute with lives on the device, in columns indexed by row: sampling writes the next token there and
 step inputs are gathered from there, so the next step needs nothing from the host. How many tokens a row has, and how
-many of them are computed, the host knows without seeing a token: every step says how many it computes, and every
-sampling adds one. It uses its counts to check what the scheduler sends, and for nothing else.
+many of them are computed, the host knows without seeing a token, as long as nothing is drafted: every step says how
+many it computes, and every sampling adds one. A step with drafts counts as if all were accepted until its result is
+there: the host's counts are upper bounds then. It uses them to check what the scheduler sends; what must be exact is
+decided on the device.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.sampling_state import SamplingState, column_values
-from pagewire.services.executor.step import NewRequest, ProtocolError
+from pagewire.services.executor.step import DraftedStep, InvalidStep, NewRequest
 from pagewire.services.executor.upload import upload
 
 
@@ -38,8 +41,13 @@ class RequestState:
         # int32 [max_num_seqs, max_model_len]
         self.token_ids: Tensor = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         self.columns = RowColumns(max_num_seqs, device)
-        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], known, with those on the device only
-        self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs]
+        # [max_num_seqs], known, with those on the device only; upper bounds while drafts are in flight
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], likewise
+        self.yields_vector = np.zeros(max_num_seqs, dtype=bool)  # [max_num_seqs]
+        self.num_vectors = 0  # requests that yield one
+        self._admissions = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], requests that a row has had
+        self._drafted: deque[DraftedStep] = deque()  # in flight, or their results not yet counted
         self.sampling = SamplingState(max_num_seqs, vocab_size, eos_token_ids)
         self._row_of: dict[int, int] = {}  # request_id -> row
         self.reset()
@@ -49,23 +57,25 @@ class RequestState:
         for row in self._row_of.values():
             self.sampling.clear(row)
         self._row_of.clear()
+        self._drafted.clear()
+        self.num_vectors = 0
         self._free_rows = list(range(self._max_num_seqs - 1, -1, -1))  # the lowest row is taken first
 
     def __len__(self) -> int:
         return len(self._row_of)
 
     def rows(self, request_ids: Sequence[int]) -> np.ndarray:
-        """batch index -> row, int64 [n]. Raises ProtocolError naming an unknown or repeated request."""
+        """batch index -> row, int64 [n]. Raises InvalidStep naming an unknown or repeated request."""
         try:
             rows = [self._row_of[request_id] for request_id in request_ids]
         except KeyError as error:
-            raise ProtocolError(f"unknown request {error.args[0]}: it has no row here") from None
+            raise InvalidStep(f"unknown request {error.args[0]}: it has no row here") from None
         if len(set(rows)) != len(rows):
-            raise ProtocolError("a request is scheduled twice in one step")
+            raise InvalidStep("a request is scheduled twice in one step")
         return np.array(rows, dtype=np.int64)
 
     def add(self, requests: Sequence[NewRequest]) -> np.ndarray:
-        """Fills a row for each; returns them, int64 [n]. Raises ProtocolError."""
+        """Fills a row for each; returns them, int64 [n]. Raises InvalidStep."""
         rows = np.array([self._take_row(request) for request in requests], dtype=np.int64)
         self.columns.fill(rows, [self._column_values(request) for request in requests])
         lengths = [len(request.token_ids) for request in requests]
@@ -81,6 +91,9 @@ class RequestState:
         self._row_of[request.request_id] = row
         self.num_tokens[row] = len(request.token_ids)
         self.num_computed_tokens[row] = request.num_computed_tokens
+        self.yields_vector[row] = request.yields_vector
+        self.num_vectors += request.yields_vector
+        self._admissions[row] += 1
         self.sampling.fill(row, request.sampling, request.num_prompt_tokens)
         return row
 
@@ -95,30 +108,75 @@ class RequestState:
     def _check(self, request: NewRequest) -> None:
         name, num_tokens = f"new request {request.request_id}", len(request.token_ids)
         if request.request_id in self._row_of:
-            raise ProtocolError(f"{name} already has a row")
+            raise InvalidStep(f"{name} already has a row")
         if not self._free_rows:
-            raise ProtocolError(f"{name} finds no free row: max_num_seqs is {len(self._row_of)}")
+            raise InvalidStep(f"{name} finds no free row: max_num_seqs is {len(self._row_of)}")
         if not 1 <= num_tokens <= self.max_model_len:
-            raise ProtocolError(f"{name} has {num_tokens} tokens; 1 to {self.max_model_len} are possible")
+            raise InvalidStep(f"{name} has {num_tokens} tokens; 1 to {self.max_model_len} are possible")
         if not 0 <= request.num_computed_tokens < num_tokens:
-            raise ProtocolError(f"{name} has {request.num_computed_tokens} of {num_tokens} tokens computed")
+            raise InvalidStep(f"{name} has {request.num_computed_tokens} of {num_tokens} tokens computed")
         if not 1 <= request.num_prompt_tokens <= num_tokens:
-            raise ProtocolError(f"{name} has {request.num_prompt_tokens} prompt tokens of {num_tokens}")
+            raise InvalidStep(f"{name} has {request.num_prompt_tokens} prompt tokens of {num_tokens}")
         # Recorded steps on a CPU look up rows of the embedding without asking again.
         lowest, highest = int(request.token_ids.min()), int(request.token_ids.max())
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
-            raise ProtocolError(f"{name} has token id {wrong}, outside the vocabulary of {self._vocab_size}")
+            raise InvalidStep(f"{name} has token id {wrong}, outside the vocabulary of {self._vocab_size}")
 
     def remove(self, request_id: int) -> None:
-        """Frees the request's row. Raises ProtocolError."""
+        """Frees the request's row. Raises InvalidStep."""
         row = self._row_of.pop(request_id, None)
         if row is None:
-            raise ProtocolError(f"unknown request {request_id} cannot finish: it has no row here")
+            raise InvalidStep(f"unknown request {request_id} cannot finish: it has no row here")
         self.sampling.clear(row)
+        self.num_vectors -= int(self.yields_vector[row])
         self._free_rows.append(row)
 
-    def advance(self, rows: np.ndarray, num_scheduled_tokens: np.ndarray, sampled_rows: np.ndarray) -> None:
-        """The step is launched: its tokens count as computed, and each sampled row as one token longer."""
+    def advance(
+        self,
+        rows: np.ndarray,
+        num_scheduled_tokens: np.ndarray,
+        sampled_rows: np.ndarray,
+        num_samples: np.ndarray | None = None,
+    ) -> DraftedStep | None:
+        """The step is launched: its tokens count as computed, and each sampled row as one token longer.
+
+        num_samples int64 [R]: with drafts, by so many tokens at most. What each has gained is to be set in the
+        DraftedStep.
+        """
         self.num_computed_tokens[rows] += num_scheduled_tokens
-        self.num_tokens[sampled_rows] += 1
+        if num_samples is None:
+            self.num_tokens[sampled_rows] += 1
+            return None
+        self.num_tokens[sampled_rows] += num_samples
+        drafted = DraftedStep(sampled_rows, self._admissions[sampled_rows], num_samples)
+        self._drafted.append(drafted)
+        return drafted
+
+    def settle(self) -> None:
+        """Takes back the drafts that were refused in steps whose results have come."""
+        while self._drafted and (num_gained := self._drafted[0].num_gained) is not None:
+            drafted = self._drafted.popleft()
+            rows, num_refused = self._same_requests(drafted, drafted.num_samples - num_gained)
+            self.num_tokens[rows] -= num_refused
+            self.num_computed_tokens[rows] -= num_refused
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the host's counts are."""
+        return not self._drafted
+
+    def least_num_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """int64 [n]: what each row's num_tokens is if every draft in flight is refused."""
+        if not self._drafted:
+            return self.num_tokens[rows]
+        least = self.num_tokens.copy()
+        for drafted in self._drafted:
+            drafted_rows, num_drafts = self._same_requests(drafted, drafted.num_samples - 1)
+            least[drafted_rows] -= num_drafts
+        return least[rows]
+
+    def _same_requests(self, drafted: DraftedStep, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that have not gone to another request since, and their counts."""
+        is_same = self._admissions[drafted.rows] == drafted.admissions
+        return drafted.rows[is_same], counts[is_same]

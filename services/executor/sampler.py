@@ -23,6 +23,7 @@ class LogitBias:
     batch_indices: Tensor  # int64 [N]
     token_ids: Tensor  # int64 [N]
     values: Tensor  # fp32 [N]
+    min_lens: Tensor | None = None  # int64 [N]: only while a sequence is shorter; None = the host has decided
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Penalties:
 
     batch_indices: Tensor  # int32 [P]
     rows: Tensor  # int32 [P]
+    offsets: Tensor | None = None  # int32 [P], drafted tokens that count as known; None = none
 
 
 @dataclass(frozen=True)
@@ -62,30 +64,45 @@ class SampledTokens:
     token_ids: Tensor  # int64 [S]
     logprobs: LogprobsTensors | None
 
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names of `HostTokens`."""
+        tensors = {"token_ids": self.token_ids}
+        if self.logprobs is not None:
+            tensors["logprob_token_ids"] = self.logprobs.token_ids
+            tensors["logprobs"] = self.logprobs.logprobs
+            tensors["ranks"] = self.logprobs.ranks
+        return tensors
+
 
 def sample(
-    logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, extras: SamplingExtras
+    logits: Tensor,
+    rows: Tensor,
+    columns: RowColumns,
+    token_ids: Tensor,
+    extras: SamplingExtras,
+    offsets: Tensor | None = None,
 ) -> SampledTokens:
-    """One token per position, appended to its row.
+    """One token per position, appended to its row unless there are offsets.
 
-    logits [S, vocab_size], not changed; rows int32 [S]; token_ids int32 [max_num_seqs, max_model_len].
+    logits [S, vocab_size], not changed; rows int32 [S]; token_ids int32 [max_num_seqs, max_model_len]; offsets int32
+    [S], drafted tokens before each position.
     """
     adjusted = logits
     if extras.bias is not None or extras.penalties is not None:
         adjusted = logits.to(torch.float32, copy=True)
     if extras.bias is not None:
-        # Ids named twice add up.
-        bias = extras.bias
-        adjusted.index_put_((bias.batch_indices, bias.token_ids), bias.values, accumulate=True)
+        add_bias(adjusted, extras.bias, rows, columns, offsets)
     if extras.penalties is not None:
         apply_penalties(adjusted, extras.penalties, columns, token_ids)
-    sampled = sample_tokens(adjusted, rows, columns, token_ids)
+    sampled = sample_tokens(adjusted, rows, columns, token_ids, offsets)
     logprobs = None if extras.logprobs is None else gather_logprobs(logits, sampled, extras.logprobs)
     return SampledTokens(sampled, logprobs)
 
 
-def sample_tokens(logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor) -> Tensor:
-    """Token ids int64 [S] by temperature, top-k, top-p and min-p of each row; appended to the rows."""
+def sample_tokens(
+    logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None = None
+) -> Tensor:
+    """Token ids int64 [S] by temperature, top-k, top-p and min-p of each row; appended unless there are offsets."""
     return ops.sample_tokens(
         logits,
         rows,
@@ -96,7 +113,20 @@ def sample_tokens(logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: 
         columns.seed,
         token_ids,
         columns.num_tokens,
+        offsets,
     )
+
+
+def add_bias(logits: Tensor, bias: LogitBias, rows: Tensor, columns: RowColumns, offsets: Tensor | None) -> None:
+    """In place, on fp32 logits [S, vocab_size]."""
+    values = bias.values
+    if bias.min_lens is not None:
+        lens = columns.num_tokens.index_select(0, rows)
+        if offsets is not None:
+            lens += offsets
+        values = values.where(lens[bias.batch_indices] < bias.min_lens, 0.0)
+    # Ids named twice add up.
+    logits.index_put_((bias.batch_indices, bias.token_ids), values, accumulate=True)
 
 
 def apply_penalties(logits: Tensor, penalties: Penalties, columns: RowColumns, token_ids: Tensor) -> None:
@@ -111,6 +141,7 @@ def apply_penalties(logits: Tensor, penalties: Penalties, columns: RowColumns, t
         columns.repetition_penalty,
         columns.presence_penalty,
         columns.frequency_penalty,
+        penalties.offsets,
     )
 
 

@@ -9,11 +9,12 @@ import torch
 
 from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.sampler import LogitBias, LogprobsSelection, Penalties, SamplingExtras
-from pagewire.services.executor.step import ProtocolError
+from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams
 
 _NO_LOGPROBS = -1
+_ANY_LEN = np.iinfo(np.int64).max
 _COLUMNS = [(parameter.name, parameter.column) for parameter in PARAMETERS if parameter.column is not None]
 
 
@@ -37,7 +38,7 @@ class SamplingState:
         self._with_extras: set[int] = set()  # rows that want any of it; mostly there is none to look for
 
     def fill(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Raises ProtocolError for token ids outside the vocabulary."""
+        """Raises InvalidStep for token ids outside the vocabulary."""
         self.clear(row)
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         self._is_penalized[row] = penalties != (1, 0, 0)
@@ -56,7 +57,7 @@ class SamplingState:
     def _token_ids(self, ids: Sequence[int]) -> np.ndarray:
         token_ids = np.array(ids, dtype=np.int64)
         if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
-            raise ProtocolError(
+            raise InvalidStep(
                 f"a logit_bias or stop token id is outside the vocabulary of {self._vocab_size} tokens: {list(ids)}"
             )
         return token_ids
@@ -75,17 +76,31 @@ class SamplingState:
         wanted = self._num_logprobs[rows]
         return [(int(index), int(wanted[index])) for index in np.flatnonzero(wanted != _NO_LOGPROBS)]
 
-    def prepare(self, rows: np.ndarray, num_tokens: np.ndarray, device: torch.device) -> SamplingExtras | None:
-        """For rows [S] that are sampled in this step, with num_tokens [S] tokens so far; None = nothing extra."""
+    def prepare(
+        self,
+        rows: np.ndarray,
+        num_tokens: np.ndarray,
+        device: torch.device,
+        *,
+        is_exact: bool = True,
+        offsets: np.ndarray | None = None,
+    ) -> SamplingExtras | None:
+        """For the rows [S] of the positions that are sampled in this step; None = nothing extra.
+
+        num_tokens [S]: of the sequence before each, or, if not is_exact, at least so many: what depends on it is then
+        decided on the device. offsets int64 [S]: how many of them are drafts.
+        """
         if not self._with_extras:
             return None
         arrays: dict[str, np.ndarray] = {}
         if self._bias or self._end_token_ids:
-            self._stage_bias(arrays, rows, num_tokens)
+            self._stage_bias(arrays, rows, num_tokens, is_exact)
         penalized = np.flatnonzero(self._is_penalized[rows])
         if len(penalized):
             arrays["penalties.batch_indices"] = penalized.astype(np.int32)
             arrays["penalties.rows"] = rows[penalized].astype(np.int32)
+            if offsets is not None:
+                arrays["penalties.offsets"] = offsets[penalized].astype(np.int32)
         with_logprobs = np.flatnonzero(self._num_logprobs[rows] != _NO_LOGPROBS)
         if not arrays and not len(with_logprobs):
             return None
@@ -94,31 +109,44 @@ class SamplingState:
         tensors = upload(device, arrays)
         bias, penalties, logprobs = None, None, None
         if "bias.values" in tensors:
-            bias = LogitBias(tensors["bias.batch_indices"], tensors["bias.token_ids"], tensors["bias.values"])
+            bias = LogitBias(
+                tensors["bias.batch_indices"],
+                tensors["bias.token_ids"],
+                tensors["bias.values"],
+                tensors.get("bias.min_lens"),
+            )
         if len(penalized):
-            penalties = Penalties(tensors["penalties.batch_indices"], tensors["penalties.rows"])
+            penalties = Penalties(
+                tensors["penalties.batch_indices"], tensors["penalties.rows"], tensors.get("penalties.offsets")
+            )
         if len(with_logprobs):
             num_top = int(self._num_logprobs[rows[with_logprobs]].max())
             logprobs = LogprobsSelection(tensors.get("logprobs.batch_indices"), num_top)
         return SamplingExtras(bias, penalties, logprobs)
 
-    def _stage_bias(self, arrays: dict[str, np.ndarray], rows: np.ndarray, num_tokens: np.ndarray) -> None:
+    def _stage_bias(
+        self, arrays: dict[str, np.ndarray], rows: np.ndarray, num_tokens: np.ndarray, is_exact: bool
+    ) -> None:
         indices: list[np.ndarray] = []
         token_ids: list[np.ndarray] = []
         values: list[np.ndarray] = []
+        min_lens: list[np.ndarray] = []
 
-        def add(index: int, ids: np.ndarray, addends: np.ndarray) -> None:
+        def add(index: int, ids: np.ndarray, addends: np.ndarray, min_len: int = _ANY_LEN) -> None:
             indices.append(np.full(len(ids), index, dtype=np.int64))
             token_ids.append(ids)
             values.append(addends)
+            min_lens.append(np.full(len(ids), min_len, dtype=np.int64))
 
         for index, row in enumerate(rows.tolist()):
             if row in self._bias:
                 add(index, *self._bias[row])
             if num_tokens[index] < self._min_len[row]:
                 ids = self._end_token_ids[row]
-                add(index, ids, np.full(len(ids), -np.inf, dtype=np.float32))
+                add(index, ids, np.full(len(ids), -np.inf, dtype=np.float32), int(self._min_len[row]))
         if indices:
             arrays["bias.batch_indices"] = np.concatenate(indices)
             arrays["bias.token_ids"] = np.concatenate(token_ids)
             arrays["bias.values"] = np.concatenate(values)
+            if not is_exact:
+                arrays["bias.min_lens"] = np.concatenate(min_lens)

@@ -11,7 +11,7 @@ import grpc
 from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
 from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.services.executor.step import ProtocolError
+from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.worker import DeviceError, Session, Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
@@ -66,7 +66,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             yield executor_pb2.StepResult()  # the stream is open
             while (result := await results.get()) is not None:
-                if isinstance(result, ProtocolError | DeviceError):
+                if isinstance(result, InvalidStep | DeviceError):
                     raise RpcError(grpc.StatusCode.INTERNAL, str(result))
                 if isinstance(result, Exception):
                     raise result

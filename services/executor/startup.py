@@ -54,6 +54,7 @@ class ExecutorInfo:
     dtype: str
     weight_bytes: int
     kv_cache_bytes: int
+    max_draft_tokens: int = 0
 
 
 def resolve_device(name: str) -> torch.device:
@@ -316,4 +317,5 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         dtype=str(model.config.dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=runner.num_blocks * kv_cache.block_bytes(model, limits.block_size),
+        max_draft_tokens=runner.max_draft_tokens,
     )

@@ -46,10 +46,11 @@ CPU_BACKEND = Gauge(
 
 
 def step_kind(step: Step) -> str:
-    """decode: one token per request; prefill: more for each; mixed; empty: only rows were freed."""
+    """decode: one known token per request; prefill: more for each; mixed; empty: only rows were freed."""
     if not step.request_ids:
         return "empty"
-    is_single = step.num_scheduled_tokens == 1
+    num_drafts = 0 if step.num_draft_tokens is None else step.num_draft_tokens
+    is_single = step.num_scheduled_tokens - num_drafts == 1
     if is_single.all():
         return "decode"
     return "mixed" if is_single.any() else "prefill"

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from pagewire.services.executor.sampler import LogprobsTensors, SampledTokens
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Most alternatives that a request may ask log probabilities of.
 MAX_LOGPROBS = 20
 
 
-class ProtocolError(ValueError):
+class InvalidStep(ValueError):
     """A step that contradicts what the executor was told before; the scheduler has to start a new stream."""
 
 
@@ -28,6 +27,7 @@ class NewRequest:
     block_ids: np.ndarray  # int32 [n]
     sampling: SamplingParams  # with defaults
     traceparent: str = ""
+    yields_vector: bool = False  # the last hidden state of its tokens, instead of more tokens
 
 
 @dataclass(frozen=True)
@@ -41,40 +41,77 @@ class Step:
     new_block_ids: np.ndarray  # int32 [sum(num_new_blocks)]
     finished_request_ids: Sequence[int] = ()
     new_requests: Sequence[NewRequest] = ()
+    num_draft_tokens: np.ndarray | None = None  # int64 [n], of num_scheduled_tokens; None = none
 
 
 @dataclass(frozen=True)
 class HostTokens:
-    """What a step sampled, on the host."""
+    """What a step yielded, on the host.
 
-    token_ids: np.ndarray  # int64 [S]
+    The L lines of log probabilities are those of the tokens of all requests that want them, one after the other.
+    """
+
+    num_tokens: np.ndarray  # int64 [R], tokens that each sampled request gained
+    token_ids: np.ndarray  # int64 [sum(num_tokens)]
     logprob_token_ids: np.ndarray | None = None  # int64 [L, 1 + num_top]
     logprobs: np.ndarray | None = None  # fp32 [L, 1 + num_top]
     ranks: np.ndarray | None = None  # int64 [L]
+    vectors: np.ndarray | None = None  # fp32 [V, hidden_size]
+
+
+@dataclass
+class DraftedStep:
+    """A step with drafts, of which only its result tells how many tokens each request gained."""
+
+    rows: np.ndarray  # int64 [R], of the requests that were sampled
+    admissions: np.ndarray  # int64 [R], how many requests the row had had by then: is it still the same?
+    num_samples: np.ndarray  # int64 [R], drafts + 1
+    num_gained: np.ndarray | None = None  # int64 [R], 1 to num_samples; set on the thread that waits for the result
 
 
 @dataclass(frozen=True)
 class StepOutput:
     """A step that was launched. Its tokens may still be on their way: `wait()` for them, on any thread.
 
-    `logprobs_of[i]` = (index into request_ids, alternatives wanted) for row i of the logprobs columns.
+    `logprobs_of` = (index into request_ids, alternatives wanted) of the requests that want log probabilities.
     """
 
     step_id: int
-    request_ids: list[int]  # [S], those sampled
+    request_ids: list[int]  # [R + V], those sampled, then those that yield a vector
     logprobs_of: list[tuple[int, int]]
-    num_tokens: int
-    pending: PendingTokens | None
+    num_tokens: int  # computed
+    pending: PendingResults | None
+    drafted: DraftedStep | None = None
 
     def wait(self) -> HostTokens:
-        if self.pending is None:
-            return HostTokens(np.empty(0, dtype=np.int64))
-        return self.pending.wait()
+        results = {} if self.pending is None else self.pending.wait()
+        vectors = results.pop("vectors", None)
+        if "token_ids" not in results:
+            nothing = np.empty(0, dtype=np.int64)
+            return HostTokens(nothing, nothing, vectors=vectors)
+        if self.drafted is None:
+            num_gained = np.ones(len(results["token_ids"]), dtype=np.int64)
+        else:
+            num_gained = results.pop("num_gained")
+            results = self._gained(results, self.drafted.num_samples, num_gained)
+            self.drafted.num_gained = num_gained
+        return HostTokens(num_gained, vectors=vectors, **results)
+
+    def _gained(
+        self, results: dict[str, np.ndarray], num_samples: np.ndarray, num_gained: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Of what was sampled at num_samples [R] positions of each request, what is of its first num_gained [R]."""
+        request = np.repeat(np.arange(len(num_samples)), num_samples)  # position -> index of its request
+        is_gained = np.arange(len(request)) < (num_samples.cumsum() - num_samples + num_gained)[request]
+        has_line = np.isin(request, [index for index, _ in self.logprobs_of])
+        return {
+            name: values[is_gained if name == "token_ids" else is_gained[has_line]] for name, values in results.items()
+        }
 
 
 @dataclass
-class PendingTokens:
-    """Sampled tokens on their way to the host.
+class PendingResults:
+    """Results of a step on their way to the host.
 
     On CUDA a stream of their own carries them to pinned memory, behind the step and beside the next one.
     """
@@ -82,15 +119,10 @@ class PendingTokens:
     _host: dict[str, torch.Tensor]
     _copied: torch.cuda.Event | None
     # Device memory must outlive the copy that reads it.
-    _device: SampledTokens | None = field(repr=False)
+    _device: dict[str, torch.Tensor] | None = field(repr=False)
 
     @classmethod
-    def fetch(cls, sampled: SampledTokens, copy_stream: torch.cuda.Stream | None) -> PendingTokens:
-        tensors = {"token_ids": sampled.token_ids}
-        if isinstance(sampled.logprobs, LogprobsTensors):
-            tensors["logprob_token_ids"] = sampled.logprobs.token_ids
-            tensors["logprobs"] = sampled.logprobs.logprobs
-            tensors["ranks"] = sampled.logprobs.ranks
+    def fetch(cls, tensors: dict[str, torch.Tensor], copy_stream: torch.cuda.Stream | None) -> PendingResults:
         if copy_stream is None:
             return cls(tensors, None, None)
         copy_stream.wait_stream(torch.cuda.current_stream())
@@ -103,10 +135,10 @@ class PendingTokens:
             # A blocking event sleeps in synchronize() where the default one would spin.
             copied = torch.cuda.Event(blocking=True)
             copied.record(copy_stream)
-        return cls(host, copied, sampled)
+        return cls(host, copied, tensors)
 
-    def wait(self) -> HostTokens:
+    def wait(self) -> dict[str, np.ndarray]:
         if self._copied is not None:
             self._copied.synchronize()
             self._device = None
-        return HostTokens(**{name: tensor.numpy() for name, tensor in self._host.items()})
+        return {name: tensor.numpy() for name, tensor in self._host.items()}

@@ -6,6 +6,7 @@ from itertools import count, takewhile
 
 import torch
 
+from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory_profile import COSTLY_SAMPLING
 from pagewire.services.executor.model_runner import Limits, ModelRunner
 
@@ -16,12 +17,18 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
         runner.dummy_run(2, 32)
         runner.dummy_run(2, 2)
         runner.dummy_run(1, 1)  # a lone request finds its steps recorded
+        if runner.max_draft_tokens:
+            runner.uniform_run(BatchShape.uniform(1, 1 + runner.max_draft_tokens))
         return
     for num_reqs, num_tokens in warm_up_steps(runner.limits):
         runner.dummy_run(num_reqs, num_tokens)
     # The sampler's first pass has two tile sizes, for few and for many rows.
     for num_reqs in (1, runner.limits.max_num_seqs):
         runner.dummy_run(num_reqs, num_reqs, sampling=COSTLY_SAMPLING)
+        if runner.max_draft_tokens:
+            drafted = BatchShape.uniform(num_reqs, 1 + runner.max_draft_tokens)
+            runner.uniform_run(drafted)
+            runner.uniform_run(drafted, sampling=COSTLY_SAMPLING)
 
 
 def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ import torch
 from pagewire.services.executor import convert, stats
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.services.executor.step import ProtocolError, Step, StepOutput
+from pagewire.services.executor.step import InvalidStep, Step, StepOutput
 from pagewire.v1 import executor_pb2
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class Worker:
     def _execute_or_end(self, runner: ModelRunner, item: _Submitted) -> None:
         try:
             self._hand_over(self._execute(runner, item.session, item.step, item.received_ns))
-        except ProtocolError as error:
+        except InvalidStep as error:
             logger.error("step %d breaks the protocol: %s", item.step.step_id, error)
             self._end_session(None, str(error))
             runner.reset()
@@ -204,7 +204,7 @@ class Worker:
 
     def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
         if step.step_id != session.last_step_id + 1:
-            raise ProtocolError(f"step {step.step_id} follows step {session.last_step_id}")
+            raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
         clock = Clock(self._on_cuda, received_ns)
         output = runner.execute(step, clock.launching)

@@ -1,18 +1,15 @@
 """Messages to values and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.news import News
 from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.step import NewRequest, ScheduledStep, StepClock, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
-
-# Tokens and alternatives to them, at up to 16 bytes each: well below rpc.MAX_MESSAGE_BYTES.
-MAX_TOKENS_PER_MESSAGE = 500_000
 
 
 def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
@@ -39,63 +36,48 @@ def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
     )
 
 
-def from_news(news: News) -> scheduler_pb2.SchedulerServiceGenerateResponse:
-    """News without an error."""
+def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerateResponse:
+    """An output without an error."""
     return scheduler_pb2.SchedulerServiceGenerateResponse(
-        token_ids=news.token_ids,
-        logprobs=_join(news.logprobs) if news.logprobs else None,
-        finish_reason=_finish_reason(news),
-        stop_token_id=news.stop_token_id,
+        token_ids=output.token_ids,
+        logprobs=_join(output.logprobs) if output.logprobs else None,
+        finish_reason=_finish_reason(output),
+        stop_token_id=output.stop_token_id,
         usage=common_pb2.Usage(
-            prompt_tokens=news.num_prompt_tokens,
-            completion_tokens=news.num_output_tokens,
-            cached_tokens=news.num_cached_tokens,
+            prompt_tokens=output.num_prompt_tokens,
+            completion_tokens=output.num_output_tokens,
+            cached_tokens=output.num_cached_tokens,
         ),
-        vector=news.vector,
+        vector=output.vector,
     )
 
 
-def split_news(news_by_id: Mapping[int, News]) -> Iterator[dict[int, News]]:
-    """The news in parts of bounded size, for a message each: much may have gathered for a neighbour that was slow."""
-    part: dict[int, News] = {}
-    size = 0
-    for request_id, news in news_by_id.items():
-        news_size = len(news.token_ids) + sum(len(logprobs.token_ids) for logprobs in news.logprobs or ())
-        if part and size + news_size > MAX_TOKENS_PER_MESSAGE:
-            yield part
-            part, size = {}, 0
-        part[request_id] = news
-        size += news_size
-    if part:
-        yield part
-
-
-def from_all_news(news_by_id: Mapping[int, News]) -> scheduler_pb2.SchedulerServiceConnectResponse:
-    """The news of a neighbour's requests, as columns."""
-    all_news = news_by_id.values()
+def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_pb2.SchedulerServiceConnectResponse:
+    """The outputs of a tokenizer's requests, as columns."""
+    outputs = outputs_by_id.values()
     response = scheduler_pb2.SchedulerServiceConnectResponse(
-        request_ids=news_by_id,
-        num_tokens=[len(news.token_ids) for news in all_news],
-        token_ids=[token_id for news in all_news for token_id in news.token_ids],
-        finish_reasons=[_finish_reason(news) for news in all_news],
-        cached_tokens=[news.num_cached_tokens for news in all_news],
+        request_ids=outputs_by_id,
+        num_tokens=[len(output.token_ids) for output in outputs],
+        token_ids=[token_id for output in outputs for token_id in output.token_ids],
+        finish_reasons=[_finish_reason(output) for output in outputs],
+        cached_tokens=[output.num_cached_tokens for output in outputs],
     )
-    for i, news in enumerate(all_news):
-        if news.logprobs:
-            response.logprobs[i].CopyFrom(_join(news.logprobs))
-        if news.finish_reason is None:
+    for i, output in enumerate(outputs):
+        if output.logprobs:
+            response.logprobs[i].CopyFrom(_join(output.logprobs))
+        if output.finish_reason is None:
             continue
-        if news.stop_token_id is not None:
-            response.stop_token_ids[i] = news.stop_token_id
-        if news.vector is not None:
-            response.vectors[i].CopyFrom(news.vector)
-        if news.error is not None:
-            response.errors[i].CopyFrom(news.error.to_message())
+        if output.stop_token_id is not None:
+            response.stop_token_ids[i] = output.stop_token_id
+        if output.vector is not None:
+            response.vectors[i].CopyFrom(output.vector)
+        if output.error is not None:
+            response.errors[i].CopyFrom(output.error.to_message())
     return response
 
 
-def _finish_reason(news: News) -> common_pb2.FinishReason:
-    return news.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED  # type: ignore[return-value]
+def _finish_reason(output: RequestOutput) -> common_pb2.FinishReason:
+    return output.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED  # type: ignore[return-value]
 
 
 def first_logprobs(logprobs: common_pb2.Logprobs, num_tokens: int) -> common_pb2.Logprobs:

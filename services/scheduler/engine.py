@@ -17,11 +17,11 @@ from pagewire.rpc import RpcError
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.news import News, NewsBox
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request, too_long
+from pagewire.services.scheduler.request_output import RequestOutbox, RequestOutput
 from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
@@ -35,7 +35,7 @@ class LiveRequest:
     """A request and the client that waits for it."""
 
     request: Request
-    outbox: NewsBox
+    outbox: RequestOutbox
     number: int  # the client's own for it
     external_id: str
     traceparent: str
@@ -81,12 +81,12 @@ class Engine:
     def submit(
         self,
         message: scheduler_pb2.TokenRequest,
-        outbox: NewsBox,
+        outbox: RequestOutbox,
         number: int,
         traceparent: str = "",
         max_unread: int | None = None,
     ) -> LiveRequest:
-        """Takes a request in; its news goes to the outbox under `number`. traceparent is used if the message has none.
+        """Takes a request in; its outputs go to the outbox under `number`. traceparent is used if the message has none.
         With more than max_unread tokens in the outbox it ends with RESOURCE_EXHAUSTED.
 
         Raises:
@@ -303,7 +303,7 @@ class Engine:
             "check --executor-address",
         )
 
-    # -- news --------------------------------------------------------------------------------------------------------
+    # -- outputs -----------------------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
         """Tells of the latest result, unless that is done. Whoever ends requests calls it first: their last tokens are
@@ -321,15 +321,15 @@ class Engine:
             if live.first_token_time is None and live.first_step_time is not None:
                 live.first_token_time = now
                 stats.PREFILL_TIME.observe(now - live.first_step_time)
-            news = _news(request, outputs.token_ids[start:end])
+            output = _output_of(request, outputs.token_ids[start:end])
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
-                news.logprobs = [convert.first_logprobs(logprobs, num_tokens)]
+                output.logprobs = [convert.first_logprobs(logprobs, num_tokens)]
             if outputs.vectors:
-                news.vector = outputs.vectors.get(i)
-            if news.finish_reason is not None:
+                output.vector = outputs.vectors.get(i)
+            if output.is_last:
                 self._close(live)
-            pending = live.outbox.put(live.number, news)
-            if live.max_unread is not None and news.finish_reason is None and len(pending.token_ids) > live.max_unread:
+            pending = live.outbox.put(live.number, output)
+            if live.max_unread is not None and not output.is_last and len(pending.token_ids) > live.max_unread:
                 self._end_unread(live)
 
     def _end_unread(self, live: LiveRequest) -> None:
@@ -340,10 +340,10 @@ class Engine:
 
     def _end(self, live: LiveRequest, error: RpcError | None = None) -> None:
         """Tells a client that its request, which the scheduler has let go, is over."""
-        news = _news(live.request, [])
-        news.error = error
+        output = _output_of(live.request, [])
+        output.error = error
         self._close(live, error)
-        live.outbox.put(live.number, news)
+        live.outbox.put(live.number, output)
 
     def _close(self, live: LiveRequest, error: RpcError | None = None) -> None:
         request = live.request
@@ -371,8 +371,8 @@ class Engine:
             live.span.end(attributes, error=error.message if error else None)
 
 
-def _news(request: Request, token_ids: list[int]) -> News:
-    return News(
+def _output_of(request: Request, token_ids: list[int]) -> RequestOutput:
+    return RequestOutput(
         token_ids,
         request.num_prompt_tokens,
         request.num_output_tokens,

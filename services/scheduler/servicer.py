@@ -1,6 +1,5 @@
 """The public token-level contract: parse, call the engine, convert."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -8,8 +7,8 @@ import grpc
 from pagewire import rpc
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.engine import Engine
-from pagewire.services.scheduler.neighbour import Neighbour
-from pagewire.services.scheduler.news import MAX_UNREAD, new_outbox
+from pagewire.services.scheduler.request_output import MAX_UNREAD, new_outbox
+from pagewire.services.scheduler.tokenizer_session import TokenizerSession
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 
@@ -23,12 +22,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         outbox = new_outbox()
         live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context), MAX_UNREAD)
         try:
-            async for news_by_number in outbox:
-                news = news_by_number[0]
-                if news.error is not None:
-                    raise news.error
-                yield convert.from_news(news)
-                if news.finish_reason is not None:
+            async for outputs in outbox:
+                output = outputs[0]
+                if output.error is not None:
+                    raise output.error
+                yield convert.from_output(output)
+                if output.finish_reason is not None:
                     return
         finally:
             self._engine.abort(live)
@@ -54,20 +53,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_executors=len(replicas),
         )
 
-    async def Connect(
+    def Connect(
         self,
         request_iterator: AsyncIterator[scheduler_pb2.SchedulerServiceConnectRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceConnectResponse]:
-        info = await self._engine.wait_for_model()
-        yield scheduler_pb2.SchedulerServiceConnectResponse(hello=convert.from_info(info))
-        neighbour = Neighbour(self._engine)
-        reader = asyncio.create_task(neighbour.read(request_iterator), name="neighbour-reader")
-        try:
-            async for response in neighbour.responses():
-                yield response
-            # No more responses because the neighbour said its last word, or because it said something wrong.
-            await reader
-        finally:
-            neighbour.close()
-            await rpc.cancel([reader])
+        return TokenizerSession(self._engine).responses(request_iterator)

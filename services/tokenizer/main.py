@@ -110,5 +110,5 @@ async def report_availability(link: SchedulerLink, server: rpc.Server) -> None:
     """Ready while requests can be served: not before the model is known, nor after the scheduler was given up."""
     while True:
         changed = link.changed
-        await server.set_serving(link.available)
+        await server.set_serving(link.is_available)
         await changed.wait()

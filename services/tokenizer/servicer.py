@@ -1,17 +1,15 @@
 """The public text-level contract: parse, call, convert."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 
 import grpc
 
 from pagewire import rpc
-from pagewire.services.tokenizer.client_requests import ClientRequests
-from pagewire.services.tokenizer.delivery import Delta
-from pagewire.services.tokenizer.gateway_session import GatewaySession
+from pagewire.services.tokenizer.client_session import ClientSession
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
+from pagewire.services.tokenizer.text_output import TextDelta
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 _ONLY = 0  # the number of a unary call's request
@@ -27,32 +25,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        requests = ClientRequests(self._generator)
-        # Also runs when the call is cancelled while a response is being written.
-        context.add_done_callback(lambda _: requests.abort_all())
-        requests.start(_ONLY, request, rpc.traceparent_of(context))
-        async for unread in requests.box:
-            news = unread[_ONLY].read()
-            if isinstance(news, rpc.RpcError):
-                raise news
-            response = news.response if isinstance(news, Delta) else news
-            yield response
-            if response.finish_reason:
-                return
-
-    async def Connect(
-        self, request_iterator: AsyncIterator[inference_pb2.ConnectRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[inference_pb2.ConnectResponse]:
-        session = GatewaySession(self._generator)
-        context.add_done_callback(lambda _: session.close())
-        reader = asyncio.create_task(session.read(request_iterator), name="gateway-reader")
+        request.traceparent = rpc.traceparent_of(context) or request.traceparent
+        session = ClientSession(self._generator)
+        session.start(_ONLY, request)
         try:
-            async for response in session.responses():
+            async for outputs in session.outbox:
+                output = outputs[_ONLY].read()
+                if isinstance(output, rpc.RpcError):
+                    raise output
+                response = output.response if isinstance(output, TextDelta) else output
                 yield response
-            await reader
+                if response.finish_reason:
+                    return
         finally:
             session.close()
-            await rpc.cancel([reader])
+
+    def Connect(
+        self, request_iterator: AsyncIterator[inference_pb2.ConnectRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.ConnectResponse]:
+        return ClientSession(self._generator).responses(request_iterator)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext

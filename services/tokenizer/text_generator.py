@@ -4,6 +4,7 @@ Knows no gRPC call: servicers hand in a request and a function that takes its re
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -13,12 +14,14 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
-from pagewire.services.tokenizer.generation import Deliver, Generation, OutputOptions, generate_span
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import invalid
-from pagewire.services.tokenizer.scheduler_link import SchedulerLink
+from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
+from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
+
+logger = logging.getLogger(__name__)
 
 # Each is looked for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
@@ -30,26 +33,27 @@ REPLAY_PIECE = 1000
 
 
 class LiveGeneration:
-    """A request that was started; abort() when nobody wants the rest."""
+    """A request, from its arrival to its end."""
 
-    def __init__(self, generation: Generation, link: SchedulerLink) -> None:
-        self._generation = generation
+    def __init__(self, link: SchedulerLink) -> None:
         self._link = link
-        self._request_id: int | None = None
+        self.starting: asyncio.Task[None] | None = None
+        self.stream: TextStream | None = None  # once its prompt is encoded
+        self._request: SubmittedRequest | None = None  # once it is submitted
 
-    @property
-    def finished(self) -> bool:
-        return self._generation.finished
-
-    def submit(self, request: scheduler_pb2.TokenRequest) -> None:
+    def submit(self, message: scheduler_pb2.TokenRequest, stream: TextStream) -> None:
         """Raises RpcError (UNAVAILABLE)."""
-        self._request_id = self._link.submit(request, self._generation)
+        self._request = SubmittedRequest(message, stream)
+        self._link.submit(self._request)
 
     def abort(self) -> None:
         """Ends it here and at the scheduler; nothing is delivered any more. Harmless after the end."""
-        self._generation.cancel()
-        if self._request_id is not None:
-            self._link.abort(self._request_id)
+        if self.starting is not None:
+            self.starting.cancel()
+        if self.stream is not None:
+            self.stream.cancel()
+        if self._request is not None:
+            self._link.abort(self._request)
 
 
 class TextGenerator:
@@ -62,9 +66,7 @@ class TextGenerator:
         self.served_model_names = served_model_names
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
-        self._num_starting = 0
-        self._none_starting = asyncio.Event()
-        self._none_starting.set()
+        self._starting: set[asyncio.Task[None]] = set()
         self._replaying = asyncio.Lock()
 
     @property
@@ -84,57 +86,54 @@ class TextGenerator:
     @property
     def num_starting(self) -> int:
         """Requests that the scheduler does not know yet: their prompts are being encoded."""
-        return self._num_starting
+        return len(self._starting)
 
     async def drained(self) -> None:
         """Returns when no prompt is being encoded and no request is live at the scheduler."""
-        while self._num_starting or self.link.num_live:
-            await self._none_starting.wait()
+        while self._starting or self.link.num_live:
+            if self._starting:
+                await asyncio.wait(self._starting)
             await self.link.drained()
 
-    async def start(
-        self, request: inference_pb2.GenerateRequest, deliver: Deliver, traceparent: str = ""
-    ) -> LiveGeneration:
-        """Its responses go to `deliver`, as soon as this runs; the last one has a finish_reason or is an RpcError.
+    def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
+        """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
+        live = LiveGeneration(self.link)
+        live.starting = asyncio.create_task(self._start(live, request, deliver))
+        self._starting.add(live.starting)
+        live.starting.add_done_callback(self._starting.discard)
+        return live
 
-        Raises RpcError for a request that cannot be served.
-        """
+    async def _start(self, live: LiveGeneration, request: inference_pb2.GenerateRequest, deliver: Deliver) -> None:
         arrived = time.monotonic()
-        span = generate_span(traceparent or request.traceparent)
-        self._count_starting(1)
+        span = generate_span(request.traceparent)
         try:
             options = output_options(request)
             self.check_model(request.model)
             prompt_token_ids = await self._encode(request, span)
             check_prompt(prompt_token_ids, request.resume_token_ids)
-            generation = Generation(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
-            live = LiveGeneration(generation, self.link)
-            generation.stop_upstream = live.abort
-            await self._replay(generation, request.resume_token_ids)
-            if not generation.finished:
-                live.submit(token_request(request, prompt_token_ids, span.traceparent))
-            return live
-        except BaseException as error:
-            span.end(error=str(error) or type(error).__name__)
+            stream = live.stream = TextStream(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
+            stream.stop_upstream = live.abort
+            await self._replay(stream, request.resume_token_ids)
+            if not stream.finished:
+                live.submit(token_request(request, prompt_token_ids, span.traceparent), stream)
+        except asyncio.CancelledError:
+            span.end(error="cancelled")
             raise
-        finally:
-            self._count_starting(-1)
+        except Exception as error:
+            span.end(error=str(error) or type(error).__name__)
+            if not isinstance(error, RpcError):
+                logger.exception("a request could not be started", extra={"request_id": request.request_id})
+                error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            deliver(error)
 
-    def _count_starting(self, change: int) -> None:
-        self._num_starting += change
-        if self._num_starting:
-            self._none_starting.clear()
-        else:
-            self._none_starting.set()
-
-    async def _replay(self, generation: Generation, token_ids: Sequence[int]) -> None:
+    async def _replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
         """In pieces and one request at a time: after a restart all come at once, and others' tokens must not wait."""
         if not token_ids:
             return
         async with self._replaying:
             for start in range(0, len(token_ids), REPLAY_PIECE):
-                generation.replay(token_ids[start : start + REPLAY_PIECE])
-                if generation.finished:
+                stream.replay(token_ids[start : start + REPLAY_PIECE])
+                if stream.finished:
                     return
                 await asyncio.sleep(0)
 

@@ -120,7 +120,6 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.max_model_len = 1000
         self.step_s = 0.002
         self.tokens_per_step = 1
-        self.columns = True  # without, as a service that is older than they
         self.steps_left: int | None = None  # None: no end of them
         self.error: RpcError | None = None  # for every request that comes
         self.error_at: tuple[int, RpcError] | None = None  # after so many tokens
@@ -158,6 +157,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         live: dict[int, Live] = {}
         errors: dict[int, RpcError] = {}
         self.live = live
+        yield inference_pb2.ConnectResponse()
         reader = asyncio.create_task(self._read(request_iterator, live, errors))
         try:
             while True:
@@ -173,13 +173,12 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                     self.break_at = None
                     raise RpcError(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
                 if responses := self._step(live, errors):
-                    yield in_columns(responses) if self.columns else inference_pb2.ConnectResponse(responses=responses)
+                    yield in_columns(responses)
         finally:
             reader.cancel()
 
     async def _read(self, request_iterator, live: dict[int, Live], errors: dict[int, RpcError]) -> None:
         async for message in request_iterator:
-            assert message.takes_columns
             for numbered in message.requests:
                 self.received.append(numbered.request)
                 try:

@@ -30,13 +30,12 @@ def text_of(response: httpx.Response) -> str:
     return "".join(choice["text"] for event in events for choice in event["choices"])
 
 
-@pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("tokens_per_step", [1, 5])
-async def test_news_in_columns_and_in_messages(
-    client: httpx.AsyncClient, fake: FakeTokenizer, columns: bool, tokens_per_step: int
+async def test_streamed_and_whole_say_the_same(
+    client: httpx.AsyncClient, fake: FakeTokenizer, tokens_per_step: int
 ) -> None:
-    """From a tokenizer service that knows columns and from one that does not: the same text, tokens and counts."""
-    fake.columns, fake.tokens_per_step = columns, tokens_per_step
+    """Text, tokens and counts, whether they came in columns or in messages of their own."""
+    fake.tokens_per_step = tokens_per_step
     body = {"prompt": "p", "seed": 1, "n": 3, "max_tokens": 20, "return_token_ids": True}
     streamed = await client.post(
         TEXT, json=body | {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}

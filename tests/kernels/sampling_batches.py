@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ class Row:
     min_p: float = 0.0
     seed: int = 0
     position: int = 0  # num_tokens before
+    offset: int = 0  # drafts behind them, if the batch has drafts
     padding: bool = False
 
 
@@ -28,6 +31,7 @@ class SamplingBatch:
 
     logits: Tensor
     lines: list[Row]
+    drafts: bool = False
     token_ids: Tensor = field(init=False)  # int32 [max_num_seqs, max_model_len], STALE throughout
     num_tokens: Tensor = field(init=False)  # int64 [max_num_seqs]
     rows: Tensor = field(init=False)  # int32 [S]
@@ -58,10 +62,11 @@ class SamplingBatch:
         return column
 
     def copy(self) -> SamplingBatch:
-        return SamplingBatch(self.logits.clone(), self.lines)
+        return SamplingBatch(self.logits.clone(), self.lines, self.drafts)
 
-    def args(self) -> tuple[Tensor, ...]:
-        return (self.logits, self.rows, *self._parameters, self.token_ids, self.num_tokens)
+    def args(self) -> tuple[Any, ...]:
+        offsets = torch.tensor([line.offset for line in self.lines], dtype=torch.int32) if self.drafts else None
+        return (self.logits, self.rows, *self._parameters, self.token_ids, self.num_tokens, offsets)
 
     @property
     def live(self) -> Tensor:
@@ -97,3 +102,48 @@ def broken_logits(vocab_size: int) -> list[Tensor]:
         logits[0, vocab_size - num_finite :] = logits[1, :num_finite] = random_logits(1, num_finite)
         broken.append(logits)
     return broken
+
+
+@dataclass
+class DraftedRows:
+    """The arguments of `accept_tokens`."""
+
+    sampled: Tensor  # int64 [S]
+    rows: Tensor  # int32 [num_reqs]
+    sample_start_loc: Tensor  # int32 [num_reqs + 1]
+    token_ids: Tensor  # int32 [max_num_seqs, max_model_len]
+    num_tokens: Tensor  # int64 [max_num_seqs]
+    num_computed_tokens: Tensor  # int64 [max_num_seqs]
+    num_gained: Tensor  # int64 [num_reqs]
+
+    def args(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, entry.name) for entry in fields(self))
+
+    def copy(self) -> DraftedRows:
+        return copy.deepcopy(self)
+
+
+def drafted_rows(requests: list[tuple[int, int, bool]], seed: int = 0) -> DraftedRows:
+    """requests: (positions that each is sampled at, drafts of them that are right, whether it is padding)."""
+    generator = torch.Generator().manual_seed(seed)
+    max_num_seqs, longest = len(requests) + 2, 40 + max(count for count, _, _ in requests)
+    token_ids = torch.randint(0, 1000, (max_num_seqs, longest), generator=generator, dtype=torch.int32)
+    num_tokens = torch.randint(1, 40, (max_num_seqs,), generator=generator)
+    rows = torch.randperm(max_num_seqs, generator=generator)[: len(requests)].int()
+    sampled = []
+    for row, (count, num_right, _) in zip(rows.tolist(), requests, strict=True):
+        first = int(num_tokens[row])
+        tokens = token_ids[row, first : first + count].long()
+        if num_right < count:
+            tokens[num_right] += 1
+        sampled.append(tokens)
+    rows[torch.tensor([is_padding for _, _, is_padding in requests])] = -1
+    starts = torch.tensor([0, *(count for count, _, _ in requests)]).cumsum(0).int()
+    num_computed_tokens = num_tokens + torch.arange(max_num_seqs)
+    num_gained = torch.full((len(requests),), STALE)
+    return DraftedRows(torch.cat(sampled), rows, starts, token_ids, num_tokens, num_computed_tokens, num_gained)
+
+
+def assert_same_rows(actual: DraftedRows, expected: DraftedRows) -> None:
+    for entry in fields(DraftedRows):
+        assert torch.equal(getattr(actual, entry.name), getattr(expected, entry.name)), entry.name

@@ -18,7 +18,7 @@ from pagewire.kernels.cpu import fallback, native, packed_layout
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
 from tests.kernels.batches import StepRows, make_batch, make_heads, make_step
-from tests.kernels.sampling_batches import Row, SamplingBatch, random_logits
+from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, random_logits
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -113,6 +113,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "fp8_linear": (x, torch.randn(9, 64).to(torch.float8_e4m3fn), torch.rand(9), None, None),
         "step_inputs": (*make_step(StepRows(), [(3, 20), (-1, 2), (0, 1)]).values(), StepRows.BLOCK_SIZE),
         "sample_tokens": sampled.args(),
+        "accept_tokens": drafted_rows([(3, 1, False), (1, 0, True), (2, 2, False)]).args(),
         "apply_penalties": (
             sampled.logits,
             torch.tensor([1, 0], dtype=torch.int32),  # batch indices
@@ -121,6 +122,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
             torch.tensor([9, 0, 20]),
             torch.tensor([4, 0, 20]),
             *(1.5 * torch.ones(3) for _ in range(3)),
+            None,  # offsets
         ),
         "token_logprobs": (sampled.logits, torch.tensor([5, 299]), 3),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from tests.kernels.sampling_batches import (
     Row,
     SamplingBatch,
     assert_same,
+    assert_same_rows,
     broken_logits,
+    drafted_rows,
     random_logits,
 )
 
@@ -80,6 +83,52 @@ def test_equal_and_impossible_tokens(lines: list[Row], seed: int):
     check(logits, lines)
 
 
+@given(lines_strategy, st.integers(0, 2**32), st.lists(st.integers(0, 9), min_size=5, max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_positions_behind_drafts(lines: list[Row], seed: int, offsets: list[int]):
+    """They draw with their own noise, and leave the row as it is."""
+    logits = random_logits(len(lines), 300, seed=seed, scale=1.0)
+    shifted = [replace(line, position=line.position + offset) for line, offset in zip(lines, offsets, strict=False)]
+    wanted = reference.sample_tokens(*SamplingBatch(logits, shifted).args())
+    lines = [replace(line, offset=offset) for line, offset in zip(lines, offsets, strict=False)]
+    expected = SamplingBatch(logits, lines, drafts=True)
+    for implementation in (native, fallback, reference):
+        actual = SamplingBatch(logits, lines, drafts=True)
+        assert_same(actual, implementation.sample_tokens(*actual.args()), expected, wanted)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()).filter(lambda request: request[1] <= request[0]),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_right_drafts_are_accepted(requests: list[tuple[int, int, bool]], seed: int):
+    actual, expected = drafted_rows(requests, seed), drafted_rows(requests, seed)
+    native.accept_tokens(*actual.args())
+    reference.accept_tokens(*expected.args())
+    assert_same_rows(actual, expected)
+    gained = [0 if is_padding or not count else min(num_right + 1, count) for count, num_right, is_padding in requests]
+    assert actual.num_gained.tolist() == gained
+    before = drafted_rows(requests, seed)
+    for index, row in enumerate(actual.rows.tolist()):
+        if row >= 0:
+            first, start = int(before.num_tokens[row]), int(before.sample_start_loc[index])
+            known = before.token_ids[row, :first].tolist() + before.sampled[start : start + gained[index]].tolist()
+            assert actual.token_ids[row, : actual.num_tokens[row]].tolist() == known
+            taken_back = before.num_computed_tokens[row] - actual.num_computed_tokens[row]
+            assert taken_back == requests[index][0] - gained[index]
+
+
+def test_accept_tokens_checks_dtypes():
+    batch = drafted_rows([(2, 1, False)])
+    with pytest.raises(TypeError, match=r"accept_tokens: must be torch\.int64"):
+        native.accept_tokens(batch.sampled.int(), *batch.args()[1:])
+
+
 MIXED_LINES = [Row(temperature=0.0), Row(seed=1), Row(top_k=7, seed=2), Row(temperature=0.6, top_p=0.5, seed=3)]
 
 
@@ -126,11 +175,12 @@ def test_penalties_change_each_seen_token_once():
     columns = [
         torch.tensor(column) for column in ([1.2, 1, 0.7, 1, 1.5], [0.3, 0, 0, 1, 0.5], [0.1, 0.2, 0.3, 0.4, -0.5])
     ]
-    arguments = (batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, *columns)
-    expected = logits.clone()
-    native.apply_penalties(logits, *arguments)
-    reference.apply_penalties(expected, *arguments)
-    torch.testing.assert_close(logits, expected)
+    columns_of_rows: list[Any] = [batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, *columns]
+    for offsets in (None, torch.tensor([0, 7, 2], dtype=torch.int32)):
+        actual, expected, arguments = logits.clone(), logits.clone(), [*columns_of_rows, offsets]
+        native.apply_penalties(actual, *arguments)
+        reference.apply_penalties(expected, *arguments)
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -12,20 +12,24 @@ import random
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from pagewire.kernels import reference
-from pagewire.kernels.triton.sampling import logprobs, penalties, sampling
+from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling
 from tests.kernels.interpreted import run_cases
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
+    STALE,
     Row,
     SamplingBatch,
     assert_same,
+    assert_same_rows,
     broken_logits,
+    drafted_rows,
     random_logits,
 )
 
@@ -136,11 +140,34 @@ def penalties_case() -> None:
     repetition, presence = torch.tensor([1.2, 1.0, 0.7, 1.0, 1.5]), torch.tensor([0.3, 0.0, 0.0, 1.0, 0.5])
     frequency = torch.tensor([0.1, 0.2, 0.3, 0.4, -0.5])
     columns = (batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, repetition, presence, frequency)
-    expected = logits.clone()
-    penalties.apply_penalties(logits, *columns)
-    reference.apply_penalties(expected, *columns)
-    torch.testing.assert_close(logits, expected)
-    assert torch.equal(logits[2], random_logits(4, 300)[2])
+    for offsets in (None, torch.tensor([0, 7, 2], dtype=torch.int32)):
+        actual, expected = logits.clone(), logits.clone()
+        penalties.apply_penalties(actual, *columns, offsets)
+        reference.apply_penalties(expected, *columns, offsets)
+        torch.testing.assert_close(actual, expected)
+        assert torch.equal(actual[2], logits[2])
+
+
+def drafts_case() -> None:
+    """Positions of one row, and none of them appended."""
+    lines = [replace(line, offset=offset) for offset, line in enumerate(MIX)]
+    actual = SamplingBatch(random_logits(len(lines), 700, scale=1.0), lines, drafts=True)
+    actual.rows[6] = actual.rows[1]
+    expected = actual.copy()
+    expected.rows[6] = expected.rows[1]
+    sampled, wanted = sampling.sample_tokens(*actual.args()), reference.sample_tokens(*expected.args())
+    assert_same(actual, sampled, expected, wanted)
+    assert (actual.token_ids == STALE).all()
+
+
+def acceptance_case() -> None:
+    counts = [(1, 0), (1, 1), (4, 0), (4, 2), (4, 3), (4, 4), (70, 32), (70, 70), (0, 0)]
+    for seed, padding in enumerate((False, True)):
+        actual = drafted_rows([(*count, padding and index % 3 == 1) for index, count in enumerate(counts)], seed)
+        expected = actual.copy()
+        drafts.accept_tokens(*actual.args())
+        reference.accept_tokens(*expected.args())
+        assert_same_rows(actual, expected)
 
 
 def logprobs_case() -> None:
@@ -202,6 +229,8 @@ CASES: dict[str, Callable[[], None]] = {
     "many rejections": rejections,
     "padding, empty": nothing_to_do,
     "penalties": penalties_case,
+    "drafts": drafts_case,
+    "acceptance of drafts": acceptance_case,
     "log probabilities": logprobs_case,
     "log probabilities, broken model": broken_logprobs,
 }

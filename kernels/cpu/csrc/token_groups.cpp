@@ -121,12 +121,12 @@ void pagewire_group_members(int dtype, const void* logits, int64_t stride, const
     });
 }
 
-// The most probable token of each position whose row has temperature 0: to sampled [num_positions], and to the row's
-// token_ids at num_tokens, which grows by one. Positions without a row (-1) get 0, others -1: they are to be drawn.
+// The most probable token of each position whose row has temperature 0: to sampled [num_positions] and, if it is to be
+// appended, to the row's token_ids at num_tokens, which grows by one. Positions without a row (-1) get 0, others -1: they are to be drawn.
 // maxima [num_positions, G] is overwritten.
 void pagewire_sample_greedy(int dtype, const void* logits, int64_t stride, int64_t num_positions, int64_t vocab_size,
                             const int32_t* rows, const float* temperature, int32_t* token_ids, int64_t token_ids_stride,
-                            int64_t* num_tokens, float* maxima, int64_t* sampled, int threads) {
+                            int64_t* num_tokens, int append, float* maxima, int64_t* sampled, int threads) {
     std::vector<int64_t> greedy;
     for (int64_t i = 0; i < num_positions; i++) {
         const bool is_random = rows[i] >= 0 && temperature[rows[i]] > 0;
@@ -144,7 +144,7 @@ void pagewire_sample_greedy(int dtype, const void* logits, int64_t stride, int64
             const int64_t token = group * GROUP_SIZE + argmax((const float*)values, GROUP_SIZE);
             const int32_t row = rows[greedy[line]];
             sampled[greedy[line]] = token;
-            token_ids[row * token_ids_stride + num_tokens[row]++] = (int32_t)token;
+            if (append) token_ids[row * token_ids_stride + num_tokens[row]++] = (int32_t)token;
         }
     });
 }

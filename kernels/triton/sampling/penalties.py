@@ -25,6 +25,7 @@ def count_tokens_kernel(
     token_ids_ptr,  # int32 [max_num_seqs, max_model_len]
     num_tokens_ptr,  # int64 [max_num_seqs]
     num_prompt_tokens_ptr,  # int64 [max_num_seqs]
+    offsets_ptr,  # int32 [P], drafted tokens that count too; None = none
     counts_ptr,  # int32 [P, vocab_size], zeros: += 2 per occurrence in the output; | 1 if in the prompt
     vocab_size,
     token_ids_stride,
@@ -36,6 +37,8 @@ def count_tokens_kernel(
     row = tl.load(rows_ptr + index).to(tl.int64)
     num_tokens = tl.load(num_tokens_ptr + row).to(tl.int32)
     num_prompt_tokens = tl.load(num_prompt_tokens_ptr + row).to(tl.int32)
+    if offsets_ptr is not None:
+        num_tokens += tl.load(offsets_ptr + index)
     counts = counts_ptr + index * vocab_size
     for start in range(tl.program_id(0) * TILE, num_tokens, SPLITS * TILE):
         position = start + tl.arange(0, TILE)
@@ -56,6 +59,7 @@ def apply_penalties_kernel(
     repetition_ptr,  # fp32 [max_num_seqs]
     presence_ptr,  # fp32 [max_num_seqs]
     frequency_ptr,  # fp32 [max_num_seqs]
+    offsets_ptr,  # int32 [P], as above
     counts_ptr,  # int32 [P, vocab_size], zeros again afterwards
     vocab_size,
     logits_stride,
@@ -67,6 +71,8 @@ def apply_penalties_kernel(
     index = tl.program_id(1).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     num_tokens = tl.load(num_tokens_ptr + row).to(tl.int32)
+    if offsets_ptr is not None:
+        num_tokens += tl.load(offsets_ptr + index)
     repetition = tl.load(repetition_ptr + row)
     presence = tl.load(presence_ptr + row)
     frequency = tl.load(frequency_ptr + row)
@@ -95,6 +101,7 @@ def apply_penalties(
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
+    offsets: Tensor | None,
 ) -> None:
     """As `reference.apply_penalties`; logits and token_ids have contiguous rows, the columns are contiguous.
 
@@ -104,6 +111,7 @@ def apply_penalties(
     assert logits.stride(1) == token_ids.stride(1) == 1, "rows of logits and token_ids must be contiguous"
     assert batch_indices.dtype == rows.dtype == token_ids.dtype == torch.int32, "indices and token_ids must be int32"
     assert num_tokens.dtype == num_prompt_tokens.dtype == torch.int64, "numbers of tokens must be int64"
+    assert offsets is None or offsets.dtype == torch.int32, "offsets must be int32"
     assert repetition.dtype == presence.dtype == frequency.dtype == torch.float32, "penalties must be fp32"
     num_penalised, vocab_size = len(rows), logits.shape[1]
     if num_penalised == 0:
@@ -111,7 +119,7 @@ def apply_penalties(
     counts = torch.zeros((num_penalised, vocab_size), dtype=torch.int32, device=logits.device)
     grid, constants = (_SPLITS, num_penalised), {"TILE": _TILE, "SPLITS": _SPLITS, "num_warps": _WARPS}
     count_tokens_kernel[grid](
-        rows, token_ids, num_tokens, num_prompt_tokens, counts, vocab_size, token_ids.stride(0), **constants
+        rows, token_ids, num_tokens, num_prompt_tokens, offsets, counts, vocab_size, token_ids.stride(0), **constants
     )
     apply_penalties_kernel[grid](
         logits,
@@ -122,6 +130,7 @@ def apply_penalties(
         repetition,
         presence,
         frequency,
+        offsets,
         counts,
         vocab_size,
         logits.stride(0),
@@ -140,6 +149,7 @@ _TYPES = {
     "repetition_ptr": "*fp32",
     "presence_ptr": "*fp32",
     "frequency_ptr": "*fp32",
+    "offsets_ptr": "*i32",
     "counts_ptr": "*i32",
     "vocab_size": "i32",
     "logits_stride": "i32",
@@ -147,7 +157,11 @@ _TYPES = {
 }
 
 
-def specialization(kernel: Any) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+def specialization(kernel: Any, drafts: bool = False) -> tuple[Any, dict[str, str], dict[str, Any], int]:
     """(kernel, argument types, constants, num_warps) of one of the two kernels, for ahead-of-time compilation."""
     types = {name: _TYPES[name] for name in kernel.arg_names if name in _TYPES}
-    return kernel, types, {"TILE": _TILE, "SPLITS": _SPLITS}, _WARPS
+    constants: dict[str, Any] = {"TILE": _TILE, "SPLITS": _SPLITS}
+    if not drafts:
+        del types["offsets_ptr"]
+        constants["offsets_ptr"] = None
+    return kernel, types, constants, _WARPS

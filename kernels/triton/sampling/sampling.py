@@ -174,6 +174,7 @@ def choose_token_kernel(
     seeds_ptr,  # int64 [max_num_seqs]
     token_ids_ptr,  # int32 [max_num_seqs, max_model_len]
     num_tokens_ptr,  # int64 [max_num_seqs]
+    offsets_ptr,  # int32 [S], drafted tokens before the position; None = none, and the token is appended
     sampled_ptr,  # int64 [S]
     maxima_ptr,  # fp32 [S, num_groups]
     scores_ptr,  # fp32 [S, num_groups], overwritten
@@ -185,12 +186,14 @@ def choose_token_kernel(
     PADDED_GROUPS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Grid (S,): chooses a token and appends it to its row."""
+    """Grid (S,): chooses a token and, unless there are drafts, appends it to its row."""
     batch_index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + batch_index).to(tl.int64)
     if row < 0:
         return
     position = tl.load(num_tokens_ptr + row)
+    if offsets_ptr is not None:
+        position += tl.load(offsets_ptr + batch_index)
     temperature = tl.load(temperature_ptr + row)
     logits = logits_ptr + batch_index * logits_stride
     groups = tl.arange(0, PADDED_GROUPS)
@@ -219,8 +222,9 @@ def choose_token_kernel(
         ids = group * _GROUP_SIZE + tl.arange(0, _GROUP_SIZE)
         token = group * _GROUP_SIZE + tl.argmax(load_scaled(logits, ids, ids < vocab_size, 1.0), axis=0)
     tl.store(sampled_ptr + batch_index, token.to(tl.int64))
-    tl.store(token_ids_ptr + row * token_ids_stride + position, token)
-    tl.store(num_tokens_ptr + row, position + 1)
+    if offsets_ptr is None:
+        tl.store(token_ids_ptr + row * token_ids_stride + position, token)
+        tl.store(num_tokens_ptr + row, position + 1)
 
 
 def sample_tokens(
@@ -233,12 +237,14 @@ def sample_tokens(
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
+    offsets: Tensor | None,
 ) -> Tensor:
     """As `reference.sample_tokens`; logits and token_ids have contiguous rows, the columns are contiguous."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == token_ids.stride(1) == 1, "rows of logits and token_ids must be contiguous"
     assert rows.dtype == token_ids.dtype == torch.int32, "rows and token_ids must be int32"
     assert top_k.dtype == seeds.dtype == num_tokens.dtype == torch.int64, "top_k, seeds, num_tokens must be int64"
+    assert offsets is None or offsets.dtype == torch.int32, "offsets must be int32"
     assert temperature.dtype == top_p.dtype == min_p.dtype == torch.float32, "temperature, top_p, min_p must be fp32"
     columns = (rows, temperature, top_k, top_p, min_p, seeds, num_tokens)
     assert all(column.is_contiguous() for column in columns), "columns must be contiguous"
@@ -257,6 +263,7 @@ def sample_tokens(
         seeds,
         token_ids,
         num_tokens,
+        offsets,
         sampled,
         maxima,
         scores,
@@ -271,7 +278,9 @@ def sample_tokens(
     return sampled
 
 
-def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+def specialization(
+    dtype: torch.dtype, vocab_size: int, drafts: bool = False
+) -> tuple[Any, dict[str, str], dict[str, Any], int]:
     """(kernel, argument types, constants, num_warps) of the second launch, for ahead-of-time compilation.
 
     The first launch's is `token_groups.statistics_specialization`.
@@ -286,6 +295,7 @@ def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, 
         "seeds_ptr": "*i64",
         "token_ids_ptr": "*i32",
         "num_tokens_ptr": "*i64",
+        "offsets_ptr": "*i32",
         "sampled_ptr": "*i64",
         "maxima_ptr": "*fp32",
         "scores_ptr": "*fp32",
@@ -295,4 +305,8 @@ def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, 
         "logits_stride": "i32",
         "token_ids_stride": "i32",
     }
-    return choose_token_kernel, types, row_constants(vocab_size), ROW_WARPS
+    constants: dict[str, Any] = row_constants(vocab_size)
+    if not drafts:
+        del types["offsets_ptr"]
+        constants["offsets_ptr"] = None
+    return choose_token_kernel, types, constants, ROW_WARPS

@@ -174,14 +174,12 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("requests", "abort_numbers", "takes_columns")
+    __slots__ = ("requests", "abort_numbers")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ABORT_NUMBERS_FIELD_NUMBER: _ClassVar[int]
-    TAKES_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[NumberedRequest]
     abort_numbers: _containers.RepeatedScalarFieldContainer[int]
-    takes_columns: bool
-    def __init__(self, requests: _Optional[_Iterable[_Union[NumberedRequest, _Mapping]]] = ..., abort_numbers: _Optional[_Iterable[int]] = ..., takes_columns: _Optional[bool] = ...) -> None: ...
+    def __init__(self, requests: _Optional[_Iterable[_Union[NumberedRequest, _Mapping]]] = ..., abort_numbers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NumberedRequest(_message.Message):
     __slots__ = ("number", "request")

@@ -96,7 +96,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request_iterator, context):
-        """What gateways use: many requests over one long-lived stream.
+        """What gateways use: many requests over one long-lived stream. The first response is empty and sent at once; the
+        client sends nothing before it has come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -83,7 +83,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request_iterator, context):
-        """What tokenizers use: every request of the neighbour over one long-lived stream. The first response is `hello`.
+        """What tokenizers use: all requests of one tokenizer over one long-lived stream. The first response is `hello`; the
+        client sends nothing before it has come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -15,6 +15,7 @@ from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.step import HostTokens, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -90,6 +91,7 @@ class Driver:
     _blocks_of: dict[int, list[int]] = field(default_factory=dict)
     _computed: dict[int, int] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
+    _drafted: dict[int, dict[int, int]] = field(default_factory=dict)  # step -> drafts by request id
     _new: list[NewRequest] = field(default_factory=list)
     _finished: list[int] = field(default_factory=list)
 
@@ -105,6 +107,7 @@ class Driver:
         *,
         num_prompt_tokens: int | None = None,
         shared_blocks: Iterable[int] = (),
+        yields_vector: bool = False,
     ) -> None:
         """Enters with the next step. shared_blocks hold the KV of the first tokens (prefix hit)."""
         shared = list(shared_blocks)
@@ -120,6 +123,7 @@ class Driver:
                 num_computed_tokens=computed,
                 block_ids=np.array(blocks, dtype=np.int32),
                 sampling=sampling,
+                yields_vector=yields_vector,
             )
         )
 
@@ -133,9 +137,13 @@ class Driver:
     def blocks(self, request_id: int) -> list[int]:
         return self._blocks_of[request_id]
 
-    def launch(self, scheduled: Mapping[int, int]) -> StepOutput:
-        """Executes one step with num_scheduled_tokens by request id, without looking at what it samples."""
+    def launch(self, scheduled: Mapping[int, int], drafts: Mapping[int, int] | None = None) -> StepOutput:
+        """Executes one step with num_scheduled_tokens by request id, without looking at what it samples.
+
+        drafts: how many of them are drafts, by request id.
+        """
         self._step_id += 1
+        self._drafted[self._step_id] = dict(drafts or {})
         new_blocks = {}
         for request_id, count in scheduled.items():
             self._computed[request_id] += count
@@ -150,19 +158,23 @@ class Driver:
             new_block_ids=np.array([b for request_id in scheduled for b in new_blocks[request_id]], dtype=np.int32),
             finished_request_ids=self._finished,
             new_requests=self._new,
+            num_draft_tokens=np.array([drafts.get(id, 0) for id in scheduled]) if drafts else None,
         )
         self._new, self._finished = [], []
         return self.runner.execute(step)
 
     def collect(self, output: StepOutput) -> HostTokens:
         host = output.wait()
-        for request_id, token in zip(output.request_ids, host.token_ids.tolist(), strict=True):
+        gained = np.split(host.token_ids, host.num_tokens.cumsum())
+        for request_id, tokens in zip(output.request_ids, gained, strict=False):
             if request_id in self.tokens:
-                self.tokens[request_id].append(token)
+                self.tokens[request_id] += tokens.tolist()
+                refused = self._drafted[output.step_id].get(request_id, 0) + 1 - len(tokens)
+                self._computed[request_id] -= refused
         return host
 
-    def step(self, scheduled: Mapping[int, int]) -> HostTokens:
-        return self.collect(self.launch(scheduled))
+    def step(self, scheduled: Mapping[int, int], drafts: Mapping[int, int] | None = None) -> HostTokens:
+        return self.collect(self.launch(scheduled, drafts))
 
     def generate(self, request_id: int, num_tokens: int, first: int) -> list[int]:
         """Steps one request alone: `first` tokens, then one by one."""
@@ -172,8 +184,10 @@ class Driver:
         return self.tokens[request_id]
 
 
-def make_driver(model: Model, num_blocks: int = 64, limits: Limits = LIMITS) -> Driver:
-    return Driver(ModelRunner(model, limits, num_blocks, CPU), num_blocks)
+def make_driver(
+    model: Model, num_blocks: int = 64, limits: Limits = LIMITS, proposer: Proposer | None = None
+) -> Driver:
+    return Driver(ModelRunner(model, limits, num_blocks, CPU, proposer=proposer), num_blocks)
 
 
 def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: SamplingParams = GREEDY) -> list[int]:

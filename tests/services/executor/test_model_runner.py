@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import NewRequest, ProtocolError, Step
+from pagewire.services.executor.step import InvalidStep, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
@@ -190,7 +190,7 @@ def test_a_request_can_grow_to_max_model_len_and_no_further(model: DecoderModel)
     driver.step({0: LIMITS.max_model_len - 2})
     driver.step({0: 1})
     assert len(driver.tokens[0]) == 2
-    with pytest.raises(ProtocolError, match="max_model_len 96"):
+    with pytest.raises(InvalidStep, match="max_model_len 96"):
         driver.step({0: 1})
 
 
@@ -271,7 +271,7 @@ def step_of(scheduled: dict[int, int], *new: NewRequest, blocks: list[int] | Non
 )
 def test_steps_that_contradict_what_is_known_are_refused(model: DecoderModel, step: Step, message: str):
     runner = ModelRunner(model, LIMITS, 64, CPU)
-    with pytest.raises(ProtocolError, match=message):
+    with pytest.raises(InvalidStep, match=message):
         runner.execute(step)
     runner.reset()
     driver = Driver(runner, 64)

@@ -15,7 +15,7 @@ from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.sampling_state import SamplingState, column_values
-from pagewire.services.executor.step import ProtocolError
+from pagewire.services.executor.step import InvalidStep
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.sampling_values import a_value
 from tests.services.executor.stepping import CPU, sampling_params
@@ -279,9 +279,9 @@ def test_a_plain_step_has_no_extras():
 
 def test_token_ids_outside_the_vocabulary_are_refused():
     state = SamplingState(1, 300, EOS)
-    with pytest.raises(ProtocolError, match="outside the vocabulary"):
+    with pytest.raises(InvalidStep, match="outside the vocabulary"):
         state.fill(0, sampling_params(logit_bias=((300, 1.0),)), 1)
-    with pytest.raises(ProtocolError, match="outside the vocabulary"):
+    with pytest.raises(InvalidStep, match="outside the vocabulary"):
         state.fill(0, sampling_params(min_tokens=1, stop_token_ids=(-1,)), 1)
 
 

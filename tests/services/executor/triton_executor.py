@@ -3,7 +3,8 @@
     TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton_executor DIRECTORY
 
 in a process of its own: a tiny Llama (fp32) generates for a few requests, prefilled in chunks, batched, decoded through
-recorded graphs and eagerly, greedy and sampled. Prints the tokens as JSON, which the test compares with the CPU's.
+recorded graphs and eagerly, greedy and sampled, with drafts and without. Prints the tokens as JSON, which the test
+compares with the CPU's.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from pathlib import Path
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.model_runner import ModelRunner
+from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, sampling_params, tiny_llama
 from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
 
 def generate(directory: Path) -> dict[int, list[int]]:
     """request id -> tokens"""
-    runner = ModelRunner(tiny_llama(directory), LIMITS, 32, CPU)
+    # Most drafts are wrong, whoever computes.
+    runner = ModelRunner(tiny_llama(directory), LIMITS, 32, CPU, proposer=KnownTexts([], 0.0, max_draft_tokens=1))
     runner.capture_graphs((2,), lambda fraction, text: None, ReplayedFunction)
     driver = Driver(runner, 32)
     driver.add(0, prompt(11))
@@ -32,8 +35,10 @@ def generate(directory: Path) -> dict[int, list[int]]:
     driver.add(2, prompt(20, seed=2), sampling_params(seed=6, repetition_penalty=1.2, logprobs=2))
     driver.step({0: 1, 2: 20, 1: 1})  # decodes beside a prompt that is long enough for the prefill kernel
     driver.step({2: 1, 0: 1, 1: 1})
+    driver.step({2: 2, 0: 1, 1: 2}, {2: 1, 1: 1})
     driver.finish(0)
     driver.step({1: 1, 2: 1})
+    driver.step({1: 2}, {1: 1})  # padded
     return driver.tokens
 
 

@@ -23,12 +23,14 @@ from triton.runtime.jit import JITFunction
 
 from pagewire.kernels import cpu, ops
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
+from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import Limits, ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.warm_up import warm_up
 from tests.kernels.grouped_weights import grouped_weight
+from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, sampling_params, write_tiny_llama
 
 # With 130 requests at most, REQS is 128 or 512; the 200 tokens of the vocabulary are 2 groups.
@@ -102,13 +104,15 @@ def main() -> int:
     assert isinstance(model, DecoderModel)
     quantize(model)
     limits = Limits(int(sys.argv[2]), max_num_batched_tokens=1024, max_model_len=96, block_size=BLOCK_SIZE)
-    runner = ModelRunner(model, limits, 4096, CPU)
+    runner = ModelRunner(model, limits, 4096, CPU, proposer=KnownTexts([], 0.0, max_draft_tokens=2))
     warm_up(runner, torch.device("cuda"))
     warmed_up = len(forms)
     for num_reqs, length, sampling in product((1, 3, 8, 129), (1, 3, 20), EXTRAS):
         runner.dummy_run(num_reqs, num_reqs - 1 + length, sampling=sampling)
     for num_reqs, length in product((1, 3, 20, 129), (1, 40, 90, 300)):
         runner.dummy_run(num_reqs, num_reqs - 1 + length)
+    for num_reqs, sampling in product((1, 3, 8, 129), EXTRAS):
+        runner.uniform_run(BatchShape.uniform(num_reqs, 3), sampling=sampling)
     print(json.dumps({"warm-up": warmed_up, "serving": forms[warmed_up:]}))
     return 0
 

@@ -9,9 +9,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
-from pagewire.services.scheduler.news import new_outbox
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
+from pagewire.services.scheduler.request_output import new_outbox
 from pagewire.services.scheduler.step import StepResult
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
@@ -188,7 +188,7 @@ async def test_a_number_in_use_is_an_error_of_the_stream(tmp_path: Path) -> None
             while await call.read() is not grpc.aio.EOF:
                 pass
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "request_id 1 is in use" in (error.value.details() or "")
+        assert "request number 1 is in use" in (error.value.details() or "")
         await line.wait_until_free()
 
 
@@ -229,8 +229,8 @@ async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> N
         await line.wait_until_free()
 
 
-async def test_much_news_comes_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.services.scheduler.convert.MAX_TOKENS_PER_MESSAGE", 10)
+async def test_much_output_comes_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewire.streams.session.MAX_PER_MESSAGE", 10)
     async with make_line(tmp_path).running() as line:
         call = line.stub.Connect()
         numbers = range(12)
@@ -242,16 +242,16 @@ async def test_much_news_comes_in_several_messages(tmp_path: Path, monkeypatch: 
         assert collected.num_responses > line.executor.num_steps
 
 
-async def test_a_request_whose_news_nobody_takes_is_cut_off(tmp_path: Path) -> None:
+async def test_a_request_whose_output_nobody_takes_is_cut_off(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         outbox = new_outbox()
         line.engine.submit(token_request(0, prompt_of(1), max_tokens=2000), outbox, 5, max_unread=20)
         line.engine.submit(token_request(0, prompt_of(1), max_tokens=20), outbox, 6, max_unread=20)
         await line.engine.drained()
-        news = await outbox.take()
-        assert news[5].error is not None and news[5].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "more than 20 tokens wait" in news[5].error.message and len(news[5].token_ids) == 21
-        assert news[6].error is None and news[6].token_ids == output_of(1, 20)
+        outputs = await outbox.take()
+        assert outputs[5].error is not None and outputs[5].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "more than 20 tokens wait" in outputs[5].error.message and len(outputs[5].token_ids) == 21
+        assert outputs[6].error is None and outputs[6].token_ids == output_of(1, 20)
         await line.wait_until_free()
 
 

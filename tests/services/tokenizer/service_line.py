@@ -224,7 +224,7 @@ class Collected:
     error: common_pb2.RequestError | None = None
 
     def add(self, response: inference_pb2.GenerateResponse) -> None:
-        assert not self.finish_reason, "news after the end"
+        assert not self.finish_reason, "output after the end"
         assert self.responses == [] or not response.prompt_token_ids, "the prompt comes once"
         self.responses.append(response)
         self.text += response.text
@@ -240,21 +240,21 @@ class Collected:
 class Gateway:
     """A gateway's end of Connect."""
 
-    def __init__(self, line: TokenizerLine, *, takes_columns: bool = True) -> None:
+    def __init__(self, line: TokenizerLine) -> None:
         self.call = line.stub.Connect()
         self.requests: dict[int, Collected] = {}
-        self.takes_columns = takes_columns
         self.num_in_columns = 0
+        self._is_greeted = False
 
     async def send(self, requests: dict[int, inference_pb2.GenerateRequest] | None = None, aborts=()) -> None:
+        if not self._is_greeted:
+            assert await self.read() == inference_pb2.ConnectResponse()
+            self._is_greeted = True
         requests = requests or {}
         for number in requests:
             self.requests[number] = Collected()
         numbered = [inference_pb2.NumberedRequest(number=n, request=request) for n, request in requests.items()]
-        message = inference_pb2.ConnectRequest(
-            requests=numbered, abort_numbers=aborts, takes_columns=self.takes_columns
-        )
-        await self.call.write(message)
+        await self.call.write(inference_pb2.ConnectRequest(requests=numbered, abort_numbers=aborts))
 
     async def read(self) -> inference_pb2.ConnectResponse:
         response = await asyncio.wait_for(self.call.read(), 20)

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 
 from pagewire import rpc, telemetry
-from pagewire.services.tokenizer import delivery, encoder, stats, text_generator
+from pagewire.services.tokenizer import encoder, stats, text_generator, text_output
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
@@ -304,11 +304,10 @@ async def test_connect_carries_many_requests(make_line, pool, tokens) -> None:
     assert gateway.requests[50].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
-@pytest.mark.parametrize("takes_columns", [True, False])
-async def test_news_in_columns_says_the_same(make_line, pool, takes_columns) -> None:
-    """With and without logprobs; firsts and ends are messages of their own, and all for who did not ask for columns."""
+async def test_outputs_in_columns_say_the_same(make_line, pool) -> None:
+    """With and without logprobs; firsts and ends are messages of their own."""
     async with make_line().running(pool=pool) as line:
-        gateway = Gateway(line, takes_columns=takes_columns)
+        gateway = Gateway(line)
         requests = {
             n: inference_pb2.GenerateRequest(
                 text="x", stop=["END"] if n % 2 else [], sampling_params=common_pb2.SamplingParams(logprobs=logprobs)
@@ -322,7 +321,7 @@ async def test_news_in_columns_says_the_same(make_line, pool, takes_columns) -> 
             alone.append(Collected())
             async for response in line.stub.Generate(request):
                 alone[-1].add(response)
-    assert (gateway.num_in_columns > 0) is takes_columns
+    assert gateway.num_in_columns > 0
     for request, expected in zip(gateway.requests.values(), alone, strict=True):
         assert (request.text, request.token_ids, request.usage) == (expected.text, expected.token_ids, expected.usage)
         assert (request.logprobs, request.stop_string) == (expected.logprobs, expected.stop_string)
@@ -392,6 +391,7 @@ async def test_a_number_in_use_is_an_error_of_the_stream(make_line, pool) -> Non
 async def test_bytes_that_are_no_message_end_the_stream(make_line, pool) -> None:
     async with make_line().running(pool=pool) as line:
         call = line.channel.stream_stream("/pagewire.v1.InferenceService/Connect")()
+        assert await call.read() == b""
         await call.write(b"\xff\xff\xff")
         code, _ = await code_of(asyncio.wait_for(call.read(), 30))
         assert code == grpc.StatusCode.INTERNAL
@@ -447,7 +447,7 @@ async def test_requests_wait_for_a_scheduler_then_fail(make_line, pool) -> None:
         assert code == grpc.StatusCode.UNAVAILABLE
         assert "--recovery-timeout" in details
         await line.start_scheduler()
-        await line.scheduler.until(lambda: line.link.available)
+        await line.scheduler.until(lambda: line.link.is_available)
         assert (await line.generate(text="x")).text == TEXT
         line.scheduler.auto = False
         task = asyncio.create_task(line.generate(text="x"))
@@ -629,16 +629,17 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
     async with line.running(pool=pool):
         while line.link.model_info is None:
             await line.link.changed.wait()
-        starts = [asyncio.create_task(line.generator.start(resumed, lambda news: None)) for _ in range(5)]
+        for _ in range(5):
+            line.generator.start(resumed, lambda output: None)
         num_turns = 0
-        while not all(task.done() for task in starts):
+        while line.generator.num_starting:
             num_turns += 1
             await asyncio.sleep(0)
     assert num_turns >= 5 * len(given) / text_generator.REPLAY_PIECE
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
-    monkeypatch.setattr("pagewire.services.tokenizer.client_requests.MAX_UNREAD", 20_000)
+    monkeypatch.setattr("pagewire.services.tokenizer.client_session.MAX_UNREAD", 20_000)
     output = [504] * 400_000
     line = make_line(script=lambda request: output, max_model_len=10**6, tokens_per_step=500, auto=False)
     async with line.running(pool=pool):
@@ -663,22 +664,22 @@ async def _read_all(call) -> None:
         pass
 
 
-def test_merged_news_say_the_same() -> None:
+def test_merged_outputs_say_the_same() -> None:
     def response(text: str, token: int, **more) -> inference_pb2.GenerateResponse:
         usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=token)
         logprobs = [inference_pb2.TokenLogprob(token_id=token)]
         return inference_pb2.GenerateResponse(text=text, token_ids=[token], usage=usage, logprobs=logprobs, **more)
 
-    unread = delivery.Unread(response("a", 1, prompt_token_ids=[9]))
+    unread = text_output.UnreadOutput(response("a", 1, prompt_token_ids=[9]))
     for newer in (response("", 2), response("c", 3, finish_reason=STOP, stop_string="x")):
-        unread = unread.merge(delivery.Unread(newer))
+        unread = unread.merge(text_output.UnreadOutput(newer))
     merged = unread.read()
     assert merged == unread.read()
     assert (merged.text, list(merged.token_ids), list(merged.prompt_token_ids)) == ("ac", [1, 2, 3], [9])
     assert [token.token_id for token in merged.logprobs] == [1, 2, 3]
     assert (merged.usage.completion_tokens, merged.finish_reason, merged.stop_string) == (3, STOP, "x")
     failed = rpc.RpcError(grpc.StatusCode.INTERNAL, "x")
-    assert unread.merge(delivery.Unread(failed)).read() is failed
+    assert unread.merge(text_output.UnreadOutput(failed)).read() is failed
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2), (0, 1), (0, 2)])
@@ -686,10 +687,10 @@ def test_merged_deltas_say_the_same(order: tuple[int, ...]) -> None:
     usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=len(order))
     first = inference_pb2.GenerateResponse(text="a", token_ids=[1], usage=usage, prompt_token_ids=[9])
     last = inference_pb2.GenerateResponse(text="c", token_ids=[3], usage=usage, finish_reason=STOP)
-    news = [first, delivery.Delta("b", [2], usage), last]
-    unread = delivery.Unread(news[order[0]])
+    outputs = [first, text_output.TextDelta("b", [2], usage), last]
+    unread = text_output.UnreadOutput(outputs[order[0]])
     for index in order[1:]:
-        unread = unread.merge(delivery.Unread(news[index]))
+        unread = unread.merge(text_output.UnreadOutput(outputs[index]))
     merged = unread.read()
     assert unread.size == len(order)
     assert (merged.text, list(merged.token_ids)) == ("".join("abc"[i] for i in order), [i + 1 for i in order])

@@ -1,15 +1,9 @@
-"""Both ends of a multiplexed stream: many requests of two neighbours over one bidirectional gRPC stream.
-
-The sending side keeps an `Outbox`: news of a request that was not sent yet is merged, so a slow reader costs its own
-requests latency, never memory without bound and never anybody else's time. The client side is a `Link`: it
-connects, reconnects with back-off for as long as the service lives, and tells its owner, who then resubmits what was
-in flight.
-"""
+"""The client side of one bidirectional stream, which reconnects."""
 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 import grpc
@@ -18,52 +12,11 @@ from pagewire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-K = TypeVar("K")
-V = TypeVar("V")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
-
-
-class Outbox(Generic[K, V]):
-    """News by request, merged until it is taken. One producer side, one consumer; all on one event loop."""
-
-    def __init__(self, merge: Callable[[V, V], V]) -> None:
-        """merge(older, newer) returns what one message would have said for both; it may change `older`."""
-        self._merge = merge
-        self._pending: dict[K, V] = {}
-        self._wake = asyncio.Event()
-        self._closed = False
-
-    def put(self, key: K, value: V) -> V:
-        """Returns what is to be sent next for this key; lets the producer bound it."""
-        older = self._pending.get(key)
-        pending = self._pending[key] = value if older is None else self._merge(older, value)
-        self._wake.set()
-        return pending
-
-    def discard(self, key: K) -> None:
-        self._pending.pop(key, None)
-
-    def close(self) -> None:
-        """No more news: take() returns what is left, then ends."""
-        self._closed = True
-        self._wake.set()
-
-    async def take(self) -> dict[K, V]:
-        """Waits for news and returns all of it, oldest request first; empty only when closed."""
-        while not self._pending and not self._closed:
-            self._wake.clear()
-            await self._wake.wait()
-        taken, self._pending = self._pending, {}
-        return taken
-
-    async def __aiter__(self) -> AsyncIterator[dict[K, V]]:
-        while taken := await self.take():
-            yield taken
-
 
 Out = TypeVar("Out", covariant=True)
 In = TypeVar("In", contravariant=True)
@@ -109,10 +62,6 @@ class Link(Generic[Request, Response]):
         self._owner = owner
         self._call: BidiCall[Request, Response] | None = None
         self._write_lock = asyncio.Lock()
-
-    @property
-    def connected(self) -> bool:
-        return self._call is not None
 
     async def send(self, message: Request) -> None:
         """Sends in call order. Without a stream the message is dropped: on_connect has to say it all again."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
-from pagewire.services.tokenizer.delivery import Delta, News
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.stop import StopChecker, StopHit
+from pagewire.services.tokenizer.text_output import TextDelta, TextOutput
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -56,10 +56,10 @@ class OutputText:
         return out if isinstance(out, StopHit) else out + self._check.flush()
 
 
-Deliver = Callable[[News], None]
+Deliver = Callable[[TextOutput], None]
 
 
-class Generation:
+class TextStream:
     """Turns a request's tokens into GenerateResponses, handed to `deliver`. A TokenListener."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Generation:
         self._deliver = deliver
         self._span = span
         self._arrived = arrived
-        self._last_news = 0.0
-        self._has_news = False
+        self._last_output_time = 0.0
+        self._has_output = False
         self.finished = False
         # Called when a stop string ends the request, which the scheduler cannot know.
         self.stop_upstream: Callable[[], None] = lambda: None
@@ -144,16 +144,16 @@ class Generation:
 
     def _observe(self, token_ids: Sequence[int], cached_tokens: int) -> None:
         now = time.monotonic()
-        if not self._has_news:
+        if not self._has_output:
             # Kept from then on: a request that is computed anew after an interruption hits its own blocks.
             self._usage.cached_tokens = cached_tokens
-            self._has_news = True
+            self._has_output = True
         if token_ids:
-            if self._last_news:
-                stats.INTER_TOKEN_LATENCY.observe(now - self._last_news)
+            if self._last_output_time:
+                stats.INTER_TOKEN_LATENCY.observe(now - self._last_output_time)
             else:
                 stats.TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
-            self._last_news = now
+            self._last_output_time = now
 
     def _finish_at(
         self, hit: StopHit, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
@@ -177,11 +177,11 @@ class Generation:
         )
         self._deliver(response)
 
-    def _more(self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> News:
+    def _more(self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
         if logprobs is not None or self._prompt_token_ids is not None:
             return self._response(text, token_ids, logprobs)
         self._usage.completion_tokens = self._text.num_tokens
-        return Delta(text, token_ids, self._usage)
+        return TextDelta(text, token_ids, self._usage)
 
     def _response(
         self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None

@@ -1,0 +1,41 @@
+"""accept_tokens in C++: argument checks, then one call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels.cpu.library import I, L, P, bind
+
+__all__ = ["accept_tokens"]
+
+_accept_tokens = bind("accept_tokens", *[P] * 4, L, *[P] * 3, I)
+
+
+def accept_tokens(
+    sampled: Tensor,
+    rows: Tensor,
+    sample_start_loc: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_computed_tokens: Tensor,
+    num_gained: Tensor,
+) -> None:
+    for tensors, dtype in (
+        ((rows, sample_start_loc, token_ids), torch.int32),
+        ((sampled, num_tokens, num_computed_tokens, num_gained), torch.int64),
+    ):
+        for x in tensors:
+            if x.dtype is not dtype or x.stride()[-1] != 1:
+                raise TypeError(f"accept_tokens: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
+    _accept_tokens(
+        sampled.data_ptr(),
+        rows.data_ptr(),
+        sample_start_loc.data_ptr(),
+        token_ids.data_ptr(),
+        token_ids.stride(0),
+        num_tokens.data_ptr(),
+        num_computed_tokens.data_ptr(),
+        num_gained.data_ptr(),
+        rows.shape[0],
+    )

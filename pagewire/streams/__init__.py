@@ -1,0 +1,13 @@
+"""Multiplexed streams: many requests of two services over one bidirectional gRPC stream.
+
+The client side is a `Link`, which reconnects for as long as it runs; a `ResubmittingLink` also sends every live request
+again after a break. The server side is a `Session`, which sends from an `Outbox`: outputs of a request that were not
+sent yet are merged, so that a slow reader delays its own requests only, and never takes memory without bound.
+"""
+
+from pagewire.streams.link import MAX_BACKOFF_S, BidiCall, Link, LinkOwner
+from pagewire.streams.outbox import Outbox
+from pagewire.streams.resubmitting_link import LinkedRequest, ResubmittingLink
+from pagewire.streams.session import Session
+
+__all__ = ["MAX_BACKOFF_S", "BidiCall", "Link", "LinkOwner", "LinkedRequest", "Outbox", "ResubmittingLink", "Session"]

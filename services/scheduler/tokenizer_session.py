@@ -1,0 +1,52 @@
+"""One tokenizer's multiplexed stream: all its requests in, their outputs out."""
+
+from collections.abc import Callable
+from functools import partial
+
+from pagewire.rpc import RpcError
+from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.engine import Engine
+from pagewire.services.scheduler.request import FinishReason
+from pagewire.services.scheduler.request_output import RequestOutput
+from pagewire.streams import Session
+from pagewire.v1.scheduler_pb2 import (
+    SchedulerServiceConnectRequest,
+    SchedulerServiceConnectResponse,
+    TokenRequest,
+)
+
+
+class TokenizerSession(
+    Session[TokenRequest, RequestOutput, SchedulerServiceConnectRequest, SchedulerServiceConnectResponse]
+):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        engine.on_model_change.add(self._greet_again)
+
+    async def greet(self) -> SchedulerServiceConnectResponse:
+        return SchedulerServiceConnectResponse(hello=convert.from_info(await self._engine.wait_for_model()))
+
+    def on_message(self, message: SchedulerServiceConnectRequest) -> None:
+        for request in message.requests:
+            self.start(request.request_id, request)
+        for number in message.abort_request_ids:
+            self.abort(number)
+
+    def begin(self, number: int, request: TokenRequest) -> Callable[[], None]:
+        try:
+            return partial(self._engine.abort, self._engine.submit(request, self.outbox, number))
+        except RpcError as error:
+            num_tokens = len(request.prompt_token_ids)
+            self.outbox.put(number, RequestOutput([], num_tokens, 0, 0, FinishReason.ERROR, error=error))
+            return lambda: None
+
+    def build_message(self, outputs: dict[int, RequestOutput]) -> SchedulerServiceConnectResponse:
+        return convert.from_outputs(outputs)
+
+    def close(self) -> None:
+        self._engine.on_model_change.discard(self._greet_again)
+        super().close()
+
+    def _greet_again(self) -> None:
+        self.outbox.put(None, RequestOutput([], 0, 0, 0))

@@ -1,0 +1,57 @@
+"""One client's requests: those of a gateway's multiplexed stream, or the one of a call of its own."""
+
+from collections.abc import Callable
+
+from pagewire.rpc import RpcError
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.text_generator import TextGenerator
+from pagewire.services.tokenizer.text_output import MAX_UNREAD, TextDelta, TextOutput, UnreadOutput, unread_error
+from pagewire.streams import Session
+from pagewire.v1.inference_pb2 import ConnectRequest, ConnectResponse, GenerateRequest, NumberedResponse
+
+
+class ClientSession(Session[GenerateRequest, UnreadOutput, ConnectRequest, ConnectResponse]):
+    def __init__(self, generator: TextGenerator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    async def greet(self) -> ConnectResponse:
+        return ConnectResponse()
+
+    def on_message(self, message: ConnectRequest) -> None:
+        for numbered in message.requests:
+            self.start(numbered.number, numbered.request)
+        for number in message.abort_numbers:
+            self.abort(number)
+
+    def begin(self, number: int, request: GenerateRequest) -> Callable[[], None]:
+        def deliver(output: TextOutput) -> None:
+            unread = self.outbox.put(number, UnreadOutput(output))
+            if unread.size > MAX_UNREAD and not unread.is_last:
+                stats.UNREAD_CANCELLATIONS.inc()
+                self.abort(number)
+                self.outbox.put(number, UnreadOutput(unread_error()))
+
+        return self._generator.start(request, deliver).abort
+
+    def build_message(self, outputs: dict[int, UnreadOutput]) -> ConnectResponse:
+        # Lists until the end, which a message takes in at once.
+        responses: list[NumberedResponse] = []
+        numbers: list[int] = []
+        texts: list[str] = []
+        num_tokens: list[int] = []
+        token_ids: list[int] = []
+        for number, unread in outputs.items():
+            output = unread.read()
+            if isinstance(output, TextDelta):
+                numbers.append(number)
+                texts.append(output.text)
+                num_tokens.append(len(output.token_ids))
+                token_ids += output.token_ids
+            elif isinstance(output, RpcError):
+                responses.append(NumberedResponse(number=number, error=output.to_message()))
+            else:
+                responses.append(NumberedResponse(number=number, response=output))
+        return ConnectResponse(
+            responses=responses, numbers=numbers, texts=texts, num_tokens=num_tokens, token_ids=token_ids
+        )

@@ -1,0 +1,31 @@
+"""A proposer for tests, which knows what each request generates, and offers it, or something else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagewire.services.executor.request_state import RequestState
+from tests.services.executor.stepping import VOCAB_SIZE
+
+
+@dataclass
+class KnownTexts:
+    """Each draft is the right token with probability `accuracy`, another one otherwise."""
+
+    texts: list[list[int]]  # prompts with the output that plain decoding gives them
+    accuracy: float
+    max_draft_tokens: int = 3
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
+
+    def propose(self, rows: np.ndarray, num_draft_tokens: np.ndarray, state: RequestState) -> None:
+        for row, count in zip(rows.tolist(), num_draft_tokens.tolist(), strict=True):
+            num_known = int(state.columns.num_tokens[row])
+            known = state.token_ids[row, :num_known].tolist()
+            rest = next((text[num_known:] for text in self.texts if text[:num_known] == known), [])
+            for index in range(count):
+                right = rest[index] if index < len(rest) else 0
+                is_right = self.random.random() < self.accuracy
+                offer = right if is_right else (right + int(self.random.integers(1, VOCAB_SIZE))) % VOCAB_SIZE
+                state.token_ids[row, num_known + index] = offer
