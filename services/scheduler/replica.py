@@ -158,10 +158,6 @@ class Replica:
         return self._limits.max_num_seqs - len(self._running)
 
     @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
     def num_free_blocks(self) -> int:
         return self._kv.num_free_blocks if self._kv else 0
 

@@ -1,0 +1,153 @@
+"""The real scheduler and the real executor with a tiny model, in one process."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from pagewire import rpc
+from pagewire.config import SchedulerConfig
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.startup import ExecutorInfo
+from pagewire.services.executor.step import StepOutput
+from pagewire.services.scheduler.engine import Engine
+from pagewire.services.scheduler.main import make_server
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tests.services.executor.drafting import KnownTexts
+from tests.services.executor.stepping import CPU, LIMITS, alone, prompt, tiny_llama
+from tests.services.executor.test_servicer import INFO, NUM_BLOCKS, serving
+
+Stub: TypeAlias = scheduler_pb2_grpc.SchedulerServiceStub
+GREEDY = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=60)
+
+
+@asynccontextmanager
+async def scheduler(directory: Path, name: str, *executors: str) -> AsyncIterator[Stub]:
+    address = f"unix:{directory}/{name}.sock"
+    config = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0)
+    async with AsyncExitStack() as stack:
+        behind = [await stack.enter_async_context(rpc.channel(executor)) for executor in executors]
+        channel = await stack.enter_async_context(rpc.channel(address))
+        engine = Engine(config, behind)
+        server = make_server(config, engine, behind)
+        await server.start()
+        working = asyncio.create_task(engine.run())
+        try:
+            yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        finally:
+            await server.stop()
+            await rpc.cancel([working])
+
+
+async def generate(stub: Stub, token_ids: list[int], started: asyncio.Event | None = None) -> list[int]:
+    """Sixty tokens; started is set with the first."""
+    request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, sampling_params=GREEDY)
+    tokens: list[int] = []
+    async for response in stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)):
+        tokens += response.token_ids
+        if started is not None:
+            started.set()
+    return tokens
+
+
+async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pagewire.services.executor.servicer.TERM_HELD_S", 0.5)
+    model = tiny_llama(tmp_path / "model")
+    expected = {length: alone(model, prompt(length), 60) for length in (9, 12)}
+    executor = f"unix:{tmp_path}/executor.sock"
+    async with (
+        serving(executor, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
+        scheduler(tmp_path, "earlier", executor) as earlier,
+    ):
+        started = asyncio.Event()
+        interrupted = asyncio.create_task(generate(earlier, prompt(9), started))
+        await started.wait()
+        async with scheduler(tmp_path, "later", executor) as later:
+            for _ in range(3):
+                assert await generate(later, prompt(12)) == expected[12]
+            async with asyncio.timeout(10):
+                while "refuses this scheduler (FAILED_PRECONDITION" not in caplog.text:
+                    await generate(later, prompt(12))
+            assert caplog.text.count("lost the executor") == 1, "nobody takes it from the later one"
+            assert not interrupted.done()
+        assert await asyncio.wait_for(interrupted, 20) == expected[9], "not a token lost or repeated"
+
+
+@pytest.mark.parametrize("accuracy", [1.0, 0.6, 0.0])
+async def test_drafts_change_the_number_of_steps_and_never_the_text(tmp_path: Path, accuracy: float) -> None:
+    model = tiny_llama(tmp_path / "model")
+    prompts = [prompt(length, seed=length) for length in (5, 9, 14)]
+    expected = [alone(model, token_ids, 60) for token_ids in prompts]
+    texts = [[*token_ids, *output] for token_ids, output in zip(prompts, expected, strict=True)]
+    num_steps = 0
+
+    class CountingRunner(ModelRunner):
+        def execute(self, *args: Any) -> StepOutput:
+            nonlocal num_steps
+            num_steps += 1
+            return super().execute(*args)
+
+    def start() -> tuple[ModelRunner, ExecutorInfo]:
+        runner = CountingRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=KnownTexts(texts, accuracy))
+        return runner, dataclasses.replace(INFO, max_draft_tokens=runner.max_draft_tokens)
+
+    executor = f"unix:{tmp_path}/executor.sock"
+    async with serving(executor, start), scheduler(tmp_path, "s", executor) as stub:
+        assert await asyncio.gather(*(generate(stub, token_ids) for token_ids in prompts)) == expected
+    # All right, a step gains four tokens; up to two are scheduled before the last result is known.
+    assert num_steps < 30 if accuracy == 1 else num_steps >= 30
+
+
+async def test_a_replica_takes_over_what_another_began(tmp_path: Path) -> None:
+    models = [tiny_llama(tmp_path / f"model{index}") for index in range(2)]
+    prompts = [prompt(length, seed=length) for length in range(5, 13)]
+    expected = [alone(models[0], token_ids, 60) for token_ids in prompts]
+    executors = [f"unix:{tmp_path}/e{index}.sock" for index in range(2)]
+
+    def start(index: int) -> Callable[[], tuple[ModelRunner, ExecutorInfo]]:
+        return lambda: (ModelRunner(models[index], LIMITS, NUM_BLOCKS, CPU), INFO)
+
+    async with serving(executors[0], start(0)), scheduler(tmp_path, "s", *executors) as stub:
+        async with serving(executors[1], start(1)):
+            await until_executors(stub, 2)
+            started = [asyncio.Event() for _ in prompts]
+            generating = [
+                asyncio.create_task(generate(stub, token_ids, event))
+                for token_ids, event in zip(prompts, started, strict=True)
+            ]
+            for event in started:
+                await event.wait()
+        assert await asyncio.gather(*generating) == expected
+
+
+async def test_a_request_yields_the_hidden_state_of_its_prompt(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "model")
+    executor = f"unix:{tmp_path}/executor.sock"
+    token_ids = prompt(9)
+    async with (
+        serving(executor, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
+        scheduler(tmp_path, "s", executor) as stub,
+    ):
+        request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, yields_vector=True)
+        calls = [stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)) for _ in range(2)]
+        first, second = [[response async for response in call] for call in calls]
+    assert len(first) == len(second) == 1 and first[0].finish_reason == common_pb2.FINISH_REASON_STOP
+    hidden = torch.tensor(list(first[0].vector.values))
+    torch.testing.assert_close(hidden, torch.tensor(list(second[0].vector.values)))
+    next_token = int(model.compute_logits(hidden[None]).argmax())
+    assert [next_token] == alone(model, token_ids, 1), "it is what the next token is sampled from"
+
+
+async def until_executors(stub: Stub, count: int) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if (await stub.GetLoad(scheduler_pb2.GetLoadRequest())).num_executors == count:
+                return
+            await asyncio.sleep(0.01)
