@@ -20,7 +20,10 @@ class ExecutorListener(Protocol):
     """Who wants to know. Calls come one at a time."""
 
     def on_executor(self, info: ExecutorInfo) -> None:
-        """An executor is there, with empty rows and an empty KV cache; steps are counted from 1."""
+        """An executor is there, with empty rows and an empty KV cache; steps are counted from 1.
+
+        Raises RpcError FAILED_PRECONDITION if it cannot be used: it is left alone, and asked again later.
+        """
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         """A step is done. InvalidResult ends the stream; a new one follows."""
@@ -66,8 +69,8 @@ class ExecutorClient:
             return
         if message.step_id != 0 or self._description is None:
             raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
-        self._is_open, self._was_refused = True, False
         self._listener.on_executor(convert.to_executor_info(self._description))
+        self._is_open, self._was_refused = True, False
 
     def on_disconnect(self, reason: str) -> None:
         self._description = None
@@ -79,4 +82,4 @@ class ExecutorClient:
             self._listener.on_executor_lost(reason)
         elif reason.startswith(grpc.StatusCode.FAILED_PRECONDITION.name) and not self._was_refused:
             self._was_refused = True
-            logger.warning("the executor at %s refuses this scheduler (%s); trying again", self._address, reason)
+            logger.warning("the executor at %s cannot be used (%s); trying again", self._address, reason)

@@ -73,7 +73,7 @@ async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
             for _ in range(3):
                 assert await generate(later, prompt(12)) == expected[12]
             async with asyncio.timeout(10):
-                while "refuses this scheduler (FAILED_PRECONDITION" not in caplog.text:
+                while "cannot be used (FAILED_PRECONDITION" not in caplog.text:
                     await generate(later, prompt(12))
             assert caplog.text.count("lost the executor") == 1, "nobody takes it from the later one"
             assert not interrupted.done()

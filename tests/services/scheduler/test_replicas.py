@@ -136,6 +136,7 @@ async def test_an_executor_of_another_model_waits_until_the_others_are_gone(
         await line.start_executor(index=1)
         await until(lambda: "serves another, while others serve fake" in caplog.text)
         assert (await line.load()).model_info.model == "fake"
+        assert "lost the executor" not in caplog.text
         await line.kill_executor(0)
         await until(lambda: line.engine.info is not None and line.engine.info.model == "another")
 
