@@ -1,8 +1,8 @@
 """Configuration: one frozen dataclass per service; each field is a flag, a YAML key and an environment variable.
 
 `--max-num-seqs 64`, `max-num-seqs: 64` in the file given by `--config` and `PAGEWIRE_MAX_NUM_SEQS=64` mean the
-same; a flag wins over the environment, the environment over the file, the file over the default stated here.
-`pagewire.flags` does the parsing. What is found out at run time (block count, model length) is never written back.
+same. Precedence: flag, environment, file, then the default stated here. `pagewire.flags` does the parsing. What is
+found out at run time (block count, model length) is never written back.
 """
 
 import dataclasses
