@@ -1,4 +1,4 @@
-"""The gateway's own metrics, and one exposition of the whole line's."""
+"""The gateway's own metrics, and one exposition of the metrics of all services."""
 
 import logging
 from collections.abc import Iterable, Iterator

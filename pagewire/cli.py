@@ -29,12 +29,12 @@ Serve a large language model:
 Talk to a running stack:
   chat               a conversation in the terminal
   generate "PROMPT"  one completion
-  bench serve        measure latency and throughput under load
+  bench serve        latency and throughput under load
   bench sweep        the same against concurrency and prompt length
-  bench plot FILE    pictures of such curves
+  bench plot FILE    plot these curves
 
 Prepare a model:
-  quantize [MODEL]   a checkpoint in 4 or 8 bits (AWQ, GPTQ) from one in 16
+  quantize [MODEL]   make a 4-bit or 8-bit checkpoint (AWQ, GPTQ) from a 16-bit one
 
 One service each, as containers run them:
   gateway            REST, OpenAI-compatible

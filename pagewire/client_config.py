@@ -14,7 +14,7 @@ class ClientConfig:
     model: str = flag("", "served model name (default: the only one)", group="connection")
     max_tokens: int | None = flag(
         None,
-        "most tokens to generate (default: what the model's length allows)",
+        "maximum number of tokens to generate (default: what the model's length allows)",
         group="generation",
         valid=BY_NAME["max_tokens"].valid,
     )

@@ -1,8 +1,8 @@
 """Configuration: one frozen dataclass per service; each field is a flag, a YAML key and an environment variable.
 
 `--max-num-seqs 64`, `max-num-seqs: 64` in the file given by `--config` and `PAGEWIRE_MAX_NUM_SEQS=64` mean the
-same; a flag wins over the environment, the environment over the file, the file over the default stated here.
-`pagewire.flags` does the parsing. What is found out at run time (block count, model length) is never written back.
+same. Precedence: flag, environment, file, then the default stated here. `pagewire.flags` does the parsing. What is
+found out at run time (block count, model length) is never written back.
 """
 
 import dataclasses
@@ -24,16 +24,14 @@ class ServiceConfig:
         group="observability",
         choices=("debug", "info", "warning", "error"),
     )
-    log_format: str = flag(
-        "text", "log lines for people or for machines", group="observability", choices=("text", "json")
-    )
+    log_format: str = flag("text", "format of log lines", group="observability", choices=("text", "json"))
     otlp_traces_endpoint: str | None = flag(
         None,
         "OTLP gRPC endpoint that receives traces, for instance http://localhost:4317; https:// for TLS",
         group="observability",
     )
     shutdown_timeout: float = flag(
-        30.0, "seconds that requests in flight are given to end after SIGTERM", group="recovery", valid=NOT_NEGATIVE
+        30.0, "seconds that requests in flight have to finish after SIGTERM", group="recovery", valid=NOT_NEGATIVE
     )
 
 
@@ -44,7 +42,7 @@ class ListenConfig(ServiceConfig):
     listen: str = flag("", "addresses to serve gRPC on, comma separated: unix:/path or host:port", group="network")
     metrics_port: int | None = flag(
         None,
-        "serve this service's own Prometheus metrics on this HTTP port (the gateway serves all)",
+        "HTTP port for this service's own Prometheus metrics (the gateway serves those of all services)",
         group="observability",
         valid=PORT,
     )
@@ -95,14 +93,14 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
     port: int = flag(8000, "REST port", group="network", valid=PORT)
     api_server_count: int = flag(
         1,
-        "gateway processes behind the REST port; with several, /metrics shows the gateway's own numbers of one of them",
+        "gateway processes behind the REST port; with several, /metrics shows the gateway metrics of only one",
         group="network",
         valid=POSITIVE,
     )
     reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
     api_key: str | None = flag(
         None,
-        "required as `Authorization: Bearer KEY` on every REST route but probes; the gRPC ports ask for no key",
+        "required as `Authorization: Bearer KEY` on every REST route except probes; gRPC has no authentication",
         group="network",
         secret=True,
     )
@@ -127,14 +125,14 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
         None, "jinja chat template, a path or the template itself (default: the model's own)", group="model"
     )
     trust_request_chat_template: bool = flag(
-        False, "render chat templates that gRPC requests bring along; only for clients you trust", group="model"
+        False, "render chat templates that come with gRPC requests; only for clients you trust", group="model"
     )
     tokenizer_pool_size: int | None = flag(
         None, "tokenizer workers (default: from the core count)", group="tokenizer", valid=POSITIVE
     )
     tokenizer_pool_type: str = flag(
         "thread",
-        "workers as threads over the Rust tokenizer or as processes",
+        "run workers as threads around the Rust tokenizer, or as processes",
         group="tokenizer",
         choices=("thread", "process"),
     )
@@ -159,8 +157,8 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         kind="size",
         valid=NOT_NEGATIVE,
     )
-    enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="scheduling")
-    enable_chunked_prefill: bool = flag(True, "split prompts over steps", group="scheduling")
+    enable_prefix_caching: bool = flag(True, "reuse the KV blocks of prompts that begin alike", group="scheduling")
+    enable_chunked_prefill: bool = flag(True, "split long prompts over several steps", group="scheduling")
     scheduling_policy: str = flag(
         "fcfs",
         "order of waiting requests and of preemption",
@@ -169,7 +167,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
     )
     max_waiting_requests: int | None = flag(
         None,
-        "requests that may wait; more are refused with RESOURCE_EXHAUSTED / 429 (default: no bound)",
+        "requests that may wait; more are refused with RESOURCE_EXHAUSTED / 429 (default: unlimited)",
         group="scheduling",
         valid=NOT_NEGATIVE,
     )
@@ -192,13 +190,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     device: str = flag(
         "auto",
-        "where the model runs; auto takes CUDA if there is one",
+        "device that runs the model; auto uses CUDA if available",
         group="executor",
         choices=("auto", "cpu", "cuda"),
     )
     dtype: str = flag(
         "auto",
-        "weights, activations and (see --kv-cache-dtype) KV cache; auto takes the checkpoint's, and bfloat16 for GGUF",
+        "type of weights, activations and KV cache (see --kv-cache-dtype); auto: the checkpoint's, bfloat16 for GGUF",
         group="model",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
@@ -210,7 +208,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     quantization: str | None = flag(
         None,
-        "insist on a checkpoint of this format; none = dequantize to --dtype (default: run it as it is stored)",
+        "require a checkpoint in this format; none = dequantize to --dtype (default: run it as stored)",
         group="model",
         choices=(
             "awq",
@@ -227,13 +225,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     weights_cache: str | None = flag(
         None,
-        "directory that keeps weights as they are packed for the device, so that the next start maps them; auto = in "
-        "Pagewire's cache directory (default: nothing is kept)",
+        "directory for weights in the layout of the device, which the next start maps; auto = in Pagewire's cache "
+        "directory (default: keep none)",
         group="model",
     )
     model_impl: str = flag(
         "auto",
-        "Pagewire's own model code, or transformers' with our paged attention; auto prefers our own",
+        "Pagewire's own model code, or transformers' with Pagewire's attention; auto prefers the former",
         group="model",
         choices=("auto", "pagewire", "transformers"),
     )
@@ -252,7 +250,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     num_gpu_blocks_override: int | None = flag(
         None,
-        "number of KV blocks, whatever memory there is (tests force preemption with it)",
+        "number of KV blocks, regardless of memory (lets tests force preemption)",
         group="memory",
         valid=POSITIVE,
     )
@@ -271,7 +269,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     kv_cache_dtype: str = flag(
         "auto",
-        "how keys and values are stored; auto = as --dtype; fp8 = fp8_e4m3, half the memory, scaled by the "
+        "type of stored keys and values; auto = same as --dtype; fp8 = fp8_e4m3, half the memory, scaled by the "
         "checkpoint's k_scale and v_scale, or by 1",
         group="memory",
         choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3"),
@@ -286,8 +284,8 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     enforce_eager: bool = flag(
         False,
-        "turn CUDA graphs, and recorded steps on a CPU, off: every step launches its kernels one by one "
-        "(slower; saves the graphs' memory and the time of their capture)",
+        "turn off CUDA graphs, and recorded steps on a CPU: every step launches its kernels one by one "
+        "(slower; saves the memory of graphs and the time to capture them)",
         group="executor",
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = flag(
@@ -299,7 +297,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     max_cudagraph_capture_size: int | None = flag(
         None,
-        "largest decode step that is captured; larger ones run eagerly (default: --max-num-seqs, at most 512)",
+        "largest captured decode step; larger ones run eagerly (default: --max-num-seqs, at most 512)",
         group="executor",
         valid=POSITIVE,
     )
@@ -318,7 +316,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
 
     grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network", valid=PORT)
     uds_dir: str | None = flag(
-        None, "directory of the unix sockets between the services (default: a fresh one)", group="network"
+        None, "directory for the Unix sockets between the services (default: a new one)", group="network"
     )
 
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:

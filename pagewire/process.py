@@ -1,4 +1,4 @@
-"""What a service process has to itself: its life, tied to the supervisor's, and its share of the machine."""
+"""The life of a service process, tied to the supervisor's, and its share of the machine."""
 
 import ctypes
 import math
@@ -40,7 +40,7 @@ def die_with(parent: int) -> None:
 
 
 def spare_grpc_threads() -> None:
-    """Has gRPC read its sockets in the thread that waits for its events, not in a pool of threads beside it: a message
+    """Makes gRPC read its sockets in the thread that waits for its events, not in a separate pool of threads: a message
     then wakes half as many threads and takes two thirds of the processor time. Called before gRPC is imported; what
     the environment says of GRPC_EXPERIMENTS counts more.
     """

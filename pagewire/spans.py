@@ -1,4 +1,4 @@
-"""OpenTelemetry's side of `telemetry.Span`; imported only where spans go somewhere."""
+"""OpenTelemetry's side of `telemetry.Span`; imported only if spans are exported."""
 
 from collections.abc import Mapping
 from typing import Any

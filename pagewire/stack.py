@@ -63,8 +63,8 @@ def run(config: ServeConfig) -> int:
 def _warn_of_open_grpc(config: ServeConfig) -> None:
     if config.api_key and not is_loopback(config.host):
         logger.warning(
-            "gRPC on %s asks for no key: whoever reaches the port gets past --api-key. Close it to others, or serve on"
-            " loopback (--host 127.0.0.1) behind a proxy",
+            "gRPC on %s has no authentication: whoever reaches it bypasses --api-key. Block the port for others,"
+            " or serve on loopback (--host 127.0.0.1) behind a proxy",
             endpoint(config.host, config.grpc_port),
         )
 

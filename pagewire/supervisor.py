@@ -87,7 +87,7 @@ class _Keeper:
                     raise StartupError(f"the {self.service.name} cannot start ({_ending(code)}): {_remedy(code)}")
             if time.monotonic() - started >= STABLE_S:
                 backoff = MIN_BACKOFF_S
-            logger.warning("%s ended (%s); starting it again in %g s", self.service.name, _ending(code), backoff)
+            logger.warning("%s ended (%s); restarting it in %g s", self.service.name, _ending(code), backoff)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_S)
@@ -172,7 +172,7 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():
-            logger.info("stopping; once more to kill")
+            logger.info("stopping; a second signal kills")
             self._stop_time = time.monotonic()
             self._stop.set()
             return

@@ -1,1 +1,1 @@
-"""`pagewire quantize`: a checkpoint in 4 or 8 bits from one in 16."""
+"""`pagewire quantize`: 4-bit and 8-bit checkpoints from 16-bit ones."""

@@ -63,7 +63,7 @@ def awq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> Ro
 
 
 def _relative_magnitude(weight: Tensor, grid: Grid) -> Tensor:
-    """float32 [K]: mean over the outputs of |weight| in parts of the largest of its group."""
+    """float32 [K]: mean over the outputs of |weight| relative to the largest of its group."""
     parts = [weight[:, columns].abs() for columns in grid.groups(weight.shape[1])]
     return torch.cat([(part / part.amax(dim=1, keepdim=True).clamp(min=1e-12)).mean(dim=0) for part in parts])
 

@@ -10,30 +10,32 @@ from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 class QuantizeConfig(ModelConfigFlags):
     """`pagewire quantize`."""
 
-    out: str | None = flag(None, "directory to make (required); must not exist, or be empty", group="output")
+    out: str | None = flag(None, "directory to create (required); must be empty if it exists", group="output")
     method: str = flag(
         "awq",
-        "awq: scales inputs by their activations; gptq: makes up for each column's error in the next; rtn: rounds to "
-        "nearest, without calibration",
+        "awq: scales inputs by their activations; gptq: compensates for each column's error in the next ones; rtn: "
+        "rounds to nearest, without calibration",
         group="quantization",
         choices=("awq", "gptq", "rtn"),
     )
     bits: int = flag(4, "4; gptq and rtn also 8", group="quantization")
-    group_size: int = flag(128, "inputs that share a scale: 32, 64, 128, or -1 for all of a row", group="quantization")
+    group_size: int = flag(128, "inputs that share a scale: 32, 64, 128, or -1 for a whole row", group="quantization")
     sym: bool = flag(False, "gptq, rtn: the same zero for all groups", group="quantization")
-    desc_act: bool = flag(True, "awq, gptq: columns with the largest inputs first", group="quantization")
+    desc_act: bool = flag(True, "awq, gptq: round the columns with the largest inputs first", group="quantization")
     static_groups: bool = flag(
         True,
-        "gptq with --desc-act: groups of neighbouring inputs; without, groups follow the order of columns, which costs "
-        "speed when served",
+        "gptq with --desc-act: groups of neighboring inputs; otherwise groups follow the order of columns, which "
+        "makes serving slower",
         group="quantization",
     )
     clip: bool = flag(
-        True, "awq, gptq: search for each group's range, instead of spanning all of it", group="quantization"
+        True,
+        "awq, gptq: search for the best range of each group instead of spanning its values",
+        group="quantization",
     )
     damp: float = flag(
         0.01,
-        "awq, gptq: dampening, in parts of the Hessian's mean diagonal",
+        "awq, gptq: added to the Hessian's diagonal, relative to its mean",
         group="quantization",
         valid=Range(above=0),
     )
@@ -58,13 +60,13 @@ class QuantizeConfig(ModelConfigFlags):
     calibration_length: int = flag(512, "tokens of each sequence", group="text", valid=Range(minimum=2))
     eval: str | None = flag(
         None,
-        "text to measure perplexity on (default: the last tenth of --calibration, or a text that comes with Pagewire)",
+        "text to measure perplexity on (default: the last tenth of --calibration, or a text included with Pagewire)",
         group="text",
     )
     eval_samples: int = flag(32, "sequences to measure perplexity on", group="text", valid=POSITIVE)
     seed: int = flag(0, "seed of sampled text", group="text")
     device: str = flag(
-        "auto", "where to compute; auto takes CUDA if there is one", group="compute", choices=("auto", "cpu", "cuda")
+        "auto", "where to compute; auto uses CUDA if available", group="compute", choices=("auto", "cpu", "cuda")
     )
     num_threads: int | None = flag(
         None,

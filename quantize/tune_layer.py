@@ -46,7 +46,7 @@ def tune_layer(
     """inputs, targets: [num_sequences, length, hidden_size], hidden states before the layer, and those aimed at after
     it.
 
-    The error is the squared distance from the target in parts of the target's square, the mean over tokens: to what
+    The error is the squared distance from the target relative to the target's square, the mean over tokens: to what
     follows, the next norm, only the direction matters. Returns it as it was in the first steps, and in the last.
     Raises StartupError where training breaks down.
     """

@@ -15,7 +15,7 @@ usage: pagewire bench <command> [flags]
 
   serve      latency and throughput of a server under one load
   sweep      the same against concurrency, and time to first token against prompt length
-  plot FILE  a picture of such curves, of any number of servers
+  plot FILE  plot these curves, for any number of servers
 
   pagewire bench <command> --help    flags of a command
 """

@@ -17,7 +17,7 @@ class ServerFlags:
     api_key: str | None = flag(None, "sent as `Authorization: Bearer KEY`", group="server", secret=True)
     timeout: float = flag(900.0, "seconds after which a request counts as failed", group="server", valid=Range(above=0))
     ignore_eos: bool = flag(
-        True, "go on to the full length; switch off for servers that refuse the parameter", group="prompts"
+        True, "generate the full length; turn off for servers that refuse the parameter", group="prompts"
     )
     temperature: float = flag(0.0, "0 = greedy", group="prompts", valid=NOT_NEGATIVE)
 
@@ -28,7 +28,7 @@ class BenchConfig(ServerFlags):
 
     num_prompts: int = flag(64, "requests to measure", group="load", valid=POSITIVE)
     concurrency: int | None = flag(
-        None, "requests in flight (default: 8; without bound if --request-rate is given)", group="load", valid=POSITIVE
+        None, "requests in flight (default: 8; unlimited if --request-rate is given)", group="load", valid=POSITIVE
     )
     request_rate: float | None = flag(
         None, "requests started per second, whether or not earlier ones have ended", group="load", valid=Range(above=0)
@@ -53,7 +53,7 @@ class BenchConfig(ServerFlags):
         None, "take only prompts of this many tokens from the file", group="prompts", valid=POSITIVE
     )
     prompt_offset: int = flag(
-        0, "skip this many prompts of the file: fresh ones for each repeat", group="prompts", valid=NOT_NEGATIVE
+        0, "skip this many prompts of the file, to use new ones in each repeat", group="prompts", valid=NOT_NEGATIVE
     )
 
     json_out: str | None = flag(None, "write summary and single requests to this file", group="output")
@@ -88,7 +88,7 @@ class SweepFlags:
     )
     seed: int | None = flag(
         None,
-        "seed of the random prompts (default: another one each time, so that no prefix cache knows them)",
+        "seed of the random prompts (default: a different one each time, to avoid hits in prefix caches)",
         group="load",
     )
     input_len: int = flag(128, "tokens of each prompt, against concurrency", group="prompts", valid=POSITIVE)
@@ -97,7 +97,7 @@ class SweepFlags:
     )
     json_out: str = flag(
         "curves.json",
-        "file of curves; those already in it stay, but for the ones that are taken again",
+        "file of curves; those already in it are kept unless they are taken again",
         group="output",
     )
     label: str | None = flag(None, "name of the curves in pictures (default: the model's)", group="output")

@@ -98,7 +98,7 @@ def read(path: Path) -> list[Curve]:
         raise StartupError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("curves"), list):
         raise StartupError(
-            f'{path}: no file of curves {{"curves": [...]}}, such as `pagewire bench sweep` writes (the results of'
+            f'{path}: not a file of curves {{"curves": [...]}}, such as `pagewire bench sweep` writes (the results of'
             " `pagewire bench serve` are single points)"
         )
     return [_curve(path, value) for value in content["curves"]]
@@ -131,7 +131,7 @@ def _curve(path: Path, value: Any) -> Curve:
     if not all(isinstance(value[name], str) for name in names if name != "points"):
         raise StartupError(f"{path}: {', '.join(names[:-1])} of a curve are text: {str(value)[:80]}")
     if value["kind"] not in KINDS:
-        raise StartupError(f"{path}: no kind of curve {value['kind']!r}; there are {', '.join(KINDS)}")
+        raise StartupError(f"{path}: unknown kind of curve {value['kind']!r}; known kinds: {', '.join(KINDS)}")
     if not isinstance(value["points"], list) or not value["points"]:
         raise StartupError(f"{path}: the {value['kind']} curve {value['label']!r} has no points")
     for point in value["points"]:

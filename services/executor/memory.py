@@ -36,7 +36,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """What serving takes beside the KV cache, bytes; measured once (`memory_profile`)."""
+    """What serving takes apart from the KV cache, bytes; measured once (`memory_profile`)."""
 
     peak_bytes: int  # torch's at the peak of the largest steps: weights, rows, activations
     library_bytes: int  # by which memory outside of torch grew in these steps: code of kernels, handles, workspaces

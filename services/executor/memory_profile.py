@@ -1,8 +1,8 @@
-"""What serving takes of a CUDA device's memory beside the KV cache: measured by running the largest steps, then kept.
+"""How much CUDA memory serving takes apart from the KV cache: measured by running the largest steps, then kept.
 
 A measurement costs seconds (compilation, a step of all tokens, captures of two sizes) and depends on the model's files,
 the flags, the device and the software alone. It is kept under a key of all these in `profiles/` of the user's cache
-directory; the next start with the same key reads it. Delete the folder to have everything measured anew.
+directory; the next start with the same key reads it. Delete the folder to measure again.
 """
 
 from __future__ import annotations

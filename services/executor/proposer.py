@@ -1,4 +1,4 @@
-"""Who drafts tokens: a step then checks several of a request's next tokens at once, and keeps those that are right."""
+"""Proposers draft tokens: a step then checks several of a request's next tokens at once and keeps the right ones."""
 
 from __future__ import annotations
 

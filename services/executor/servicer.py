@@ -89,8 +89,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         if opening.term < self._term and is_held:
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"a scheduler that started later (term {self._term}) has this executor, yours has term "
-                f"{opening.term}; stop one of them, or give each executors of its own",
+                f"this executor belongs to a scheduler that started later (term {self._term}; yours is term "
+                f"{opening.term}); stop one of the two, or give each its own executors",
             )
         self._term = opening.term
 

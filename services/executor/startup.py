@@ -1,4 +1,4 @@
-"""From a configuration to a model runner that is warm: load, size the KV cache, run, capture. On the device thread."""
+"""From a configuration to a warm model runner: load, size the KV cache, run, capture. On the device thread."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _within(limits: Limits, num_blocks: int) -> Limits:
 
 
 def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
-    """Where there are no graphs, whoever asked for some is told why."""
+    """Whether there are; logs why not if some were asked for."""
     if config.enforce_eager:
         reason = "--enforce-eager turns them off"
     elif device.type != "cuda":
@@ -276,7 +276,7 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
 
 
 def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
-    """What a memory profile depends on, beside device and software."""
+    """What a memory profile depends on, apart from device and software."""
     config = setup.config
     return {
         "model": model_key(model_path),

@@ -1,4 +1,4 @@
-"""Steps of fake requests, run at start: no request of serving waits for a compilation."""
+"""Steps of fake requests, run at startup so that no real request waits for a compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of the KV cache: who is free, who holds what, and which contents can be found again.
+"""The blocks of the KV cache: which are free, who holds what, and which contents can be found again.
 
 A block whose last holder left keeps its contents and its hash until it is needed: the free queue, in the order in which
 blocks may be evicted, is at the same time the prefix cache.

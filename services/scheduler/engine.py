@@ -127,8 +127,8 @@ class Engine:
         if not message.resubmitted:
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
-                f"the executor is away, and the last one took {info.max_num_tokens - 1} tokens of a prompt that has "
-                f"{num_tokens}; try again when it is back",
+                f"no executor is available now, and the last one took prompts of up to {info.max_num_tokens - 1} "
+                f"tokens; this one has {num_tokens}. Try again later",
             )
 
     def abort(self, live: LiveRequest) -> None:

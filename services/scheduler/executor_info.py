@@ -1,4 +1,4 @@
-"""What an executor described of itself."""
+"""What an executor says about itself."""
 
 from dataclasses import dataclass
 

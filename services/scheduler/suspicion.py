@@ -1,8 +1,8 @@
-"""Who may be the reason why executors die.
+"""Requests that may be the reason why executors die.
 
 A death says nothing about its cause, so every request that was in flight is charged with it, until its next token
-clears it. Who was charged twice in a row runs in steps of its own: then only the cause itself is charged a third time,
-and ends. A request that brings down every executor thereby costs the others a pause, never their answers.
+clears it. A request charged twice in a row runs in steps of its own, so that a third death charges only its cause,
+which then ends. A request that brings down every executor thus costs the others a pause, never their answers.
 """
 
 from collections.abc import Iterable

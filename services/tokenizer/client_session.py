@@ -1,4 +1,4 @@
-"""One client's requests: those of a gateway's multiplexed stream, or the one of a call of its own."""
+"""One client's requests: those of a gateway's multiplexed stream, or the single one of a separate call."""
 
 from collections.abc import Callable
 

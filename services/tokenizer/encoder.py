@@ -1,4 +1,4 @@
-"""Prompts to token ids, by the pool each distinct one once: the choices of one request all have the same."""
+"""Prompts to token ids. The pool encodes each distinct prompt once: all choices of a request have the same."""
 
 import asyncio
 from collections.abc import Hashable, Sequence

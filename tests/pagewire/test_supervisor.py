@@ -83,8 +83,8 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
         os.kill(lived[-1], signal.SIGKILL)
         wait_until(lambda lived=lived: len(stack.pids("executor")) > len(lived))  # type: ignore[misc]
     assert len(stack.pids("scheduler")) == 1
-    assert "executor ended (killed by SIGKILL); starting it again in 0.2 s" in stack.output
-    assert "starting it again in 0.4 s" in stack.output
+    assert "executor ended (killed by SIGKILL); restarting it in 0.2 s" in stack.output
+    assert "restarting it in 0.4 s" in stack.output
     stack.process.terminate()
     assert stack.process.wait(60) == 0
 

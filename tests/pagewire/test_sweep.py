@@ -111,7 +111,7 @@ async def test_a_file_that_is_not_ours_stays(server: Server, tmp_path: Path) -> 
     path = tmp_path / "c.json"
     path.write_text('{"summary": 1}')
     code, text = await sweep(server, path)
-    assert code == 1 and "no file of curves" in text and not server.bodies
+    assert code == 1 and "not a file of curves" in text and not server.bodies
     assert json.loads(path.read_text()) == {"summary": 1}
 
 

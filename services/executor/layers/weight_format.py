@@ -1,4 +1,4 @@
-"""What a format of quantized weights has to say."""
+"""What a quantized format must provide."""
 
 from __future__ import annotations
 

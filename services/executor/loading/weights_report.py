@@ -1,4 +1,4 @@
-"""What a model's weights are held as, told once when they are loaded: in the log and in metrics."""
+"""The forms in which a model's weights are held, reported once after loading: in the log and in metrics."""
 
 from __future__ import annotations
 

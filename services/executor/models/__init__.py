@@ -1,1 +1,1 @@
-"""Model code, and `registry.py`: the one place where an architecture is announced."""
+"""Model code, and `registry.py`: the one place where architectures are registered."""

@@ -1,4 +1,4 @@
-"""Llama, and what is a Llama by its weights: SmolLM2, and Mistral with its sliding window."""
+"""Llama and models with the same weights: SmolLM2, and Mistral with its sliding window."""
 
 from __future__ import annotations
 

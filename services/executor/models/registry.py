@@ -1,4 +1,4 @@
-"""The architectures of our own code. A new model is a file beside this one and an entry here, nothing else."""
+"""The architectures of our own code. A new model is a file next to this one and an entry here, nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formats of quantized checkpoints: a module beside this one and an entry here.
+"""The formats of quantized checkpoints: a module next to this one and an entry here.
 
 Which of them a checkpoint is in follows from `quantization_config` of its `config.json`. A GGUF file has none: its
 tensors have types of their own (`gguf.py`).

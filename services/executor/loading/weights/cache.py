@@ -1,7 +1,7 @@
-"""Weights as a device multiplies with them, kept on disk: the next start maps them instead of packing them again.
+"""Weights in the layout of a device, kept on disk: the next start maps them instead of packing them again.
 
 `--weights-cache` names the directory. An entry is one file per checkpoint, device type, dtype and `--quantization none`
-or not; it holds under which files and which code it was made, and is made anew where either has changed. On a CPU the
+or not; it holds under which files and which code it was made, and is made again when either has changed. On a CPU the
 weights are views of the mapped file: processes that serve the same model share its memory.
 """
 

@@ -1,4 +1,4 @@
-"""What tells one checkpoint, and one state of our code, from another: for everything that is kept between starts."""
+"""The identity of a checkpoint and of the state of our code, for everything that is kept between starts."""
 
 from __future__ import annotations
 

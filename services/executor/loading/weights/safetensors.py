@@ -112,5 +112,5 @@ def _shards(index: Path) -> list[str]:
         raise ModelLoadError(f"{index}: not a valid index of safetensors shards ({error!r})") from error
     for name in names:
         if not isinstance(name, str) or name != Path(name).name:
-            raise ModelLoadError(f"{index}: weight_map names {name!r:.200}, expected the name of a file beside it")
+            raise ModelLoadError(f"{index}: weight_map names {name!r:.200}, expected a file in the same folder")
     return names

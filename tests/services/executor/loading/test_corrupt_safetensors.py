@@ -192,7 +192,7 @@ def test_a_tensor_in_two_shards(sound: Path, tmp_path: Path) -> None:
         (b'{"weight_map": null}', "not a valid index"),
         (b'{"weight_map": {"a": ["b"]}}', "not a valid index"),
         (b'{"weight_map": {"a": 1, "b": "c"}}', "not a valid index"),
-        (b'{"weight_map": {"a": 1}}', "weight_map names 1, expected the name of a file beside it"),
+        (b'{"weight_map": {"a": 1}}', "weight_map names 1, expected a file in the same folder"),
         (b'{"weight_map": {"a": "../sound/model.safetensors"}}', r"names '\.\./sound/model"),
         (b'{"weight_map": {"a": "/etc/passwd"}}', "weight_map names '/etc/passwd'"),
         (b'{"weight_map": {"a": ".."}}', "missing: .."),
