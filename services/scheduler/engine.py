@@ -203,8 +203,8 @@ class Engine:
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         try:
             ended = self.scheduler.attach(replica, info)
-        except NotInterchangeable as error:
-            raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        except NotInterchangeable as difference:
+            raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, str(difference)) from difference
         logger.info(
             "executor %016x at %s serves %s: %d blocks of %d tokens, %d rows, %d tokens per step",
             *(info.incarnation, self._address(replica), info.model, info.num_blocks, info.block_size),
