@@ -49,7 +49,7 @@ CALL_TIMEOUT_S = 60.0
 AWAY_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 2.0
 
-Reply = TypeVar("Reply")
+Answered = TypeVar("Answered")
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -75,7 +75,7 @@ class Gateway:
     async def list_models(self) -> Sequence[inference_pb2.Model]:
         return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
 
-    async def call(self, method: Callable[..., Awaitable[Reply]], request: object) -> Reply:
+    async def call(self, method: Callable[..., Awaitable[Answered]], request: object) -> Answered:
         """A unary call to the tokenizer service; it waits for one that is away for a moment.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
