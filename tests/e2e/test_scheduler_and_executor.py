@@ -128,8 +128,11 @@ async def test_a_replica_takes_over_what_another_began(tmp_path: Path) -> None:
         assert await asyncio.gather(*generating) == expected
 
 
-async def test_a_request_yields_the_hidden_state_of_its_prompt(tmp_path: Path) -> None:
+async def test_a_request_yields_the_hidden_state_of_its_prompt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tiny_llama(tmp_path / "model")
+    expected = alone(model, prompt(12), 60)
     executor = f"unix:{tmp_path}/executor.sock"
     token_ids = prompt(9)
     async with (
@@ -137,8 +140,15 @@ async def test_a_request_yields_the_hidden_state_of_its_prompt(tmp_path: Path) -
         scheduler(tmp_path, "s", executor) as stub,
     ):
         request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, yields_vector=True)
-        calls = [stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)) for _ in range(2)]
+        # Texts before and between them: vectors and tokens share steps.
+        texts = [asyncio.create_task(generate(stub, prompt(12)))]
+        calls = []
+        for _ in range(2):
+            calls.append(stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)))
+            texts.append(asyncio.create_task(generate(stub, prompt(12))))
         first, second = [[response async for response in call] for call in calls]
+        assert [await text for text in texts] == [expected] * 3
+    assert "lost the executor" not in caplog.text
     assert len(first) == len(second) == 1 and first[0].finish_reason == common_pb2.FINISH_REASON_STOP
     hidden = torch.tensor(list(first[0].vector.values))
     torch.testing.assert_close(hidden, torch.tensor(list(second[0].vector.values)))
