@@ -20,14 +20,15 @@ ROOT = Path(__file__).parents[2]
 USE_KERNELS = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-import torch, kernels
+import torch
+from pagewire.kernels import ops
 torch.set_num_threads(2)
 x = torch.randn(64, 640)
 torch.testing.assert_close(
     torch.ops.pagewire.silu_and_mul(x), torch.nn.functional.silu(x[:, :320]) * x[:, 320:], atol=1e-5, rtol=1e-5
 )
 torch.ops.pagewire.add_rms_norm(x, x.clone(), torch.ones(640), 1e-5)
-print("backend", kernels.cpu_backend())
+print("backend", ops.cpu_backend())
 print("triton imported", "triton" in sys.modules)
 with open("/proc/self/maps") as maps:
     print("openmp", len({line.split()[-1] for line in maps if "libgomp" in line}))
