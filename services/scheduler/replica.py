@@ -202,7 +202,7 @@ class Replica:
                 continue
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is in flight
-            if draft_budget > 0 and (num_drafts := self._draft(kv, step, request, draft_budget)):
+            if draft_budget and (num_drafts := self._draft(kv, step, request, draft_budget)):
                 draft_budget -= num_drafts
                 budget -= 1 + num_drafts
                 continue
@@ -215,7 +215,7 @@ class Replica:
                 budget -= 1
         for request in prefills:
             if (num_new_tokens := self._chunk(request, budget, request.num_computed_tokens, waiting)) > 0:
-                self._run(kv, step, request, num_new_tokens, [])
+                self._run_prompt(kv, step, request, num_new_tokens)
                 budget -= num_new_tokens
         return budget
 
@@ -248,7 +248,7 @@ class Replica:
                     request.yields_vector,
                 )
             )
-            self._run(kv, step, request, num_new_tokens, [])
+            self._run_prompt(kv, step, request, num_new_tokens)
             budget -= num_new_tokens
 
     def _enter(self, request: Request, computed: ComputedBlocks) -> None:
@@ -307,12 +307,16 @@ class Replica:
         request.num_computed_tokens += num_tokens
         if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
             request.num_output_placeholders += 1
-            if request.yields_vector:
-                step.yielding.append((request, request.epoch))
-            else:
-                step.sampled.append(request)
-                step.epochs.append(request.epoch)
+            step.sampled.append(request)
+            step.epochs.append(request.epoch)
         kv.cache_blocks(request)
+
+    def _run_prompt(self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int) -> None:
+        """As `_run`, for a request that may end with this step without a token, as it yields a vector. It has its
+        blocks."""
+        self._run(kv, step, request, num_tokens, [])
+        if request.yields_vector and step.sampled and step.sampled[-1] is request:
+            step.yielding.append((step.sampled.pop(), step.epochs.pop()))
 
     def _make_room_for_higher_priority(self, kv: KVCacheManager, waiting: WaitingQueue, takes: Takes) -> None:
         """Preempts running requests of lower priority for the first waiting one, if it lacks a row or blocks and they
