@@ -78,10 +78,9 @@ class Replica:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Resolves the request for this executor. Raises InvalidRequest if it can never run here."""
-        assert self._info is not None
-        request.resolve(self._info)
-        self._limits.check(request)
+        """Raises InvalidRequest if no step here can ever take the request; without an executor none is refused."""
+        if self._info is not None:
+            self._limits.check(request)
 
     def has_room_for(self, request: Request) -> bool:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and

@@ -171,9 +171,10 @@ class Scheduler:
 
     def _resolve(self, request: Request) -> None:
         """Raises InvalidRequest if the request can never run on one of the executors, of which there must be one."""
+        assert self.info is not None
+        request.resolve(self.info)
         for replica in self.replicas:
-            if replica.info:
-                replica.check(request)
+            replica.check(request)
 
     def _end_waiting(self, request: Request, reason: FinishReason) -> None:
         self._waiting.remove(request)

@@ -20,10 +20,6 @@ class KVSpec:
     dtype: torch.dtype  # as stored
     window: int = 0  # keys that a query sees, itself included; 0 = all
 
-    @property
-    def kind(self) -> str:
-        return "window" if self.window else "full"
-
     def page_shape(self, block_size: int) -> tuple[int, ...]:
         """Of one block in one layer; 0 = keys, 1 = values."""
         return (2, self.num_kv_heads, block_size, self.head_dim)
