@@ -39,9 +39,9 @@ CURVE_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 KERNELS = {
     "products": ("grouped_linear", "packed_linear", "linear"),
     "attention": ("paged_attention",),
-    "norms": ("add_rms_norm",),
+    "norms": ("add_rms_norm", "rms_norm", "layer_norm"),
     "rotary, KV": ("rotary_store_kv", "store_kv"),
-    "gates": ("gated",),
+    "activations": ("gated", "activated"),
     "embedding": ("grouped_embedding", "packed_embedding"),
 }
 
@@ -50,6 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--quantization", help="as of `pagewire serve`")
+    parser.add_argument("--model-impl", default="auto", help="as of `pagewire serve`")
+    parser.add_argument("--load-format", default="auto", help="as of `pagewire serve`; dummy: random weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--context", type=int, default=128, help="tokens before the one that a request decodes")
     parser.add_argument("--requests", type=int, nargs="+", default=CURVE_REQUESTS, help="of the curves")
@@ -60,7 +62,12 @@ def main() -> None:
         parser.error("--requests, --contexts and --threads are at least 1, --context at least 0")
     torch.set_num_threads(args.threads)
     model = load_model(
-        resolve_model(args.model), dtype="bfloat16", device=torch.device("cpu"), quantization=args.quantization
+        resolve_model(args.model),
+        dtype="bfloat16",
+        device=torch.device("cpu"),
+        quantization=args.quantization,
+        model_impl=args.model_impl,
+        load_format=args.load_format,
     )
     longest = model.config.max_position_embeddings
     if args.json_out:
@@ -108,7 +115,8 @@ def blocks_of(num_tokens: int) -> int:
 
 
 def bind_cache(model: Model, num_blocks: int) -> None:
-    for cache in kv_cache.allocate(model, num_blocks, BLOCK_SIZE, torch.device("cpu")):
+    groups = len(kv_cache.groups(model))
+    for cache in kv_cache.allocate(model, [num_blocks] * groups, BLOCK_SIZE, torch.device("cpu")):
         # Written, since memory that never was is one page of zeros, which the processor's caches hold.
         cache.copy_(torch.randn(cache.shape[1:]))
 
@@ -151,19 +159,22 @@ class Step:
         seq_len = context + query_len
         blocks = blocks_of(seq_len)
         table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
-        positions = torch.arange(context, seq_len)
+        positions, groups = torch.arange(context, seq_len), len(kv_cache.groups(model))
         slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         step_context = StepContext(
             positions.repeat(num_requests),
             torch.arange(num_requests, dtype=torch.int32),
             torch.arange(num_requests + 1, dtype=torch.int32) * query_len,
             torch.full((num_requests,), seq_len, dtype=torch.int32),
-            table,
-            slots.flatten(),
+            (table,) * groups,
+            (slots.flatten(),) * groups,
             query_len,
         )
         ids = torch.randint(model.config.vocab_size, (num_requests * query_len,))
-        kv_bytes = num_requests * seq_len * kv_cache.block_bytes(model, 1)
+        kv_bytes = num_requests * sum(
+            min(seq_len, spec.window or seq_len) * len(layers) * spec.page_bytes(1)
+            for spec, layers in kv_cache.groups(model).items()
+        )
         return cls(model, ids, step_context, model.weight_bytes + kv_bytes)
 
     @torch.inference_mode()

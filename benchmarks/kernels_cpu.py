@@ -121,11 +121,11 @@ def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[st
 
     def ours() -> None:
         for kv_cache in caches:
-            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE, 0, 0.0, None, 0)
+            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE, 0, 0.0, None, None, 0)
 
     def fp8() -> None:
         for kv_cache in fp8_caches:
-            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE, 0, 0.0, kv_scales, 0)
+            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE, 0, 0.0, kv_scales, None, 0)
 
     def sdpa() -> None:
         for key, value in contiguous:
@@ -156,7 +156,7 @@ def prefill_contenders(query_len: int, seq_len: int, dtype: torch.dtype) -> dict
     mask = None if query_len == seq_len else reference.visible(query_len, seq_len, 0, query.device)
 
     def ours() -> None:
-        native.paged_attention(query, kv_cache, block_table, starts, seq_lens, query_len, SCALE, 0, 0.0, None, 0)
+        native.paged_attention(query, kv_cache, block_table, starts, seq_lens, query_len, SCALE, 0, 0.0, None, None, 0)
 
     def sdpa() -> None:
         F.scaled_dot_product_attention(heads_first, key, value, mask, is_causal=mask is None, scale=SCALE)
@@ -202,12 +202,12 @@ def step_contenders(num_reqs: int, calls: int) -> dict[str, Callable[[], None]]:
     seq_len, max_model_len = 1024, 2048
     starts = torch.arange(num_reqs + 1, dtype=torch.int32)
     rows = torch.randperm(num_reqs).int()
-    num_blocks = torch.full((num_reqs,), max_model_len // BLOCK_SIZE, dtype=torch.int32)
+    num_blocks = torch.full((num_reqs, 1), max_model_len // BLOCK_SIZE, dtype=torch.int32)
     no_blocks = torch.zeros(num_reqs + 1, dtype=torch.int32)
     token_ids = torch.zeros(num_reqs, max_model_len, dtype=torch.int32)
     num_computed = torch.full((num_reqs,), seq_len)
-    tables = torch.zeros(2, num_reqs, max_model_len // BLOCK_SIZE, dtype=torch.int32)
-    per_token = torch.zeros(3, num_reqs, dtype=torch.int64)
+    tables = torch.zeros(2, 1, num_reqs, max_model_len // BLOCK_SIZE, dtype=torch.int32)
+    per_token = (*torch.zeros(2, num_reqs, dtype=torch.int64), torch.zeros(1, num_reqs, dtype=torch.int64))
     seq_lens = torch.zeros(num_reqs, dtype=torch.int32)
     read = (rows, starts, num_blocks, no_blocks, no_blocks[:0], token_ids, num_computed, tables[0])
 

@@ -77,7 +77,8 @@ def perplexity(model: Model, windows: Tensor, rows: int, step: int) -> float:
 def window_log_likelihood(model: Model, windows: Tensor, step: int) -> float:
     num_rows, length = windows.shape
     device, blocks_per_row = windows.device, -(-length // BLOCK_SIZE)
-    kv_cache.allocate(model, num_rows * blocks_per_row, BLOCK_SIZE, device)
+    groups = len(kv_cache.groups(model))
+    kv_cache.allocate(model, [num_rows * blocks_per_row] * groups, BLOCK_SIZE, device)
     table = torch.arange(num_rows * blocks_per_row, dtype=torch.int32, device=device).view(num_rows, blocks_per_row)
     total = 0.0
     for start in range(0, length, step):
@@ -89,8 +90,8 @@ def window_log_likelihood(model: Model, windows: Tensor, step: int) -> float:
             rows=torch.arange(num_rows, dtype=torch.int32, device=device),
             query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=device) * count,
             seq_lens=torch.full((num_rows,), start + count, dtype=torch.int32, device=device),
-            block_table=table,
-            slot_mapping=slots.flatten(),
+            block_tables=(table,) * groups,
+            slot_mappings=(slots.flatten(),) * groups,
             max_query_len=count,
         )
         ids = windows[:, start : start + count]

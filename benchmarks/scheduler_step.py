@@ -14,7 +14,7 @@ from pagewire.bench.curves import Point
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import resolve
 from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
@@ -56,7 +56,7 @@ def running_scheduler(num_requests: int) -> Scheduler:
             vocab_size=50_000,
             eos_token_ids=frozenset([0]),
             max_logprobs=0,
-            num_blocks=num_requests * blocks_per_request + 64,
+            kv_groups=(KVGroup(num_requests * blocks_per_request + 64),),
             block_size=BLOCK_SIZE,
             max_num_seqs=num_requests,
             max_num_batched_tokens=num_requests * PROMPT_TOKENS,

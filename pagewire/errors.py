@@ -6,3 +6,7 @@ class StartupError(RuntimeError):
 
     The message names cause and remedy; the command line prints it without a traceback and ends with exit code 1.
     """
+
+
+class ModelNotFoundError(StartupError):
+    """MODEL names nothing that can be found; the message says what was tried."""

@@ -24,7 +24,7 @@ from pagewire.config import (
 )
 from pagewire.errors import StartupError
 from pagewire.launch import available_port, endpoint, is_loopback, reachable
-from pagewire.models import default_served_name, resolve_model
+from pagewire.models import default_served_name, find_model
 from pagewire.supervisor import Service, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ def run(config: ServeConfig) -> int:
     config = replace(
         config,
         served_model_name=config.served_model_name or default_served_name(config.model),
-        model=str(resolve_model(config.model)),
+        model=str(find_model(config)),
+        revision=None,  # of the files that are found now
         port=available_port(config.host, config.port, "--port"),
         grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
     )

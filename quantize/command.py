@@ -14,7 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from pagewire.errors import StartupError
-from pagewire.models import resolve_model
+from pagewire.models import find_model
 from pagewire.process import usable_cores
 from pagewire.quantize import tune, tune_layer
 from pagewire.quantize.config import QuantizeConfig
@@ -47,7 +47,7 @@ def run(config: QuantizeConfig) -> int:
     out = Path(config.out).expanduser().absolute()
     check_free(out)
     torch.set_num_threads(config.num_threads or usable_cores())
-    source = Source(resolve_model(config.model))
+    source = Source(find_model(config))
     check_shapes(source, method)
     decoder = Decoder(source, resolve_device(config.device))
     _check_space(out, decoder.weight_bytes())

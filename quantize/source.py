@@ -16,7 +16,6 @@ from pagewire.services.executor.loading.checkpoint import (
     Checkpoint,
     DirectoryCheckpoint,
     open_checkpoint,
-    read_json,
 )
 from pagewire.services.executor.loading.loader import resolve_dtype
 from pagewire.services.executor.loading.weights.gguf import gguf_config_keys
@@ -61,7 +60,7 @@ class Source:
 
     def _config_keys(self, checkpoint: Checkpoint) -> dict[str, Any]:
         if isinstance(checkpoint, DirectoryCheckpoint):
-            return read_json(checkpoint.path / "config.json")
+            return dict(checkpoint.keys)
         keys = gguf_config_keys(GgufFile(checkpoint.path))
         if not keys["sliding_window"]:
             for key in ("sliding_window", "use_sliding_window", "max_window_layers"):

@@ -8,13 +8,15 @@ rely on: a wrong block table, a wrong prefix hit, a lost or repeated token or a 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, product
 from typing import Any
 
 import grpc
 
 from pagewire import rpc
+from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.step import StepResult
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 
@@ -69,9 +71,10 @@ class FakeRow:
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_tables: list[list[int]]  # by group; -1 = it has none at this place
     sampling_params: common_pb2.SamplingParams
     yields_vector: bool = False
+    num_read_from: int = 0  # position of the first token of the last step
     histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
 
     def extend_histories(self) -> None:
@@ -82,14 +85,15 @@ class FakeRow:
 class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
-    KV is a dict slot -> fingerprint of the tokens up to and including the slot's; check_kv=False does without it, for
-    speed. Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied.
+    KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
+    it, for speed. Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied.
     """
 
     def __init__(
         self,
         *,
         num_blocks: int = 256,
+        windows: Mapping[int, int] | None = None,
         block_size: int = 16,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -100,9 +104,11 @@ class FakeExecutor:
         max_draft_tokens: int = 0,
         draw_gain: Callable[[int], int] | None = None,
     ) -> None:
-        """max_draft_tokens: of one request and step. draw_gain(most): how many tokens, up to `most`, a request that has
+        """num_blocks: of the layers that see all tokens. windows: a window -> blocks of the layers that have it.
+
+        max_draft_tokens: of one request and step. draw_gain(most): how many tokens, up to `most`, a request that has
         drafts gains; by default 1 to `most`, at random."""
-        self.num_blocks = num_blocks
+        self.kv_groups = (KVGroup(num_blocks), *(KVGroup(count, window) for window, count in (windows or {}).items()))
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -118,7 +124,7 @@ class FakeExecutor:
     def reset(self) -> None:
         """Empty rows and KV cache, as at the start of a stream."""
         self.rows: dict[int, FakeRow] = {}
-        self._kv: dict[int, int] = {}
+        self._kv: dict[tuple[int, int], int] = {}
         self._last_step_id = 0
 
     def execute(self, step: Any) -> StepResult:
@@ -165,7 +171,8 @@ class FakeExecutor:
             row.extend_histories()
         # The drafts that were accepted have their KV; the last token gained has none yet.
         for position in range(row.num_computed_tokens, row.num_computed_tokens + gain - 1):
-            self._kv[self._slot(row, position)] = row.histories[position]
+            for group in range(len(self.kv_groups)):
+                self._kv[self._slot(row, group, position)] = row.histories[position]
         row.num_computed_tokens += gain - 1
 
     def _apply_rows(self, step: Any) -> None:
@@ -177,11 +184,12 @@ class FakeExecutor:
             assert new.request_id in step.request_ids, f"new request {new.request_id} does not run"
             assert 0 <= new.num_computed_tokens < len(new.token_ids), "nothing is left to compute"
             assert 1 <= new.num_prompt_tokens <= len(new.token_ids)
+            assert len(new.blocks) == len(self.kv_groups), "blocks of other groups than there are"
             self.rows[new.request_id] = FakeRow(
                 list(new.token_ids),
                 new.num_prompt_tokens,
                 new.num_computed_tokens,
-                list(new.block_ids),
+                [[-1] * blocks.first + list(blocks.ids) for blocks in new.blocks],
                 new.sampling_params,
                 new.yields_vector,
             )
@@ -191,23 +199,29 @@ class FakeExecutor:
         num_requests = len(step.request_ids)
         assert num_requests or step.finished_request_ids, "a step that says nothing"
         assert len(set(step.request_ids)) == num_requests, "a request twice"
-        assert len(step.num_scheduled_tokens) == len(step.num_new_blocks) == num_requests, "columns of unequal length"
+        num_tables = num_requests * len(self.kv_groups)
+        assert len(step.num_scheduled_tokens) == num_requests, "columns of unequal length"
+        assert len(step.num_new_blocks) == num_tables, "columns of unequal length"
         assert sum(step.num_new_blocks) == len(step.new_block_ids)
         new_request_ids = {new.request_id for new in step.new_requests}
-        start = 0
-        for request_id, num_new_blocks in zip(step.request_ids, step.num_new_blocks, strict=True):
+        new_block_ids = iter(step.new_block_ids)
+        counts = iter(step.num_new_blocks)
+        for request_id in step.request_ids:
             assert request_id in self.rows, f"request {request_id} runs without a row"
-            assert not (num_new_blocks and request_id in new_request_ids), "a new request has its blocks already"
             row = self.rows[request_id]
-            row.block_ids += step.new_block_ids[start : start + num_new_blocks]
-            start += num_new_blocks
-            assert len(set(row.block_ids)) == len(row.block_ids), f"request {request_id} has a block twice"
-            assert all(0 <= block_id < self.num_blocks for block_id in row.block_ids)
+            for group, table in zip(self.kv_groups, row.block_tables, strict=True):
+                num_new_blocks = next(counts)
+                assert not (num_new_blocks and request_id in new_request_ids), "a new request has its blocks already"
+                table += islice(new_block_ids, num_new_blocks)
+                # Before the next token's window are blocks that may have been given to others, or come back.
+                seen = table[self._first_seen(group, row.num_computed_tokens) // self.block_size :]
+                assert len(set(seen)) == len(seen), f"request {request_id} has a block twice"
+                assert all(0 <= block_id < group.num_blocks for block_id in seen)
 
     def _write_kv(self, step: Any, drafts: Sequence[int]) -> None:
         """Writes all slots of the step, before anything is read: what a model does layer by layer. What is written for
         drafts is worth nothing, until they are accepted."""
-        written: set[int] = set()
+        written: set[tuple[int, int]] = set()
         for request_id, num_tokens, num_drafts in zip(step.request_ids, step.num_scheduled_tokens, drafts, strict=True):
             row = self.rows[request_id]
             end = row.num_computed_tokens + num_tokens
@@ -216,23 +230,32 @@ class FakeExecutor:
             assert num_drafts <= self.max_draft_tokens, f"request {request_id} has {num_drafts} drafts"
             assert known <= len(row.token_ids), f"request {request_id} runs beyond its tokens"
             assert known == len(row.token_ids) or not num_drafts, f"request {request_id} has drafts in mid-prompt"
-            assert end <= len(row.block_ids) * self.block_size, f"request {request_id} runs beyond its blocks"
+            reach = min(len(table) for table in row.block_tables)
+            assert end <= reach * self.block_size, f"request {request_id} runs beyond its blocks"
             row.extend_histories()
             if self.check_kv:
-                for position in range(row.num_computed_tokens, end):
-                    slot = self._slot(row, position)
+                for group, position in product(range(len(self.kv_groups)), range(row.num_computed_tokens, end)):
+                    slot = self._slot(row, group, position)
                     assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
                     written.add(slot)
                     self._kv[slot] = row.histories[position] if position < known else -1
             row.num_computed_tokens = known
+            row.num_read_from = known - (num_tokens - num_drafts)
 
     def _check_kv(self, request_id: int, row: FakeRow) -> None:
-        for position in range(row.num_computed_tokens):
-            found = self._kv.get(self._slot(row, position))
-            assert found == row.histories[position], f"request {request_id} reads wrong KV at position {position}"
+        """All that the queries of this step have read, the first of which stands at num_read_from."""
+        for index, group in enumerate(self.kv_groups):
+            for position in range(self._first_seen(group, row.num_read_from), row.num_computed_tokens):
+                found = self._kv.get(self._slot(row, index, position))
+                assert found == row.histories[position], f"request {request_id} reads wrong KV at position {position}"
 
-    def _slot(self, row: FakeRow, position: int) -> int:
-        return row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+    def _first_seen(self, group: KVGroup, position: int) -> int:
+        """The first token that a query at this position attends to."""
+        return max(0, position - group.window + 1) if group.window else 0
+
+    def _slot(self, row: FakeRow, group: int, position: int) -> tuple[int, int]:
+        block_id = row.block_tables[group][position // self.block_size]
+        return group, block_id * self.block_size + position % self.block_size
 
     def _sample(self, row: FakeRow) -> int:
         params = row.sampling_params
@@ -310,7 +333,10 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         return executor_pb2.DescribeResponse(
             incarnation=self.incarnation,
             model_info=self._model_info,
-            num_blocks=self.executor.num_blocks,
+            kv_groups=[
+                executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window)
+                for group in self.executor.kv_groups
+            ],
             block_size=self.executor.block_size,
             max_num_seqs=self.executor.max_num_seqs,
             max_num_batched_tokens=self.executor.max_num_batched_tokens,

@@ -194,6 +194,7 @@ def variant_cases(device: torch.device, small: bool, _build: FlashInferBuild | N
     features = {
         "window 50": Features(sliding_window=50),
         "soft cap 30": Features(soft_cap=30.0),
+        "window 128, sinks": Features(sliding_window=128, sinks=True),
         "window, cap, split 64": Features(sliding_window=100, soft_cap=20.0, split_size=64),
     }
     if small:

@@ -25,6 +25,7 @@ class Features:
 
     sliding_window: int = 0
     soft_cap: float = 0.0
+    sinks: bool = False
     split_size: int = 0
 
 
@@ -76,6 +77,7 @@ class AttentionInputs:
     query_start_loc: Tensor
     seq_lens: Tensor
     kv_scales: Tensor | None
+    sinks: Tensor | None
 
     @property
     def max_query_len(self) -> int:
@@ -138,10 +140,10 @@ class AttentionInputs:
             *self._features(),
         )
 
-    def _features(self) -> tuple[int, float, Tensor | None, int]:
+    def _features(self) -> tuple[int, float, Tensor | None, Tensor | None, int]:
         """The op's last arguments."""
         features = self.shape.features
-        return features.sliding_window, features.soft_cap, self.kv_scales, features.split_size
+        return features.sliding_window, features.soft_cap, self.kv_scales, self.sinks, features.split_size
 
 
 def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
@@ -173,6 +175,7 @@ def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
         torch.tensor(starts, dtype=torch.int32, device=device),
         torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
         scales,
+        torch.randn(shape.num_heads, device=device) if shape.features.sinks else None,
     )
 
 

@@ -164,18 +164,18 @@ def _step_inputs(query_lens: list[int], context_len: int, device: torch.device) 
             return values.int().to(device)
 
         starts = ints(torch.tensor([0, *query_lens]).cumsum(0))
-        rows, num_blocks = ints(torch.randperm(num_reqs)), ints(torch.full((num_reqs,), pages))
+        rows, num_blocks = ints(torch.randperm(num_reqs)), ints(torch.full((num_reqs, 1), pages))
         token_ids = ints(torch.randint(0, 50_000, (num_reqs, max_model_len)))
-        row_blocks = ints(torch.randperm(num_reqs * max_blocks).view(num_reqs, max_blocks))
+        row_blocks = ints(torch.randperm(num_reqs * max_blocks).view(1, num_reqs, max_blocks))
         no_blocks, no_starts = ints(torch.zeros(1)), ints(torch.zeros(num_reqs + 1))
         computed = torch.full((sets, num_reqs), context_len, device=device)
 
         def arguments(index: int) -> tuple[Any, ...]:
             outputs = torch.full((3, num_tokens), -7, dtype=torch.int64, device=device)
-            seq_lens, table = ints(torch.full((num_reqs,), -7)), ints(torch.full((num_reqs, max_blocks), -7))
+            seq_lens, table = ints(torch.full((num_reqs,), -7)), ints(torch.full((1, num_reqs, max_blocks), -7))
             return (
                 *(rows, starts, num_blocks, no_starts, no_blocks, token_ids, computed[index], row_blocks),
-                *(*outputs, seq_lens, table, BLOCK_SIZE),
+                *(*outputs[:2], outputs[2:], seq_lens, table, BLOCK_SIZE),
             )
 
         def reset() -> None:

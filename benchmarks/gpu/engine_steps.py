@@ -17,9 +17,10 @@ from torch import Tensor
 from pagewire.bench.report import percentile
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Graph
-from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.step import NewRequest, Step, StepOutput
+from pagewire.services.executor.step import Blocks, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 
 BLOCK_SIZE = 16
@@ -153,7 +154,7 @@ class Driver:
             token_ids=np.resize(self._prompts[index], num_tokens),
             num_prompt_tokens=num_tokens,
             num_computed_tokens=computed,
-            block_ids=self._blocks[index],
+            blocks=[Blocks(0, self._blocks[index])],
             sampling=GREEDY,
         )
 
@@ -166,7 +167,7 @@ class Driver:
                 step_id=self._step_id,
                 request_ids=requests,
                 num_scheduled_tokens=num_tokens,
-                num_new_blocks=np.zeros(len(requests), dtype=np.int64),
+                num_new_blocks=np.zeros((len(requests), 1), dtype=np.int64),
                 new_block_ids=np.empty(0, dtype=np.int32),
                 new_requests=new,
                 finished_request_ids=finished,

@@ -9,12 +9,20 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.compiler import Specialization
+from benchmarks.kernels.expert_forms import expert_forms
 from benchmarks.kernels.grouped_products import grouped_products
 from benchmarks.kernels.scaled_products import scaled_products
 from pagewire.kernels import tuning
 from pagewire.kernels.triton import step_inputs
-from pagewire.kernels.triton.attention import decode_attention, kv_cache, prefill_attention, rotary
-from pagewire.kernels.triton.elementwise import activation, norm
+from pagewire.kernels.triton.attention import (
+    decode_attention,
+    kv_cache,
+    latent,
+    latent_attention,
+    prefill_attention,
+    rotary,
+)
+from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
 from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.
@@ -26,19 +34,36 @@ LONG_QUERY = 2048
 _INDEX_ARITHMETIC = ("GROUP", "BLOCK_Q", "BLOCK_SIZE", "REQS")
 CACHE_DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}
 # What a model may ask of attention besides.
-FEATURES: tuple[dict[str, Any], ...] = ({"sliding_window": 4096}, {"soft_cap": 30.0})
+FEATURES: tuple[dict[str, Any], ...] = (
+    {"sliding_window": 4096},
+    {"soft_cap": 30.0},
+    {"sinks": True, "sliding_window": 128},
+)
 # (heads, KV heads, head_dim, hidden size, intermediate size, vocabulary) of Llama 3.1 8B and Qwen2.5 0.5B
 MODELS = ((32, 8, 128, 4096, 14336, 128256), (14, 2, 64, 896, 4864, 151936))
+# (heads, KV heads, head_dim, hidden size) of Gemma 3 270M and Gemma 2 9B, whose norms have weights in fp32
+GEMMA = ((4, 1, 256, 640), (16, 8, 256, 3584))
+# Local layers of Gemma 3, local and global ones of Gemma 2.
+GEMMA_FEATURES: tuple[dict[str, Any], ...] = (
+    {"sliding_window": 512},
+    {"sliding_window": 4096, "soft_cap": 50.0},
+    {"soft_cap": 50.0},
+)
+
+# (heads, latent part, rotary part, query's size of a head) of DeepSeek-V2-Lite and DeepSeek-V3
+LATENT_MODELS = ((16, 512, 64, 192), (128, 512, 64, 192))
 
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
     """(kernel's name, variant) -> form, each once."""
     forms = (
         *attention(capability),
+        *latent_forms(capability),
         *elementwise(capability),
         *sampling_forms(),
         *scaled_products(capability),
         *grouped_products(capability),
+        *expert_forms(capability),
     )
     return {(form.name, form.variant): form for form in forms}
 
@@ -69,6 +94,8 @@ def attention(capability: int) -> Iterator[Specialization]:
             yield attention_form(kernel, capability, shape | {"block_size": block_size})
         for features in FEATURES:
             yield attention_form(kernel, capability, shape, **features)
+        for features in GEMMA_FEATURES:
+            yield attention_form(kernel, capability, shape | {"head_dim": 256}, **features)
 
 
 def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **features: Any) -> Specialization:
@@ -85,19 +112,41 @@ def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **fea
     return Specialization(*form)
 
 
+def latent_forms(capability: int) -> Iterator[Specialization]:
+    for num_heads, latent_dim, rotary_dim, q_dim in LATENT_MODELS:
+        for form in latent_attention.specializations(
+            num_heads, latent_dim, rotary_dim, 16, torch.bfloat16, capability=capability
+        ):
+            yield Specialization(*form)
+        yield Specialization(*latent.specialization("bf16", num_heads, q_dim, latent_dim, rotary_dim))
+
+
 def elementwise(capability: int) -> Iterator[Specialization]:
     for num_heads, num_kv_heads, head_dim, hidden_size, intermediate_size, _ in MODELS:
         for many in (False, True):
             heads = (num_heads, num_kv_heads, head_dim, head_dim)
             yield Specialization(*norm.specialization("bf16", hidden_size, many))
+            yield Specialization(*norm.in_place_specialization("bf16", hidden_size, many))
+            for residual, bias in itertools.product((False, True), (False, True)):
+                yield Specialization(*layer_norm.specialization("bf16", hidden_size, many, residual, bias))
             yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many))
-            yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many, norm=True))
+            yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many, norm="bf16"))
             yield Specialization(
                 *rotary.specialization("bf16", *heads, many_tokens=many, fp8=True, native_fp8=capability >= 90)
             )
             yield Specialization(*kv_cache.specialization("bf16", num_kv_heads, head_dim, many_tokens=many))
         for gelu in (False, True):
             yield Specialization(*activation.specialization("bf16", intermediate_size, gelu))
+            yield Specialization(*activation.plain_specialization("bf16", intermediate_size, tanh=gelu))
+    for num_heads, num_kv_heads, head_dim, hidden_size in GEMMA:
+        for many in (False, True):
+            heads = (num_heads, num_kv_heads, head_dim, head_dim)
+            for norms_x in (False, True):
+                yield Specialization(
+                    *norm.specialization("bf16", hidden_size, many, weight_dtype="fp32", norms_x=norms_x)
+                )
+            yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many, norm="fp32"))
+    yield Specialization(*activation.clamped_specialization("bf16", 2880))  # of GPT-OSS
     yield Specialization(*step_inputs.specialization(16))
 
 

@@ -61,13 +61,32 @@ class TextPart(BaseModel):
     text: str
 
 
+class ImageUrl(BaseModel):
+    """`detail` is a hint that OpenAI's models take; here the model's own image processor decides."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    url: Annotated[str, StringConstraints(min_length=1)]
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(BaseModel):
     """One turn of the conversation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     role: Annotated[str, StringConstraints(min_length=1)]
-    content: Annotated[str | list[TextPart] | None, Field(union_mode="left_to_right")] = None
+    content: Annotated[str | list[Part] | None, Field(union_mode="left_to_right")] = None
     name: str | None = None
 
     @model_validator(mode="after")
@@ -89,10 +108,10 @@ def _only_supported_message(message: Any, where: str) -> Any:
     content = message.get("content")
     for i, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
+        if isinstance(kind, str) and kind not in ("text", "image_url"):
             raise ApiError(
                 400,
-                f"content parts of type {kind!r} are not supported yet, only 'text'",
+                f"content parts of type {kind!r} are not supported yet, only 'text' and 'image_url'",
                 param=f"{where}.content[{i}].type",
                 code="unsupported_parameter",
             )

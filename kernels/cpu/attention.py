@@ -10,9 +10,9 @@ from pagewire.kernels.ops import MAX_HEAD_DIM
 
 __all__ = ["paged_attention", "rotary_store_kv", "store_kv"]
 
-_paged_attention = bind("paged_attention", I, I, *[P] * 7, *[L] * 4, *[I] * 5, F, I, F, I)
+_paged_attention = bind("paged_attention", I, I, *[P] * 8, *[L] * 4, *[I] * 5, F, I, F, I)
 _store_kv = bind("store_kv", I, P, P, *[L] * 4, P, P, P, L, *[I] * 3, L, I)
-_rotary_store_kv = bind("rotary_store_kv", I, P, P, L, L, P, I, P, P, F, P, P, P, L, *[I] * 4, L, I)
+_rotary_store_kv = bind("rotary_store_kv", I, I, P, P, L, L, P, I, P, P, F, P, P, P, L, *[I] * 4, L, I)
 
 
 def _check_cache(op: str, kv_cache: Tensor) -> tuple[int, int, int, int]:
@@ -53,6 +53,7 @@ def paged_attention(
     sliding_window: int,
     soft_cap: float,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     split_size: int,
 ) -> Tensor:
     """Bitwise independent of the rest of the batch at any split_size: keys are reduced in ranges of a fixed size."""
@@ -60,6 +61,10 @@ def paged_attention(
     token_stride, head_stride, element_stride = query.stride()
     num_kv_heads, block_size, cache_head_dim, block_stride = _check_cache("paged_attention", kv_cache)
     scales = _scales("paged_attention", kv_cache, query.dtype, kv_scales)
+    if sinks is not None and (sinks.dtype is not torch.float32 or sinks.shape != (num_heads,)):
+        raise ValueError(
+            f"paged_attention: sinks must be float32 [{num_heads}], not {sinks.dtype} {tuple(sinks.shape)}"
+        )
     if element_stride != 1:
         raise ValueError("paged_attention: the last dimension of query must be contiguous")
     if head_dim != cache_head_dim or head_dim % 8 or head_dim > MAX_HEAD_DIM:
@@ -85,6 +90,7 @@ def paged_attention(
         query_start_loc.data_ptr(),
         seq_lens.data_ptr(),
         scales,
+        None if sinks is None else sinks.data_ptr(),
         token_stride,
         head_stride,
         block_stride,
@@ -171,16 +177,19 @@ def rotary_store_kv(
         )
     if (q_weight is None) is not (k_weight is None):
         raise ValueError("rotary_store_kv: query and key are normalised both or neither")
+    if q_weight is not None and k_weight is not None and q_weight.dtype is not k_weight.dtype:
+        raise ValueError(f"rotary_store_kv: the weights are {q_weight.dtype} and {k_weight.dtype}, expected one dtype")
     _rotary_store_kv(
         dtype_code(qkv),
+        dtype_code(qkv if q_weight is None else q_weight),
         positions.data_ptr(),
         qkv.data_ptr(),
         token_stride,
         head_stride,
         cos_sin_cache.data_ptr(),
         rotary_dim,
-        None if q_weight is None else norm_weight(q_weight, qkv.dtype, head_dim),
-        None if k_weight is None else norm_weight(k_weight, qkv.dtype, head_dim),
+        None if q_weight is None else norm_weight(q_weight, head_dim, qkv.dtype, torch.float32),
+        None if k_weight is None else norm_weight(k_weight, head_dim, qkv.dtype, torch.float32),
         eps,
         kv_cache.data_ptr(),
         slot_mapping.data_ptr(),

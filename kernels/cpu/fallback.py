@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,12 +15,26 @@ from pagewire.kernels.cpu import grouped_layout, packed_layout, sampling
 from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.reference import (
     accept_tokens,
+    add_layer_norm,
     add_rms_norm,
+    clamped_swiglu,
+    combine_experts,
+    experts_linear,
+    gelu,
+    gelu_tanh,
     gelu_tanh_and_mul,
     int8_linear,
+    latent_attention,
+    layer_norm,
     linear,
+    norm_add_rms_norm,
+    rms_norm_,
     rotary_store_kv,
+    rotary_store_latent,
+    rotate,
+    route_experts,
     silu_and_mul,
+    sort_by_expert,
     step_inputs,
     store_kv,
 )
@@ -27,20 +42,39 @@ from pagewire.kernels.reference.sampling import GROUP_SIZE
 
 __all__ = [
     "accept_tokens",
+    "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "clamped_swiglu",
+    "combine_experts",
+    "encoder_attention",
+    "experts_linear",
+    "fp8_experts_linear",
     "fp8_linear",
+    "gelu",
+    "gelu_tanh",
     "gelu_tanh_and_mul",
     "grouped_embedding",
+    "grouped_experts_linear",
     "grouped_linear",
+    "head_linear",
     "int8_linear",
+    "latent_attention",
+    "layer_norm",
     "linear",
+    "norm_add_rms_norm",
     "packed_embedding",
+    "packed_experts_linear",
     "packed_linear",
     "paged_attention",
+    "rms_norm_",
     "rotary_store_kv",
+    "rotary_store_latent",
+    "rotate",
+    "route_experts",
     "sample_tokens",
     "silu_and_mul",
+    "sort_by_expert",
     "step_inputs",
     "store_kv",
     "token_logprobs",
@@ -58,10 +92,11 @@ def paged_attention(
     sliding_window: int,
     soft_cap: float,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     split_size: int,
 ) -> Tensor:
     """As `reference.paged_attention`, by torch's fused attention per request where that knows all that is asked for."""
-    if soft_cap > 0 or kv_scales is not None:
+    if soft_cap > 0 or kv_scales is not None or sinks is not None:
         return reference.paged_attention(
             query,
             kv_cache,
@@ -73,6 +108,7 @@ def paged_attention(
             sliding_window,
             soft_cap,
             kv_scales,
+            sinks,
             split_size,
         )
     num_heads, head_dim = query.shape[1:]
@@ -102,6 +138,32 @@ def paged_attention(
             mask = reference.visible(query_len, num_keys, sliding_window, query.device)
             result = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
             output[start:end] = result[0].transpose(0, 1)
+    return output
+
+
+def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    out.copy_(torch.matmul(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1))
+
+
+def encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_start_loc: Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """As `reference.encoder_attention`, by torch's fused attention per request."""
+    output = torch.empty_like(query)
+    bounds = query_start_loc.tolist()
+    for start, end in pairwise(bounds):
+        if start == end:
+            continue
+        rows, keys, values = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
+        mask = reference.near(end - start, window, query.device) if window > 0 else None
+        result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        output[start:end] = result[0].transpose(0, 1)
     return output
 
 
@@ -153,9 +215,41 @@ def grouped_embedding(
     return weight[token_ids].to(dtype)
 
 
+def packed_experts_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int
+) -> Tensor:
+    return experts_linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias, order, starts)
+
+
+def grouped_experts_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    bias: Tensor | None,
+    order: Tensor,
+    starts: Tensor,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    shape = (out_features, x.shape[1])
+    weight = grouped_layout.dequantize(codes, scales, offsets, codebook, None, shape, bits, group_size, zero_point)
+    return experts_linear(x, weight, bias, order, starts)
+
+
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """For the op's sake: weights that are packed for a CPU have a codebook (`quantized.pack`)."""
     return reference.fp8_linear(x, weight, scales, input_scale, bias)
+
+
+def fp8_experts_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor
+) -> Tensor:
+    """For the op's sake, as `fp8_linear`."""
+    return reference.fp8_experts_linear(x, weight, scales, bias, order, starts)
 
 
 class TokenGroups:

@@ -13,7 +13,7 @@ from pagewire.kernels.cpu.library import I, L, P, bind, check_rows, dtype_code
 __all__ = ["grouped_embedding", "grouped_linear"]
 
 # dtype of scales or offsets -> GroupKind (grouped.h)
-_KINDS = {None: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
+KINDS = {None: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
 
 _grouped_linear = bind("grouped_linear", I, P, P, *[I, P] * 2, *[P] * 4, *[L] * 3, I, L, I, I)
 _grouped_embedding = bind("grouped_embedding", I, P, L, P, *[I, P] * 2, P, P, *[L] * 2, I, L, I, I)
@@ -47,9 +47,9 @@ def grouped_linear(
         dtype_code(x),
         x.data_ptr(),
         codes.data_ptr(),
-        _KINDS[scales.dtype],
+        KINDS[scales.dtype],
         scales.data_ptr(),
-        _KINDS[None if offsets is None else offsets.dtype],
+        KINDS[None if offsets is None else offsets.dtype],
         None if offsets is None else offsets.data_ptr(),
         None if codebook is None else codebook.data_ptr(),
         None if permutation is None else permutation.data_ptr(),
@@ -92,9 +92,9 @@ def grouped_embedding(
         token_ids.data_ptr(),
         token_ids.numel(),
         codes.data_ptr(),
-        _KINDS[scales.dtype],
+        KINDS[scales.dtype],
         scales.data_ptr(),
-        _KINDS[None if offsets is None else offsets.dtype],
+        KINDS[None if offsets is None else offsets.dtype],
         None if offsets is None else offsets.data_ptr(),
         None if codebook is None else codebook.data_ptr(),
         out.data_ptr(),

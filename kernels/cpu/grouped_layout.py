@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pagewire.kernels.quantized.packed import PackedGrouped
+from pagewire.kernels.quantized.packed import TILES, PackedGrouped
 from pagewire.kernels.quantized.weights import E4M3, SUPER_SIZE, GroupedWeight
 
-TILE = 16  # outputs
+TILE = TILES["cpu"]  # outputs
 UNIT = 32  # inputs
 QUADS = UNIT // 4
 

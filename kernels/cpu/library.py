@@ -97,11 +97,12 @@ def threads_for(elements: int) -> int:
     return 1 if elements < _SERIAL_ELEMENTS else torch.get_num_threads()
 
 
-def norm_weight(weight: Tensor, dtype: torch.dtype, size: int) -> int:
-    """The address of a norm's weight [size]."""
-    if weight.dtype is not dtype or weight.shape != (size,) or not weight.is_contiguous():
+def norm_weight(weight: Tensor, size: int, *dtypes: torch.dtype) -> int:
+    """The address of a norm's weight [size], of one of the dtypes."""
+    if weight.dtype not in dtypes or weight.shape != (size,) or not weight.is_contiguous():
+        expected = " or ".join(map(str, dict.fromkeys(dtypes)))
         raise ValueError(
-            f"a norm's weight must be contiguous {dtype} [{size}], not {weight.dtype} {tuple(weight.shape)}"
+            f"a norm's weight must be contiguous {expected} [{size}], not {weight.dtype} {tuple(weight.shape)}"
         )
     return weight.data_ptr()
 

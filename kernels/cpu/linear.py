@@ -21,7 +21,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dtype = x.dtype
     if (
         num_tokens > _MAX_DIRECT_TOKENS.get(dtype, 0)
-        or in_features % 32
         or weight.shape[1] != in_features
         or weight.dtype is not dtype
         or not weight.is_contiguous()

@@ -10,9 +10,30 @@ from functools import partial
 from pagewire.kernels.cpu import sampling
 from pagewire.kernels.cpu.accept_tokens import accept_tokens
 from pagewire.kernels.cpu.attention import paged_attention, rotary_store_kv, store_kv
-from pagewire.kernels.cpu.elementwise import add_rms_norm, gelu_tanh_and_mul, silu_and_mul
-from pagewire.kernels.cpu.fallback import fp8_linear, int8_linear
+from pagewire.kernels.cpu.elementwise import (
+    add_layer_norm,
+    add_rms_norm,
+    clamped_swiglu,
+    gelu,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    layer_norm,
+    norm_add_rms_norm,
+    rms_norm_,
+    silu_and_mul,
+)
+from pagewire.kernels.cpu.encoder import encoder_attention, rotate
+from pagewire.kernels.cpu.experts import (
+    combine_experts,
+    experts_linear,
+    grouped_experts_linear,
+    packed_experts_linear,
+    route_experts,
+    sort_by_expert,
+)
+from pagewire.kernels.cpu.fallback import fp8_experts_linear, fp8_linear, int8_linear
 from pagewire.kernels.cpu.grouped import grouped_embedding, grouped_linear
+from pagewire.kernels.cpu.latent import head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.cpu.linear import linear
 from pagewire.kernels.cpu.packed_linear import packed_embedding, packed_linear
 from pagewire.kernels.cpu.sampling import apply_penalties
@@ -21,20 +42,39 @@ from pagewire.kernels.cpu.token_groups import TokenGroups, sample_tokens
 
 __all__ = [
     "accept_tokens",
+    "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "clamped_swiglu",
+    "combine_experts",
+    "encoder_attention",
+    "experts_linear",
+    "fp8_experts_linear",
     "fp8_linear",
+    "gelu",
+    "gelu_tanh",
     "gelu_tanh_and_mul",
     "grouped_embedding",
+    "grouped_experts_linear",
     "grouped_linear",
+    "head_linear",
     "int8_linear",
+    "latent_attention",
+    "layer_norm",
     "linear",
+    "norm_add_rms_norm",
     "packed_embedding",
+    "packed_experts_linear",
     "packed_linear",
     "paged_attention",
+    "rms_norm_",
     "rotary_store_kv",
+    "rotary_store_latent",
+    "rotate",
+    "route_experts",
     "sample_tokens",
     "silu_and_mul",
+    "sort_by_expert",
     "step_inputs",
     "store_kv",
     "token_logprobs",

@@ -159,12 +159,18 @@ class _Recorder(TorchDispatchMode):
         if not all(isinstance(leaf, Tensor) for leaf in results):
             self.obstacle = f"{func} tells Python a number"
             return result
+        if _has_shape_of_values(func, args):
+            self.obstacle = f"{func} has a result whose shape depends on values"
+            return result
         known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         fresh = [_storage(leaf) not in known for leaf in results]
         # A part reads and writes when its turn comes, as calls into the library do: later parts may have the memory.
         args, kwargs = tree_map(self._memory.borrowed, (args, kwargs))
         if any(fresh):
-            self.parts.append(lambda: _copy(func(*args, **kwargs), result))
+            if isinstance(result, Tensor) and result.numel() and result.is_contiguous():
+                result = self._memory.empty_like(result).copy_(result)
+            target = tree_map(self._memory.borrowed, result)
+            self.parts.append(lambda: _copy(func(*args, **kwargs), target))
         elif func._schema.is_mutable:
             self.parts.append(lambda: func(*args, **kwargs))
         return result
@@ -197,6 +203,14 @@ class _Recorder(TorchDispatchMode):
 
 # Not in the class's body, where torch would wrap it into what imports its compiler: 1.5 s and 150 MB.
 _Recorder.__torch_dispatch__ = _Recorder._dispatch  # type: ignore[method-assign, assignment]
+
+
+def _has_shape_of_values(func: Any, args: tuple[Any, ...]) -> bool:
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is _aten.index.Tensor:  # only where masks select
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return True
 
 
 def _storage(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from pagewire.kernels.cpu.library import I, L, P, bind
 
 __all__ = ["step_inputs"]
 
-_step_inputs = bind("step_inputs", *[P] * 6, L, P, P, L, *[P] * 5, L, L, I)
+_step_inputs = bind("step_inputs", *[P] * 6, L, P, P, L, L, P, P, P, L, P, P, L, L, L, I, I)
 
 
 def step_inputs(
@@ -48,12 +48,16 @@ def step_inputs(
         num_computed_tokens.data_ptr(),
         row_block_table.data_ptr(),
         row_block_table.stride(0),
+        row_block_table.stride(1),
         input_ids.data_ptr(),
         positions.data_ptr(),
         slot_mapping.data_ptr(),
+        slot_mapping.stride(0),
         seq_lens.data_ptr(),
         block_table.data_ptr(),
         block_table.stride(0),
+        block_table.stride(1),
         block_size,
         rows.shape[0],
+        len(row_block_table),
     )

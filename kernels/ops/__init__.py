@@ -16,8 +16,30 @@ from __future__ import annotations
 
 from pagewire.kernels.ops.attention import MAX_HEAD_DIM, paged_attention, rotary_store_kv, store_kv
 from pagewire.kernels.ops.definition import DEFINITIONS, Definition
-from pagewire.kernels.ops.elementwise import add_rms_norm, gelu_tanh_and_mul, silu_and_mul
+from pagewire.kernels.ops.elementwise import (
+    add_layer_norm,
+    add_rms_norm,
+    clamped_swiglu,
+    gelu,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    layer_norm,
+    norm_add_rms_norm,
+    rms_norm_,
+    silu_and_mul,
+)
+from pagewire.kernels.ops.encoder import encoder_attention, rotate
+from pagewire.kernels.ops.experts import (
+    combine_experts,
+    experts_linear,
+    fp8_experts_linear,
+    grouped_experts_linear,
+    packed_experts_linear,
+    route_experts,
+    sort_by_expert,
+)
 from pagewire.kernels.ops.inputs import step_inputs
+from pagewire.kernels.ops.latent import MAX_LATENT_DIM, head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.ops.products import (
     fp8_linear,
     grouped_embedding,
@@ -32,23 +54,43 @@ from pagewire.kernels.ops.sampling import accept_tokens, apply_penalties, sample
 __all__ = [
     "DEFINITIONS",
     "MAX_HEAD_DIM",
+    "MAX_LATENT_DIM",
     "Definition",
     "accept_tokens",
+    "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "clamped_swiglu",
+    "combine_experts",
     "cpu_backend",
+    "encoder_attention",
+    "experts_linear",
+    "fp8_experts_linear",
     "fp8_linear",
+    "gelu",
+    "gelu_tanh",
     "gelu_tanh_and_mul",
     "grouped_embedding",
+    "grouped_experts_linear",
     "grouped_linear",
+    "head_linear",
     "int8_linear",
+    "latent_attention",
+    "layer_norm",
     "linear",
+    "norm_add_rms_norm",
     "packed_embedding",
+    "packed_experts_linear",
     "packed_linear",
     "paged_attention",
+    "rms_norm_",
     "rotary_store_kv",
+    "rotary_store_latent",
+    "rotate",
+    "route_experts",
     "sample_tokens",
     "silu_and_mul",
+    "sort_by_expert",
     "step_inputs",
     "store_kv",
     "token_logprobs",

@@ -26,19 +26,22 @@ def paged_attention(
     sliding_window: int,
     soft_cap: float,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     split_size: int,
 ) -> Tensor:
     """Causal attention of a ragged batch over a paged KV cache.
 
     query            [num_tokens, num_heads, head_dim]
     kv_cache         of query's dtype, or float8_e4m3fn with kv_scales
-    block_table      int32 [num_reqs, max_blocks]; entries past a request's length are never read
+    block_table      int32 [num_reqs, max_blocks]; entries past a request's length are never read, nor those of blocks
+                     that lie before the window of its first query token
     query_start_loc  int32 [num_reqs + 1]
     seq_lens         int32 [num_reqs], context_len + query_len; 0 = padding
     max_query_len    the longest query of the batch (a launch hint)
     sliding_window   0 = off
     soft_cap         0 = off
     kv_scales        fp32 [2, num_kv_heads]: what the stored keys and values are multiplied with
+    sinks            fp32 [num_heads]: a score per head, of a key without a value, which takes its share of the softmax
     split_size       tokens of context that one program reduces: fixed, the result of a request is bitwise independent
                      of the rest of the batch; 0 = chosen on the device from all lengths (no other effect)
     returns          [num_tokens, num_heads, head_dim]; tokens of no request are undefined
@@ -84,6 +87,7 @@ def rotary_store_kv(
     qkv                 [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; the query heads are changed in place, what
                         the key heads hold afterwards is undefined
     cos_sin_cache       fp32 [max_position, rotary_dim] = cat(cos, sin)
-    q_weight, k_weight  [head_dim], both or none: RMS norm with eps comes first
+    q_weight, k_weight  [head_dim], both or none: RMS norm with eps comes first; of qkv's dtype, or fp32, with which the
+                        product is rounded only once
     slot_mapping, kv_scales as in `store_kv`
     """

@@ -32,18 +32,23 @@ def step_inputs(
 ) -> None:
     """Everything that a forward pass needs to know of its requests, from their rows; and their rows move on.
 
+    Every group of layers that share a KV cache has block tables of its own; there may be none.
+
     Read:
     rows                 int32 [num_reqs], batch_idx -> row, distinct; -1 = padding
     query_start_loc      int32 [num_reqs + 1]; a padding request has tokens too
-    num_blocks           int32 [num_reqs], how many blocks the row's table has before this step's are appended
-    new_block_start_loc  int32 [num_reqs + 1]: request b gets new_block_ids[start[b] : start[b + 1]]
+    num_blocks           int32 [num_reqs, groups], how far the row's tables reach before this step's are appended
+    new_block_start_loc  int32 [num_reqs * groups + 1]: request b's table of group g gets
+                         new_block_ids[start[i] : start[i + 1]], i = b * groups + g
     new_block_ids        int32 [>= new_block_start_loc[-1]]
     token_ids            int32 [max_num_seqs, max_model_len]
     Changed:
     num_computed_tokens  int64 [max_num_seqs], += the query's length
-    row_block_table      int32 [max_num_seqs, max_blocks], new blocks appended
+    row_block_table      int32 [groups, max_num_seqs, max_blocks], new blocks appended
     Written:
-    input_ids, positions, slot_mapping   int64 [num_tokens]; padding: 0, 0, -1
+    input_ids, positions int64 [num_tokens]; padding: 0
+    slot_mapping         int64 [groups, num_tokens]; padding: -1
     seq_lens             int32 [num_reqs]; padding: 0
-    block_table          int32 [num_reqs, max_blocks], the row's table as far as seq_len reaches, the rest untouched
+    block_table          int32 [groups, num_reqs, max_blocks], the row's tables as far as seq_len reaches, the rest
+                         untouched
     """

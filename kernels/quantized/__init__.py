@@ -1,6 +1,6 @@
 """Quantized weights: what they are (`weights`), and what they become on a device (`packed`)."""
 
-from pagewire.kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack
+from pagewire.kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack, unpack
 from pagewire.kernels.quantized.weights import (
     BITS,
     E4M3,
@@ -11,6 +11,7 @@ from pagewire.kernels.quantized.weights import (
     QuantizedWeight,
     rows,
     stack,
+    take_rows,
     to_device,
 )
 
@@ -29,5 +30,7 @@ __all__ = [
     "pack",
     "rows",
     "stack",
+    "take_rows",
     "to_device",
+    "unpack",
 ]

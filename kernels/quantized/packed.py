@@ -17,6 +17,8 @@ from pagewire.kernels.quantized.weights import ByteWeight, Fp8Weight, GroupedWei
 
 # layout -> module with pack(GroupedWeight) -> PackedGrouped and unpack(PackedGrouped) -> GroupedWeight
 LAYOUTS = {"cpu": "pagewire.kernels.cpu.grouped_layout", "cuda": "pagewire.kernels.triton.products.grouped_layout"}
+# layout -> outputs that it keeps together
+TILES = {"cpu": 16, "cuda": 64}
 
 
 class PackedWeight(Protocol):
@@ -67,6 +69,23 @@ class PackedGrouped:
             self.zero_point,
         )
 
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+        """As `ops.experts_linear`: a weight without permutation, of experts whose outputs fill whole TILES."""
+        return ops.grouped_experts_linear(
+            x,
+            self.codes,
+            self.scales,
+            self.offsets,
+            self.codebook,
+            bias,
+            order,
+            starts,
+            self.shape[0],
+            self.bits,
+            self.group_size,
+            self.zero_point,
+        )
+
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """token_ids int64 [num_tokens] -> the rows [num_tokens, K] of the weight, dequantized"""
         return ops.grouped_embedding(
@@ -106,6 +125,10 @@ class PackedFp8(_PackedBytes):
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias)
 
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+        """As `ops.experts_linear`, without input_scale."""
+        return ops.fp8_experts_linear(x, self.weight, self.scales, bias, order, starts)
+
 
 def pack(weight: QuantizedWeight) -> PackedWeight:
     """Rearranges a weight for the kernels of the device that it is on."""
@@ -119,6 +142,14 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     if isinstance(weight, Fp8Weight):
         return PackedFp8(weight.weight.contiguous(), weight.scales, weight.input_scale)
     return pack_grouped(weight, layout)
+
+
+def unpack(packed: PackedGrouped | PackedInt8 | PackedFp8) -> QuantizedWeight:
+    """A weight that dequantizes to the numbers of the one that was packed."""
+    if isinstance(packed, PackedGrouped):
+        return unpack_grouped(packed)
+    form = Int8Weight if isinstance(packed, PackedInt8) else Fp8Weight
+    return form(packed.weight, packed.scales, packed.input_scale)
 
 
 def pack_grouped(weight: GroupedWeight, layout: str) -> PackedGrouped:

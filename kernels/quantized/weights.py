@@ -24,6 +24,7 @@ __all__ = [
     "QuantizedWeight",
     "rows",
     "stack",
+    "take_rows",
     "to_device",
 ]
 
@@ -227,6 +228,32 @@ def rows(weight: Weight, start: int, stop: int) -> Weight:
     if isinstance(weight, Fp8Weight) and weight.scales.dim() == 2:
         part["scales"] = weight.scales[start // FP8_BLOCK : -(-stop // FP8_BLOCK)]
     return replace(weight, **part)
+
+
+def take_rows(weight: Weight, order: Tensor) -> Weight:
+    """Outputs in another order: output i is that of row order[i], int64 [N].
+
+    Raises ValueError for scales per block if rows of one block would come from several.
+    """
+    order = order.to(weight.scales.device)
+    orders: dict[str, Tensor] = {}
+    if isinstance(weight, Fp8Weight) and weight.scales.dim() == 2:
+        blocks = order // FP8_BLOCK
+        orders["scales"] = blocks[::FP8_BLOCK]
+        if not torch.equal(orders["scales"].repeat_interleave(FP8_BLOCK)[: len(blocks)], blocks):
+            raise ValueError(f"rows of one block of {FP8_BLOCK} would come from several")
+    taken: dict[str, Any] = {
+        field.name: _take(value, orders.get(field.name, order))
+        for field in fields(weight)
+        if isinstance(value := getattr(weight, field.name), Tensor) and field.name not in _SHARED_FIELDS
+    }
+    return replace(weight, **taken)
+
+
+def _take(tensor: Tensor, order: Tensor) -> Tensor:
+    if tensor.dtype.itemsize == 1:  # not every torch build can index fp8
+        return tensor.view(torch.uint8)[order].view(tensor.dtype)
+    return tensor[order]
 
 
 def to_device(weight: Weight, device: torch.device) -> Weight:

@@ -14,28 +14,69 @@ from pagewire.kernels.reference.attention import (
     store_kv,
     visible,
 )
-from pagewire.kernels.reference.elementwise import add_rms_norm, gelu_tanh_and_mul, rms_norm, silu_and_mul
+from pagewire.kernels.reference.elementwise import (
+    add_layer_norm,
+    add_rms_norm,
+    clamped_swiglu,
+    gelu,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    layer_norm,
+    norm_add_rms_norm,
+    rms_norm,
+    rms_norm_,
+    silu_and_mul,
+)
+from pagewire.kernels.reference.encoder import encoder_attention, near, rotate
+from pagewire.kernels.reference.experts import (
+    combine_experts,
+    experts_linear,
+    fp8_experts_linear,
+    grouped_experts_linear,
+    route_experts,
+    sort_by_expert,
+)
 from pagewire.kernels.reference.inputs import step_inputs
+from pagewire.kernels.reference.latent import head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.reference.products import fp8_linear, grouped_embedding, grouped_linear, int8_linear, linear
 from pagewire.kernels.reference.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
 
 __all__ = [
     "FP8_MAX",
     "accept_tokens",
+    "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "clamped_swiglu",
+    "combine_experts",
+    "encoder_attention",
+    "experts_linear",
+    "fp8_experts_linear",
     "fp8_linear",
+    "gelu",
+    "gelu_tanh",
     "gelu_tanh_and_mul",
     "grouped_embedding",
+    "grouped_experts_linear",
     "grouped_linear",
+    "head_linear",
     "int8_linear",
+    "latent_attention",
+    "layer_norm",
     "linear",
+    "near",
+    "norm_add_rms_norm",
     "paged_attention",
     "rms_norm",
+    "rms_norm_",
     "rotary_embedding",
     "rotary_store_kv",
+    "rotary_store_latent",
+    "rotate",
+    "route_experts",
     "sample_tokens",
     "silu_and_mul",
+    "sort_by_expert",
     "step_inputs",
     "store_kv",
     "token_logprobs",

@@ -22,6 +22,7 @@ def paged_attention(
     sliding_window: int,
     soft_cap: float,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     split_size: int,
 ) -> Tensor:
     """Request after request; `max_query_len` and `split_size` make no difference to what is computed."""
@@ -32,19 +33,27 @@ def paged_attention(
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for b, seq_len in enumerate(lengths):
         start, end = starts[b], starts[b + 1]
-        if end == start or seq_len == 0:
+        query_len = end - start
+        if query_len == 0 or seq_len == 0:
             continue
-        pages = kv_cache[block_table[b, : -(-seq_len // block_size)].long()].float()
+        # Block ids of what no query sees any more are stale.
+        seen = seq_len - query_len - sliding_window + 1 if sliding_window > 0 else 0
+        first_page = max(0, seen) // block_size
+        pages = kv_cache[block_table[b, first_page : -(-seq_len // block_size)].long()].float()
         if kv_scales is not None:
             pages *= kv_scales[None, :, :, None, None]
-        # [num_pages, 2, num_kv_heads, block_size, head_dim] -> [2, num_heads, seq_len, head_dim]
-        keys_values = pages.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :seq_len]
+        # [num_pages, 2, num_kv_heads, block_size, head_dim] -> [2, num_heads, num_keys, head_dim]
+        num_keys = seq_len - first_page * block_size
+        keys_values = pages.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :num_keys]
         key, value = keys_values.repeat_interleave(group, dim=1)
         scores = query[start:end].float().transpose(0, 1) @ key.transpose(1, 2) * scale
         if soft_cap > 0:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        scores.masked_fill_(~visible(end - start, seq_len, sliding_window, query.device), float("-inf"))
-        output[start:end] = (scores.softmax(-1) @ value).transpose(0, 1).to(query.dtype)
+        scores.masked_fill_(~visible(query_len, num_keys, sliding_window, query.device), float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, query_len, 1)), dim=-1)
+        weights = scores.softmax(-1)[..., :num_keys]
+        output[start:end] = (weights @ value).transpose(0, 1).to(query.dtype)
     return output
 
 

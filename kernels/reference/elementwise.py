@@ -1,4 +1,4 @@
-"""Normalisation and gated activations (`pagewire.kernels.ops.elementwise`)."""
+"""Normalisation and activations (`pagewire.kernels.ops.elementwise`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,38 @@ from torch.nn import functional as F
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x * rsqrt(mean(x²) + eps) * weight over the last dimension.
 
-    The normalised value is rounded to x's dtype before the weight multiplies it, as in transformers' LlamaRMSNorm.
+    The normalised value is rounded to the weight's dtype before the weight multiplies it: to x's as in transformers'
+    LlamaRMSNorm, or, where the weight is fp32, not at all, as in its GemmaRMSNorm.
     """
     x32 = x.float()
     normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight
+    return (normed.to(weight.dtype) * weight).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual += x in place; returns rms_norm(residual)."""
     residual.add_(x)
     return rms_norm(residual, weight, eps)
+
+
+def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += rms_norm(x, x_weight) in place; returns rms_norm(residual)."""
+    return add_rms_norm(rms_norm(x, x_weight, eps), residual, weight, eps)
+
+
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    x.copy_(rms_norm(x, weight, eps))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    bias32 = None if bias is None else bias.float()
+    return F.layer_norm(x.float(), (x.shape[-1],), weight.float(), bias32, eps).to(x.dtype)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """residual += x in place; returns layer_norm(residual)."""
+    residual.add_(x)
+    return layer_norm(residual, weight, bias, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -33,3 +54,17 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:]."""
     gate, up = x.float().chunk(2, dim=-1)
     return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
+
+
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate * torch.sigmoid(alpha * gate) * (up + 1)).to(x.dtype)
+
+
+def gelu(x: Tensor) -> Tensor:
+    return F.gelu(x.float()).to(x.dtype)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x.float(), approximate="tanh").to(x.dtype)

@@ -23,21 +23,24 @@ def step_inputs(
     block_size: int,
 ) -> None:
     starts, new_starts = query_start_loc.tolist(), new_block_start_loc.tolist()
+    groups = len(row_block_table)
     for b, row in enumerate(rows.tolist()):
         tokens = slice(starts[b], starts[b + 1])
         if row < 0:
-            input_ids[tokens], positions[tokens], slot_mapping[tokens], seq_lens[b] = 0, 0, -1, 0
+            input_ids[tokens], positions[tokens], slot_mapping[:, tokens], seq_lens[b] = 0, 0, -1, 0
             continue
-        new_ids = new_block_ids[new_starts[b] : new_starts[b + 1]]
-        first_new = int(num_blocks[b])
-        row_block_table[row, first_new : first_new + len(new_ids)] = new_ids
         context_len = int(num_computed_tokens[row])
         seq_len = context_len + tokens.stop - tokens.start
         span = torch.arange(context_len, seq_len, device=rows.device)
         input_ids[tokens] = token_ids[row, span].long()
         positions[tokens] = span
-        slot_mapping[tokens] = row_block_table[row, span // block_size].long() * block_size + span % block_size
         seq_lens[b] = seq_len
-        num_pages = -(-seq_len // block_size)
-        block_table[b, :num_pages] = row_block_table[row, :num_pages]
         num_computed_tokens[row] = seq_len
+        num_pages = -(-seq_len // block_size)
+        for g in range(groups):
+            table = row_block_table[g, row]
+            new_ids = new_block_ids[new_starts[b * groups + g] : new_starts[b * groups + g + 1]]
+            first_new = int(num_blocks[b, g])
+            table[first_new : first_new + len(new_ids)] = new_ids
+            slot_mapping[g, tokens] = table[span // block_size].long() * block_size + span % block_size
+            block_table[g, b, :num_pages] = table[:num_pages]

@@ -8,7 +8,9 @@ from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import (
     MAX_LOGPROBS,
+    Blocks,
     HostTokens,
+    Image,
     InvalidStep,
     NewRequest,
     Step,
@@ -16,6 +18,12 @@ from pagewire.services.executor.step import (
 )
 from pagewire.v1 import common_pb2, executor_pb2
 
+_KINDS = {
+    "generate": common_pb2.MODEL_KIND_UNSPECIFIED,
+    "embed": common_pb2.MODEL_KIND_EMBED,
+    "classify": common_pb2.MODEL_KIND_CLASSIFY,
+}
+_TENSOR_DTYPES = ("float32", "int64")
 # Of a request that yields a vector.
 _NO_SAMPLING = common_pb2.SamplingParams(temperature=0)
 
@@ -23,7 +31,8 @@ _NO_SAMPLING = common_pb2.SamplingParams(temperature=0)
 def step_from_proto(message: executor_pb2.StepRequest) -> Step:
     """Raises InvalidStep for columns that do not fit together."""
     num_reqs = len(message.request_ids)
-    if not len(message.num_scheduled_tokens) == len(message.num_new_blocks) == num_reqs:
+    num_groups = len(message.num_new_blocks) // num_reqs if num_reqs else 0
+    if len(message.num_scheduled_tokens) != num_reqs or len(message.num_new_blocks) != num_reqs * num_groups:
         raise InvalidStep(
             f"step {message.step_id}: {num_reqs} request_ids, {len(message.num_scheduled_tokens)} "
             f"num_scheduled_tokens and {len(message.num_new_blocks)} num_new_blocks"
@@ -37,7 +46,7 @@ def step_from_proto(message: executor_pb2.StepRequest) -> Step:
         step_id=message.step_id,
         request_ids=list(message.request_ids),
         num_scheduled_tokens=np.array(message.num_scheduled_tokens, dtype=np.int64),
-        num_new_blocks=np.array(message.num_new_blocks, dtype=np.int64),
+        num_new_blocks=np.array(message.num_new_blocks, dtype=np.int64).reshape(num_reqs, num_groups),
         new_block_ids=np.array(message.new_block_ids, dtype=np.int32),
         finished_request_ids=list(message.finished_request_ids),
         new_requests=[
@@ -54,11 +63,31 @@ def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewReque
         token_ids=np.array(message.token_ids, dtype=np.int32),
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        block_ids=np.array(message.block_ids, dtype=np.int32),
+        blocks=[Blocks(blocks.first, np.array(blocks.ids, dtype=np.int32)) for blocks in message.blocks],
         sampling=_sampling(_NO_SAMPLING if message.yields_vector else message.sampling_params, message.request_id),
         traceparent=traceparent,
         yields_vector=message.yields_vector,
+        second_text_start=message.second_text_start,
+        images=[_image(image) for image in message.images],
     )
+
+
+def _image(message: common_pb2.PromptImage) -> Image:
+    """Raises InvalidStep for a tensor that is none."""
+    tensors = {name: _tensor(name, tensor) for name, tensor in message.tensors.items()}
+    return Image(message.hash, message.offset, message.num_tokens, tensors)
+
+
+def _tensor(name: str, message: common_pb2.Tensor) -> np.ndarray:
+    if message.dtype not in _TENSOR_DTYPES:
+        raise InvalidStep(
+            f"tensor {name} of an image has dtype {message.dtype!r}; {', '.join(_TENSOR_DTYPES)} are taken"
+        )
+    try:
+        # A copy: what is uploaded may be written to, the message's bytes may not.
+        return np.frombuffer(message.data, dtype=message.dtype).reshape(message.shape).copy()
+    except ValueError as error:
+        raise InvalidStep(f"tensor {name} of an image: {error}") from error
 
 
 def _sampling(message: common_pb2.SamplingParams, request_id: int) -> common_pb2.SamplingParams:
@@ -107,7 +136,7 @@ def _logprobs(output: StepOutput, tokens: HostTokens) -> dict[int, common_pb2.Lo
 
 
 def _vectors(vectors: np.ndarray, first_index: int) -> dict[int, common_pb2.Vector]:
-    """Of fp32 [V, hidden_size], by index into request_ids, where they come last."""
+    """Of fp32 [V, size], by index into request_ids, where they come last."""
     return {first_index + index: common_pb2.Vector(values=vector.tolist()) for index, vector in enumerate(vectors)}
 
 
@@ -120,8 +149,11 @@ def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
             max_logprobs=MAX_LOGPROBS,
+            kind=_KINDS[info.kind],
+            labels=info.labels,
+            vector_size=info.vector_size,
         ),
-        num_blocks=info.num_blocks,
+        kv_groups=[executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window) for group in info.kv_groups],
         block_size=info.block_size,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
@@ -130,4 +162,5 @@ def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
         weight_bytes=info.weight_bytes,
         kv_cache_bytes=info.kv_cache_bytes,
         max_draft_tokens=info.max_draft_tokens,
+        whole_prompts=info.whole_prompts,
     )

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.services.executor.block_table import BlockTable
+from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import InvalidStep, Step
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step_context import StepContext, StepImages
 from pagewire.services.executor.upload import upload_into
 
 PADDING_ROW = -1
@@ -137,24 +137,24 @@ class InputBuffers:
         self,
         max_num_seqs: int,
         max_num_tokens: int,
-        block_table: BlockTable,
-        num_pool_blocks: int,
+        block_tables: BlockTables,
         device: torch.device,
         max_draft_tokens: int = 0,
     ) -> None:
         # All that the host tells is staged as one array and copied at once.
         max_num_reqs = max_num_seqs + 1  # where tokens are padded there is a request that they belong to
         max_samples = max_num_seqs * (1 + max_draft_tokens)
+        num_groups = block_tables.num_groups
         sections = {
             "rows": max_num_reqs,
             "query_start_loc": max_num_reqs + 1,
-            "num_blocks": max_num_reqs,
-            "new_block_start_loc": max_num_reqs + 1,
+            "num_blocks": max_num_reqs * num_groups,
+            "new_block_start_loc": max_num_reqs * num_groups + 1,
             "logits_indices": max_samples,
             "sample_rows": max_samples,
             "offsets": max_samples if max_draft_tokens else 0,
             "sample_start_loc": max_num_reqs + 1 if max_draft_tokens else 0,
-            "new_block_ids": num_pool_blocks,  # last: only as much as there is of it is copied
+            "new_block_ids": block_tables.num_pool_blocks,  # last: only as much as there is of it is copied
         }
         size = sum(sections.values())
         self._staged = torch.zeros(size, dtype=torch.int32, device=device)
@@ -175,24 +175,27 @@ class InputBuffers:
 
         self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
-        self._slot_mapping = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+        self._slot_mapping = torch.zeros(num_groups, max_num_tokens, dtype=torch.int64, device=device)
         self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
-        self._block_table = torch.zeros(max_num_reqs, block_table.tensor.shape[1], dtype=torch.int32, device=device)
+        max_blocks = block_tables.tensor.shape[2]
+        self._block_table = torch.zeros(num_groups, max_num_reqs, max_blocks, dtype=torch.int32, device=device)
         self._num_gained = torch.zeros(max_num_reqs if max_draft_tokens else 0, dtype=torch.int64, device=device)
 
-    def stage(self, batch: InputBatch, step: Step, block_table: BlockTable, shape: BatchShape) -> None:
+    def stage(self, batch: InputBatch, step: Step, block_tables: BlockTables, shape: BatchShape) -> None:
         """Brings what the host knows to the device, in one copy (on a CPU in none).
 
-        The step's blocks must be counted in block_table already. shape: what the step is launched with; requests
+        The step's blocks must be counted in block_tables already. shape: what the step is launched with; requests
         beyond the batch have no row. The tokens beyond it are theirs, of which there must be one then.
         """
         num_reqs, num_sampled, num_tokens = len(batch.rows), len(batch.sample_rows), batch.num_tokens
+        num_groups = block_tables.num_groups
+        num_tables = num_reqs * num_groups
         host = self._host_sections
         host["rows"][:num_reqs] = batch.rows
         query_start_loc = host["query_start_loc"][: shape.num_reqs + 1]
         np.cumsum(batch.query_lens, out=query_start_loc[1 : num_reqs + 1])
-        host["num_blocks"][:num_reqs] = block_table.num_blocks[batch.rows] - step.num_new_blocks
-        np.cumsum(step.num_new_blocks, out=host["new_block_start_loc"][1 : num_reqs + 1])
+        host["num_blocks"][:num_tables] = (block_tables.num_blocks[batch.rows] - step.num_new_blocks).ravel()
+        np.cumsum(step.num_new_blocks, out=host["new_block_start_loc"][1 : num_tables + 1])
         host["new_block_ids"][: len(step.new_block_ids)] = step.new_block_ids
         host["sample_rows"][:num_sampled] = batch.sample_rows
         if batch.num_samples is None or batch.offsets is None:
@@ -206,7 +209,7 @@ class InputBuffers:
             starts = np.arange(1, num_padding + 1) * query_len + num_tokens
             query_start_loc[num_reqs + 1 :] = np.minimum(starts, shape.num_tokens)
             query_start_loc[-1] = shape.num_tokens
-            host["new_block_start_loc"][num_reqs + 1 : shape.num_reqs + 1] = len(step.new_block_ids)
+            host["new_block_start_loc"][num_tables + 1 : shape.num_reqs * num_groups + 1] = len(step.new_block_ids)
         host["sample_rows"][num_sampled : shape.num_sampled] = PADDING_ROW
         if not self._is_shared:
             used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
@@ -227,24 +230,30 @@ class InputBuffers:
         np.cumsum(counts, out=host["sample_start_loc"][1 : shape.num_reqs + 1])
 
     def gather(
-        self, shape: BatchShape, state: RequestState, block_table: BlockTable, block_size: int, split_size: int
+        self,
+        shape: BatchShape,
+        state: RequestState,
+        block_tables: BlockTables,
+        block_size: int,
+        split_size: int,
+        images: StepImages | None = None,
     ) -> tuple[Tensor, StepContext]:
         """(input_ids, context) of the staged step; rows and block tables move on."""
-        num_reqs, num_tokens = shape.num_reqs, shape.num_tokens
+        num_reqs, num_tokens, num_groups = shape.num_reqs, shape.num_tokens, block_tables.num_groups
         rows = self._rows[:num_reqs]
         query_start_loc = self._query_start_loc[: num_reqs + 1]
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
-        slot_mapping, seq_lens = self._slot_mapping[:num_tokens], self._seq_lens[:num_reqs]
-        batch_table = self._block_table[:num_reqs]
+        slot_mapping, seq_lens = self._slot_mapping[:, :num_tokens], self._seq_lens[:num_reqs]
+        batch_table = self._block_table[:, :num_reqs]
         ops.step_inputs(
             rows,
             query_start_loc,
-            self._num_blocks[:num_reqs],
-            self._new_block_start_loc[: num_reqs + 1],
+            self._num_blocks[: num_reqs * num_groups].view(num_reqs, num_groups),
+            self._new_block_start_loc[: num_reqs * num_groups + 1],
             self._new_block_ids,
             state.token_ids,
             state.columns.num_computed_tokens,
-            block_table.tensor,
+            block_tables.tensor,
             input_ids,
             positions,
             slot_mapping,
@@ -253,7 +262,17 @@ class InputBuffers:
             block_size,
         )
         context = StepContext(
-            positions, rows, query_start_loc, seq_lens, batch_table, slot_mapping, shape.max_query_len, split_size
+            positions,
+            rows,
+            query_start_loc,
+            seq_lens,
+            batch_table.unbind(),
+            slot_mapping.unbind(),
+            shape.max_query_len,
+            split_size,
+            images=images,
+            position_deltas=state.columns.position_delta,
+            second_text_start=state.columns.second_text_start,
         )
         return input_ids, context
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor
 from pagewire.errors import StartupError
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.memory import OutOfMemoryError, mib
 from pagewire.services.executor.models.protocol import Model
 
@@ -44,25 +48,76 @@ def groups(model: Model) -> dict[KVSpec, list[PagedAttention]]:
     return found
 
 
-def block_bytes(model: Model, block_size: int) -> int:
-    """Bytes of one block over all layers; 0 if no layer keeps anything."""
-    return sum(layer.kv_spec().page_bytes(block_size) for layer in model.attention_layers)
+@dataclass(frozen=True)
+class KVGroup:
+    """The cache of one group of layers, as the scheduler has to know it."""
+
+    num_blocks: int
+    window: int  # tokens that a query sees, itself included; 0 = all
 
 
-def allocate(model: Model, num_blocks: int, block_size: int, device: torch.device) -> list[Tensor]:
+def kv_groups(model: Model, num_blocks: int, limits: Limits) -> tuple[KVGroup, ...]:
+    """num_blocks: of a group that sees all tokens. One with a window has no more than are of use to it."""
+    return tuple(
+        KVGroup(min(num_blocks, _useful_blocks(spec.window, limits)) if spec.window else num_blocks, spec.window)
+        for spec in groups(model)
+    )
+
+
+def _useful_blocks(window: int, limits: Limits) -> int:
+    """Blocks that a group with a window can use.
+
+    With R rows and T tokens per step, requests hold at most R * (ceil(window / block_size) + 1) + ceil(T / block_size)
+    blocks at once: each its window, which may begin within a block, and all together the tokens of a step. As many
+    again keep the windows of requests that have ended, for prefix hits.
+    """
+    held = limits.max_num_seqs * (-(-window // limits.block_size) + 1)
+    return 2 * (held + -(-limits.max_num_batched_tokens // limits.block_size))
+
+
+def _blocks_of_one(window: int, num_tokens: int, limits: Limits) -> int:
+    """Blocks that a request of num_tokens holds at most: with a window, those of it and of a step's tokens behind."""
+    in_all = -(-num_tokens // limits.block_size)
+    if not window:
+        return in_all
+    return min(in_all, -(-(window + limits.max_num_batched_tokens) // limits.block_size) + 1)
+
+
+def longest_request(kv_groups: Sequence[KVGroup], limits: Limits) -> int:
+    """Tokens of the longest request that the cache can hold, up to max_model_len."""
+    short = [
+        group.num_blocks * limits.block_size
+        for group in kv_groups
+        if group.num_blocks < _blocks_of_one(group.window, limits.max_model_len, limits)
+    ]
+    return min(short, default=limits.max_model_len)
+
+
+def cache_bytes(model: Model, num_blocks: int, limits: Limits) -> int:
+    """Of the whole cache; num_blocks as in `kv_groups`."""
+    sizes = [group.num_blocks for group in kv_groups(model, num_blocks, limits)]
+    return sum(
+        size * len(layers) * spec.page_bytes(limits.block_size)
+        for size, (spec, layers) in zip(sizes, groups(model).items(), strict=True)
+    )
+
+
+def allocate(model: Model, num_blocks: Sequence[int], block_size: int, device: torch.device) -> list[Tensor]:
     """The cache of each group, [num_blocks, layers of the group, 2, num_kv_heads, block_size, head_dim].
 
     Binds every layer to its part `cache[:, i]`. What a block holds of all layers of a group is one contiguous piece.
+
+    num_blocks: of each group.
 
     Zeros, so that a slot that was never written holds no NaN. On the CPU the operating system hands out zero pages when
     they are first touched: an unused cache costs address space only, and no time.
     """
     caches = []
-    for spec, layers in groups(model).items():
-        shape = (num_blocks, len(layers), *spec.page_shape(block_size))
+    for group, (spec, layers) in enumerate(groups(model).items()):
+        shape = (num_blocks[group], len(layers), *spec.page_shape(block_size))
         cache = _zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
         for index, layer in enumerate(layers):
-            layer.kv_cache = cache[:, index]
+            layer.bind(cache[:, index], group)
         caches.append(cache)
     return caches
 
@@ -76,23 +131,25 @@ def _zeros(num_bytes: int, device: torch.device) -> Tensor:
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
-def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int, flag: str) -> int:
-    """Blocks that num_bytes hold. Raises OutOfMemoryError if one request of max_model_len would not fit.
+def blocks_within(num_bytes: int, model: Model, limits: Limits, flag: str) -> int:
+    """The num_blocks of `kv_groups` whose cache takes num_bytes, where there is a cache. Raises OutOfMemoryError if one
+    request of max_model_len would not fit.
 
     flag: what to raise for more.
     """
-    num_blocks = max(0, num_bytes) // bytes_per_block
-    needed = -(-max_model_len // block_size)
+    num_bytes, block_size, max_model_len = max(0, num_bytes), limits.block_size, limits.max_model_len
+    needed = max(_blocks_of_one(spec.window, max_model_len, limits) for spec in groups(model))
+    sizes = range(num_bytes + 1)
+    num_blocks = bisect.bisect_right(sizes, num_bytes, key=lambda size: cache_bytes(model, size, limits)) - 1
     if num_blocks < needed:
         raise OutOfMemoryError(
-            f"the KV cache would be {mib(max(0, num_bytes))}, {num_blocks * block_size} tokens, but one request of "
-            f"{max_model_len} tokens needs {mib(needed * bytes_per_block)}: lower --max-model-len to "
+            f"the KV cache would be {mib(num_bytes)}, {num_blocks * block_size} tokens, but one request of "
+            f"{max_model_len} tokens needs {mib(cache_bytes(model, needed, limits))}: lower --max-model-len to "
             f"{num_blocks * block_size} or less, or raise {flag}"
         )
     return num_blocks
 
 
-def default_cpu_bytes(available_bytes: int, bytes_per_block: int, block_size: int, max_tokens: int) -> int:
-    """A bounded share of the available memory, and no more than max_tokens (all rows at full length) can use."""
-    usable = -(-max_tokens // block_size) * bytes_per_block
-    return min(int(available_bytes * CPU_SHARE_OF_AVAILABLE), CPU_MAX_BYTES, usable)
+def default_cpu_bytes(available_bytes: int, usable_bytes: int) -> int:
+    """A bounded share of the available memory, and no more than all rows at full length can use."""
+    return min(int(available_bytes * CPU_SHARE_OF_AVAILABLE), CPU_MAX_BYTES, usable_bytes)

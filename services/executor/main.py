@@ -14,7 +14,7 @@ from tqdm import tqdm
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.models import resolve_model
+from pagewire.models import find_model
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
 from pagewire.services.executor.worker import DeviceError, Worker
@@ -56,7 +56,7 @@ async def serve(config: ExecutorConfig) -> None:
     """
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
-    worker = Worker(lambda: start_runner(config, str(resolve_model(config.model)), progress), on_cuda=on_cuda)
+    worker = Worker(lambda: start_runner(config, str(find_model(config)), progress), on_cuda=on_cuda)
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
     servicer = ExecutorServicer(worker)
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)

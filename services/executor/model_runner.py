@@ -8,45 +8,31 @@ stands beside them, and is at most one more verb here. Nothing below may wait fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.errors import StartupError
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import kv_cache, stats
-from pagewire.services.executor.block_table import BlockTable
+from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
+from pagewire.services.executor.image_inputs import ImageInputs
 from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
+from pagewire.services.executor.layers.pooling import Spans
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
-from pagewire.services.executor.step import NewRequest, PendingResults, Step, StepOutput
+from pagewire.services.executor.step import Blocks, NewRequest, PendingResults, Step, StepOutput
+from pagewire.services.executor.step_context import StepImages
 from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams
 
 DUMMY_SAMPLING = with_defaults(SamplingParams(seed=0, top_k=50, top_p=0.9))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What rows and steps are bounded by; tokens and requests, all >= 1. Raises StartupError if no request fits."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-
-    def __post_init__(self) -> None:
-        if self.max_model_len < 2:
-            raise StartupError(
-                "a request could have one token in all, its prompt's, and nothing to generate: raise --max-model-len "
-                "or --num-gpu-blocks-override"
-            )
 
 
 class ModelRunner:
@@ -62,38 +48,46 @@ class ModelRunner:
         attention_split_size: int = 0,
         graphs: Steps | None = None,
         proposer: Proposer | None = None,
+        pooling: Pooling = LAST_STATE,
+        image_cache_bytes: int = 0,
     ) -> None:
-        """attention_split_size: see the reference of `paged_attention`.
+        """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
+
+        attention_split_size: see the reference of `paged_attention`. pooling: what requests for vectors get.
 
         graphs: how steps are launched; by default eagerly, until `capture_graphs`. proposer: who drafts tokens; without
-        one, no step may have drafts.
+        one, no step may have drafts. image_cache_bytes: see `ImageInputs`.
         """
         self.limits = limits
-        self.num_blocks = num_blocks
         self._model = model
         self._device = device
         self._split_size = attention_split_size
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.kv_caches = kv_cache.allocate(model, num_blocks, limits.block_size, device)  # of each group of layers
+        self.kv_groups = kv_cache.kv_groups(model, num_blocks, limits)
+        pool_sizes = [group.num_blocks for group in self.kv_groups]
+        self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device)
         config, max_blocks = model.config, -(-limits.max_model_len // limits.block_size)
         self._state = RequestState(
             limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
         )
-        self._block_table = BlockTable(limits.max_num_seqs, max_blocks, num_blocks, device)
+        self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, device)
         self._proposer = proposer
+        self.pooling = pooling
+        self._images = ImageInputs(model, device, image_cache_bytes)
         self._inputs = InputBuffers(
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
-            self._block_table,
-            num_blocks,
+            self._block_tables,
             device,
             self.max_draft_tokens,
         )
         self._graphs: Steps = graphs or CudaGraphs()
+        self._eager: Steps = CudaGraphs()  # has none
 
     def reset(self) -> None:
         """Forgets all requests. What the KV cache holds is nobody's any more."""
         self._state.reset()
+        self._images.reset()
 
     @property
     def max_draft_tokens(self) -> int:
@@ -112,19 +106,22 @@ class ModelRunner:
         launching: called before the forward pass, when everything it reads is on its way to the device.
         """
         self._state.settle()
+        step = self._images.update(step)
         self._remove_finished(step)
         self._add_new(step)
         if not step.request_ids:
             return StepOutput(step.step_id, [], [], 0, None)
         batch = self._make_batch(step)
-        shape = self._graphs.padded(batch.shape)
-        self._inputs.stage(batch, step, self._block_table, shape)
+        images = self._images.of(batch, step, self._state)
+        graphs = self._graphs if images is None else self._eager
+        shape = graphs.padded(batch.shape)
+        self._inputs.stage(batch, step, self._block_tables, shape)
         launching()
         self._propose(batch)
-        hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
-        sampled = self._sample(hidden, batch, shape) if len(batch.sampled) else None
+        hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
+        sampled = self._sample(hidden, batch, shape, graphs) if len(batch.sampled) else None
         results = self._results(hidden, batch, sampled)
-        stats.GRAPH_STEPS.labels(self._graphs.mode(shape)).inc()
+        stats.GRAPH_STEPS.labels(graphs.mode(shape)).inc()
         return self._output(step, batch, results)
 
     def _remove_finished(self, step: Step) -> None:
@@ -134,12 +131,12 @@ class ModelRunner:
     def _add_new(self, step: Step) -> None:
         if step.new_requests:
             rows = self._state.add(step.new_requests)
-            self._block_table.fill(rows, [request.block_ids for request in step.new_requests])
+            self._block_tables.fill(rows, [request.blocks for request in step.new_requests])
 
     def _make_batch(self, step: Step) -> InputBatch:
         rows = self._state.rows(step.request_ids)
-        self._block_table.append(rows, step.num_new_blocks, step.new_block_ids)
-        num_slots = self._block_table.num_blocks[rows] * self.limits.block_size
+        self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
+        num_slots = self._block_tables.num_slots(rows, self.limits.block_size)
         return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens)
 
     def _propose(self, batch: InputBatch) -> None:
@@ -147,19 +144,19 @@ class ModelRunner:
             drafted = batch.num_samples > 1
             self._proposer.propose(batch.sampled_rows[drafted], batch.num_samples[drafted] - 1, self._state)
 
-    def _forward(self, shape: BatchShape) -> Tensor:
+    def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
         """Hidden states [num_tokens, hidden_size] of the step that is staged."""
         input_ids, context = self._inputs.gather(
-            shape, self._state, self._block_table, self.limits.block_size, self._split_size
+            shape, self._state, self._block_tables, self.limits.block_size, self._split_size, images
         )
         return self._model.forward(input_ids, context)
 
-    def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape) -> SampledTokens:
+    def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, graphs: Steps) -> SampledTokens:
         """Samples, and writes each token behind its sequence, where the next step finds it."""
         num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
         extras = self._prepare_extras(batch)
         if extras is None:
-            tokens = self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
+            tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
             return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
         rows = self._inputs.sample_rows(num_sampled)
@@ -197,9 +194,8 @@ class ModelRunner:
             indices = upload(self._device, {"sampled": batch.sampled})["sampled"]
             results["num_gained"] = self._inputs.num_gained(len(batch.rows)).index_select(0, indices)
         if len(batch.vectors):
-            last_tokens = batch.query_lens.cumsum()[batch.vectors] - 1
-            indices = upload(self._device, {"last_tokens": last_tokens})["last_tokens"]
-            results["vectors"] = hidden.index_select(0, indices).float()
+            spans = Spans.of(batch.query_lens, batch.vectors, self._device)
+            results["vectors"] = self.pooling.pooler(hidden[: batch.num_tokens], spans)
         return results
 
     def _output(self, step: Step, batch: InputBatch, results: dict[str, Tensor]) -> StepOutput:
@@ -271,7 +267,7 @@ class ModelRunner:
                 request_ids=list(range(num_reqs)),
                 num_scheduled_tokens=np.array(lens, dtype=np.int64),
                 num_draft_tokens=np.full(num_reqs, num_draft_tokens, dtype=np.int64),
-                num_new_blocks=np.zeros(num_reqs, dtype=np.int64),
+                num_new_blocks=np.zeros((num_reqs, len(self.kv_groups)), dtype=np.int64),
                 new_block_ids=np.empty(0, dtype=np.int32),
                 new_requests=[
                     NewRequest(
@@ -279,11 +275,15 @@ class ModelRunner:
                         token_ids=np.zeros(context + length - num_draft_tokens, dtype=np.int32),
                         num_prompt_tokens=context + length - num_draft_tokens,
                         num_computed_tokens=context,
-                        block_ids=np.zeros(-(-(context + length) // limits.block_size), dtype=np.int32),
+                        blocks=[self._dummy_blocks(context + length)] * len(self.kv_groups),
                         sampling=sampling,
+                        yields_vector=not self.pooling.generates,
                     )
                     for index, (context, length) in enumerate(zip(context_lens, lens, strict=True))
                 ],
             )
         ).wait()
         self.reset()
+
+    def _dummy_blocks(self, num_tokens: int) -> Blocks:
+        return Blocks(0, np.zeros(-(-num_tokens // self.limits.block_size), dtype=np.int32))

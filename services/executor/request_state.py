@@ -22,6 +22,8 @@ from pagewire.services.executor.sampling_state import SamplingState, column_valu
 from pagewire.services.executor.step import DraftedStep, InvalidStep, NewRequest
 from pagewire.services.executor.upload import upload
 
+_NO_SECOND_TEXT = 1 << 62  # no position is as large
+
 
 class RequestState:
     """Rows of up to max_num_seqs requests of up to max_model_len tokens each."""
@@ -102,6 +104,8 @@ class RequestState:
             "num_tokens": len(request.token_ids),
             "num_computed_tokens": request.num_computed_tokens,
             "num_prompt_tokens": request.num_prompt_tokens,
+            "second_text_start": request.second_text_start or _NO_SECOND_TEXT,
+            "position_delta": request.position_delta,
             **column_values(request.sampling, self._vocab_size),
         }
 
@@ -117,6 +121,8 @@ class RequestState:
             raise InvalidStep(f"{name} has {request.num_computed_tokens} of {num_tokens} tokens computed")
         if not 1 <= request.num_prompt_tokens <= num_tokens:
             raise InvalidStep(f"{name} has {request.num_prompt_tokens} prompt tokens of {num_tokens}")
+        if not 0 <= request.second_text_start < num_tokens:
+            raise InvalidStep(f"{name} has a second text from token {request.second_text_start} of {num_tokens} on")
         # Recorded steps on a CPU look up rows of the embedding without asking again.
         lowest, highest = int(request.token_ids.min()), int(request.token_ids.max())
         if lowest < 0 or highest >= self._vocab_size:

@@ -20,10 +20,14 @@ def _names(kind: type) -> tuple[str, ...]:
 class RowColumns:
     """What kernels know of each row; every column is [max_num_seqs]. Meanings: `pagewire.kernels.reference`.
 
-    Beside the counts, the sampling parameters that the table of `pagewire.sampling_params` gives a column.
+    Beside the counts and what `StepContext` has by row, the sampling parameters that the table of
+    `pagewire.sampling_params` gives a column.
     """
 
-    INTS = ("num_tokens", "num_computed_tokens", "num_prompt_tokens", *_names(int))  # int64
+    INTS = (  # int64
+        *("num_tokens", "num_computed_tokens", "num_prompt_tokens", "position_delta", "second_text_start"),
+        *_names(int),
+    )
     FLOATS = _names(float)  # fp32
 
     if TYPE_CHECKING:

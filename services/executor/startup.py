@@ -19,13 +19,18 @@ from pagewire.process import release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, memory_profile, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.kv_cache import KVGroup
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.pooling import pooling_of
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.memory import MemoryProfile, mib
 from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
-from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.phases import Phases
+from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -46,7 +51,7 @@ class ExecutorInfo:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    num_blocks: int
+    kv_groups: tuple[KVGroup, ...]
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -55,6 +60,15 @@ class ExecutorInfo:
     weight_bytes: int
     kv_cache_bytes: int
     max_draft_tokens: int = 0
+    kind: str = "generate"  # or embed, classify
+    labels: tuple[str, ...] = ()  # of a classifier
+    vector_size: int = 0
+    whole_prompts: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the largest group."""
+        return max((group.num_blocks for group in self.kv_groups), default=0)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -76,6 +90,7 @@ class Setup:
     graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
     device: torch.device
     record_steps: bool = False  # on a CPU
+    pooling: Pooling = LAST_STATE
 
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
         return ModelRunner(
@@ -85,6 +100,8 @@ class Setup:
             self.device,
             attention_split_size=self.config.attention_split_size,
             graphs=_recorded_steps(limits) if self.record_steps else None,
+            pooling=self.pooling,
+            image_cache_bytes=self.config.mm_encoder_cache_bytes,
         )
 
 
@@ -107,11 +124,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         _check_cuda(config, device)
     else:
         stats.CPU_BACKEND.labels(_cpu_kernels()).set(1)
-    max_num_seqs, max_num_batched_tokens = _batch_limits(config, device)
     sizes = capture_sizes(
-        config.cudagraph_capture_sizes,
-        config.max_cudagraph_capture_size,
-        min(max_num_seqs, max_num_batched_tokens),
+        config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or usable_cores())
@@ -127,23 +141,21 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             quantization=config.quantization,
             weights_cache=config.weights_cache or None,
             seed=config.seed,
+            hf_overrides=parse_overrides(config.hf_overrides),
             progress=progress,
         )
     _check_model(model, device)
-    limits = Limits(
-        max_num_seqs,
-        max_num_batched_tokens,
-        max_model_len=config.max_model_len or model.config.max_position_embeddings,
-        block_size=config.block_size,
-    )
+    pooling = pooling_of(model, Path(model_path), config.runner, config.convert, device)
+    limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
-    graph_sizes = sizes if _uses_graphs(config, model, device) else ()
+    graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()
     records = _records_steps(config, model, device)
-    setup = Setup(config, model, limits, graph_sizes, device, records)
+    setup = Setup(config, model, limits, graph_sizes, device, records, pooling)
     num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
     with phases("kv_cache"):
-        runner = setup.runner(num_blocks, _within(limits, num_blocks))
+        longest = kv_cache.longest_request(kv_cache.kv_groups(model, num_blocks, limits), limits)
+        runner = setup.runner(num_blocks, replace(limits, max_model_len=longest))
     progress(1.0, "warm-up")
     with phases("warm_up"):
         warm_up(runner, device)
@@ -201,9 +213,17 @@ def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, in
     return config.max_num_seqs or default[0], config.max_num_batched_tokens or default[1]
 
 
-def _within(limits: Limits, num_blocks: int) -> Limits:
-    """A pool that was made small on purpose bounds the longest request too."""
-    return replace(limits, max_model_len=min(limits.max_model_len, num_blocks * limits.block_size))
+def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torch.device) -> Limits:
+    """Where prompts are computed whole, a step takes the longest, or a prompt is no longer than what a step takes."""
+    max_num_seqs, max_tokens = _batch_limits(config, device)
+    max_len = config.max_model_len or min(
+        model.config.max_position_embeddings, pooling.max_model_len or model.config.max_position_embeddings
+    )
+    if pooling.whole_prompts and config.max_num_batched_tokens is None:
+        max_tokens = max(max_tokens, max_len)
+    if pooling.whole_prompts:
+        max_len = min(max_len, max_tokens)
+    return Limits(max_num_seqs, max_tokens, max_len, config.block_size)
 
 
 def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
@@ -222,32 +242,32 @@ def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> 
 
 
 def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
-    """What stands for CUDA graphs on a CPU: it takes the C++ kernels, and a model that calls nothing else."""
-    return device.type == "cpu" and cpu_backend() == "cpp" and model.capturable and not config.enforce_eager
+    """What stands for CUDA graphs on a CPU: it takes the C++ kernels. What a model's code does that cannot be recorded
+    shows while it is."""
+    return device.type == "cpu" and cpu_backend() == "cpp" and not config.enforce_eager
 
 
 def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
+    """Of a group of layers that sees all tokens; that of others follows from it."""
     config, limits, device = setup.config, setup.limits, setup.device
-    bytes_per_block = kv_cache.block_bytes(setup.model, limits.block_size)
     if config.num_gpu_blocks_override is not None:
-        num_bytes = config.num_gpu_blocks_override * bytes_per_block
+        num_bytes = kv_cache.cache_bytes(setup.model, config.num_gpu_blocks_override, limits)
         memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
         return config.num_gpu_blocks_override
-    if bytes_per_block == 0:  # nothing is kept of a token: as many as all rows can count
-        return limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+    if not setup.model.attention_layers:
+        return 0
     flag = "--kv-cache-memory-bytes"
     if config.kv_cache_memory_bytes is not None:
         num_bytes = config.kv_cache_memory_bytes
         memory.check_kv_cache_fits(num_bytes, device, flag)
     elif device.type == "cpu":
-        max_tokens = limits.max_num_seqs * limits.max_model_len
-        num_bytes = kv_cache.default_cpu_bytes(
-            memory.available_cpu_bytes(), bytes_per_block, limits.block_size, max_tokens
-        )
+        usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
+        usable_bytes = kv_cache.cache_bytes(setup.model, usable_blocks, limits)
+        num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes)
     else:
         flag = "--gpu-memory-utilization"
         num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)
-    return kv_cache.blocks_within(num_bytes, bytes_per_block, limits.block_size, limits.max_model_len, flag)
+    return kv_cache.blocks_within(num_bytes, setup.model, limits, flag)
 
 
 def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:
@@ -283,11 +303,13 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "load_format": config.load_format,
         "model_impl": config.model_impl,
         "quantization": config.quantization,
+        "hf_overrides": config.hf_overrides,
         "dtype": setup.model.config.dtype,
         "kv_cache": [(asdict(spec), len(layers)) for spec, layers in kv_cache.groups(setup.model).items()],
         "attention_split_size": config.attention_split_size,
         "limits": asdict(setup.limits),
         "graph_sizes": setup.graph_sizes,
+        "kind": setup.pooling.kind,  # whether the largest steps have logits
     }
 
 
@@ -309,13 +331,17 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         max_model_len=limits.max_model_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
-        num_blocks=runner.num_blocks,
+        kv_groups=runner.kv_groups,
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=name,
         dtype=str(model.config.dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes,
-        kv_cache_bytes=runner.num_blocks * kv_cache.block_bytes(model, limits.block_size),
+        kv_cache_bytes=sum(cache.nbytes for cache in runner.kv_caches),
         max_draft_tokens=runner.max_draft_tokens,
+        kind=setup.pooling.kind,
+        labels=setup.pooling.labels,
+        vector_size=setup.pooling.size or model.config.hidden_size,
+        whole_prompts=setup.pooling.whole_prompts,
     )

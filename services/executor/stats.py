@@ -13,6 +13,11 @@ GRAPH_STEPS = Counter(
     "Steps executed, by how they were launched: captured (into a CUDA graph, or recorded on a CPU), replayed, eager",
     ["mode"],
 )
+IMAGES = Counter(
+    "pagewire:executor_images",
+    "Images of prompts: encoded by the vision tower, or found encoded",
+    ["how"],
+)
 _STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
 _QUEUE_SECONDS = Histogram(
     "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,15 +19,36 @@ class InvalidStep(ValueError):
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Consecutive entries of a block table."""
+
+    first: int  # place of the first one
+    ids: np.ndarray  # int32 [n]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of a prompt: what the vision tower takes, and where its embeddings go."""
+
+    hash: bytes  # of all tensors
+    offset: int  # of its first placeholder token
+    num_tokens: int  # from its first placeholder to its last; tokens of other kinds may lie between
+    tensors: Mapping[str, np.ndarray]  # by the names that transformers gives them
+
+
+@dataclass(frozen=True)
 class NewRequest:
     request_id: int
     token_ids: np.ndarray  # int32 [num_tokens], prompt, then output known so far
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: np.ndarray  # int32 [n]
+    blocks: Sequence[Blocks]  # by group [G]
     sampling: SamplingParams  # with defaults
     traceparent: str = ""
-    yields_vector: bool = False  # the last hidden state of its tokens, instead of more tokens
+    yields_vector: bool = False  # what its tokens are pooled to, instead of more tokens
+    second_text_start: int = 0  # of a pair of texts, in token_ids; 0 = there is only one
+    images: Sequence[Image] = ()  # in the order of the prompt
+    position_delta: int = 0  # see `StepContext.position_deltas`
 
 
 @dataclass(frozen=True)
@@ -37,8 +58,8 @@ class Step:
     step_id: int
     request_ids: Sequence[int]  # [n], batch order
     num_scheduled_tokens: np.ndarray  # int64 [n]
-    num_new_blocks: np.ndarray  # int64 [n]
-    new_block_ids: np.ndarray  # int32 [sum(num_new_blocks)]
+    num_new_blocks: np.ndarray  # int64 [n, G]
+    new_block_ids: np.ndarray  # int32 [sum(num_new_blocks)], row by row
     finished_request_ids: Sequence[int] = ()
     new_requests: Sequence[NewRequest] = ()
     num_draft_tokens: np.ndarray | None = None  # int64 [n], of num_scheduled_tokens; None = none
@@ -56,7 +77,7 @@ class HostTokens:
     logprob_token_ids: np.ndarray | None = None  # int64 [L, 1 + num_top]
     logprobs: np.ndarray | None = None  # fp32 [L, 1 + num_top]
     ranks: np.ndarray | None = None  # int64 [L]
-    vectors: np.ndarray | None = None  # fp32 [V, hidden_size]
+    vectors: np.ndarray | None = None  # fp32 [V, size]
 
 
 @dataclass

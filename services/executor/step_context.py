@@ -8,14 +8,30 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class StepImages:
+    """What a step computes of requests whose prompt has images, as far as the last of these."""
+
+    embeddings: Tensor | None  # [k, hidden_size], of the placeholder tokens among the step's tokens; None = no such
+    tokens: Tensor  # int64 [k], where each belongs in the batch
+    rope_positions: Tensor | None  # int64 [3, p], see `StepContext.position_deltas`; None = the tokens' positions
+    rope_tokens: Tensor | None  # int64 [p], where each belongs in the batch
+
+    def merge(self, hidden: Tensor) -> Tensor:
+        """Writes the images' embeddings over those of their placeholders, in place. hidden [num_tokens, hidden_size]"""
+        return hidden if self.embeddings is None else hidden.index_copy_(0, self.tokens, self.embeddings)
+
+
+@dataclass(frozen=True)
 class StepContext:
     """One step's ragged batch. Request b's query tokens are `query_start_loc[b] : query_start_loc[b + 1]`.
 
     Example, block_size 4: row 7 decodes its 6th token, row 3 prefills 3 tokens of an empty context:
 
         positions       = [5, 0, 1, 2]                      rows            = [7, 3]
-        query_start_loc = [0, 1, 4]    seq_lens = [6, 3]    block_table     = [[7, 2], [5, -]]
-        slot_mapping    = [9, 20, 21, 22]                   max_query_len   = 3
+        query_start_loc = [0, 1, 4]    seq_lens = [6, 3]    block_tables[0]  = [[7, 2], [5, -]]
+        max_query_len   = 3                                 slot_mappings[0] = [9, 20, 21, 22]
+
+    Layers that keep the same of every token are a group, which has a cache and block tables of its own (`kv_cache`).
 
     Whatever else a layer may want to know of a token (later its adapter) is a column that `rows` index.
     """
@@ -24,7 +40,15 @@ class StepContext:
     rows: Tensor  # int32 [num_reqs], idx_mapping: batch index -> row; -1 = padding
     query_start_loc: Tensor  # int32 [num_reqs + 1]
     seq_lens: Tensor  # int32 [num_reqs], context_len + query_len; 0 = padding
-    block_table: Tensor  # int32 [num_reqs, max_blocks], batch_idx -> ordered block ids
-    slot_mapping: Tensor  # int64 [num_tokens], -1 = padding
+    # By group: int32 [num_reqs, max_blocks], batch_idx -> ordered block ids. Those of tokens that no query of the step
+    # sees, as they lie before a group's window, are stale.
+    block_tables: tuple[Tensor, ...]
+    slot_mappings: tuple[Tensor, ...]  # by group: int64 [num_tokens], -1 = padding
     max_query_len: int
     split_size: int = 0  # tokens of context per attention program; 0 = chosen on the device from all lengths
+    images: StepImages | None = None  # of a step that computes some: its launches are never recorded
+    # int64 [max_num_seqs], by row. Where image tokens rotate by time, height and width, a token behind the images
+    # rotates by its position plus this; None = by its position.
+    position_deltas: Tensor | None = None
+    rope_table: Tensor | None = None  # fp32 [num_tokens, rotary_dim]: a rotary table for this step alone
+    second_text_start: Tensor | None = None  # int64 [max_num_seqs], row -> position; beyond all where there is one text

@@ -7,8 +7,9 @@ from itertools import count, takewhile
 import torch
 
 from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.memory_profile import COSTLY_SAMPLING
-from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.model_runner import ModelRunner
 
 
 def warm_up(runner: ModelRunner, device: torch.device) -> None:

@@ -14,7 +14,7 @@ ROOT_HASH = bytes(32)
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"") -> bytes:
     """sha256 chain: equal hashes mean equal tokens in this block and in all blocks before it.
 
-    extra_keys is whatever else the KV depends on, such as an adapter or a cache salt.
+    extra_keys is whatever else the KV depends on, such as images, an adapter or a cache salt.
     """
     return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
 

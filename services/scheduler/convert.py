@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from pagewire.sampling_params import InvalidRequest, resolve
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.step import NewRequest, ScheduledStep, StepClock, StepResult
@@ -16,6 +17,10 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
     """Raises InvalidRequest, naming the field that is wrong."""
     if not message.prompt_token_ids:
         raise InvalidRequest("prompt_token_ids is empty; a prompt has at least one token")
+    if not 0 <= message.second_text_start < len(message.prompt_token_ids):
+        raise InvalidRequest(
+            f"second_text_start is {message.second_text_start}; the prompt has {len(message.prompt_token_ids)} tokens"
+        )
     return Request(
         request_id,
         list(message.prompt_token_ids),
@@ -23,6 +28,8 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
         list(message.resume_token_ids),
         is_resubmitted=message.resubmitted,
         yields_vector=message.yields_vector,
+        second_text_start=message.second_text_start,
+        images=PromptImages(message.images, len(message.prompt_token_ids)) if message.images else NO_IMAGES,
     )
 
 
@@ -33,6 +40,9 @@ def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
         vocab_size=info.vocab_size,
         eos_token_ids=sorted(info.eos_token_ids),
         max_logprobs=info.max_logprobs,
+        kind=info.kind,  # type: ignore[arg-type]
+        labels=info.labels,
+        vector_size=info.vector_size,
     )
 
 
@@ -116,11 +126,15 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         max_logprobs=model.max_logprobs,
-        num_blocks=message.num_blocks,
+        kv_groups=tuple(KVGroup(group.num_blocks, group.window) for group in message.kv_groups),
         block_size=message.block_size,
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,
         max_draft_tokens=message.max_draft_tokens,
+        kind=model.kind,
+        labels=tuple(model.labels),
+        vector_size=model.vector_size,
+        whole_prompts=message.whole_prompts,
     )
 
 
@@ -130,9 +144,11 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
         token_ids=new.token_ids,
         num_prompt_tokens=new.num_prompt_tokens,
         num_computed_tokens=new.num_computed_tokens,
-        block_ids=new.block_ids,
+        blocks=[executor_pb2.Blocks(first=blocks.first, ids=blocks.ids) for blocks in new.blocks],
         sampling_params=new.sampling_params,
         yields_vector=new.yields_vector,
+        second_text_start=new.second_text_start,
+        images=new.images.from_token(new.num_computed_tokens),
     )
 
 

@@ -120,15 +120,15 @@ class Engine:
         """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
         may never take it."""
         num_tokens, info = len(message.prompt_token_ids), self._info
-        if info is None or num_tokens < info.max_num_tokens:
+        if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
             return
         if self.scheduler.info is not None:
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_long(num_tokens, info))
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_long(num_tokens, info, message.yields_vector))
         if not message.resubmitted:
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
-                f"no executor is available now, and the last one took prompts of up to {info.max_num_tokens - 1} "
-                f"tokens; this one has {num_tokens}. Try again later",
+                "no executor is available now, and the last one took prompts of up to "
+                f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}. Try again later",
             )
 
     def abort(self, live: LiveRequest) -> None:

@@ -4,6 +4,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class KVGroup:
+    """The KV cache of some of its layers."""
+
+    num_blocks: int
+    window: int = 0  # tokens that a query sees, itself included; 0 = all
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """Its model and its capacity."""
 
@@ -13,16 +21,31 @@ class ExecutorInfo:
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_logprobs: int
-    num_blocks: int
+    kv_groups: tuple[KVGroup, ...]
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_draft_tokens: int = 0  # per request and step
+    kind: int = 0  # ModelKind, what it is served for; 0 = text
+    labels: tuple[str, ...] = ()  # of a classifier
+    vector_size: int = 0
+    whole_prompts: bool = False  # each prompt in one step, from its first token on
 
     @property
     def max_num_tokens(self) -> int:
-        """Longest request, prompt plus output, that the model takes and the KV cache can hold."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        """Longest request, prompt plus output, that the model takes and the KV cache can hold. (That windows fit, the
+        executor has seen to.)"""
+        capacities = [group.num_blocks * self.block_size for group in self.kv_groups if not group.window]
+        return min([self.max_model_len, *capacities])
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the group that holds the longest request."""
+        return max((group.num_blocks for group in self.kv_groups), default=0)
+
+    def max_prompt_tokens(self, yields_vector: bool) -> int:
+        """Longest prompt. One that yields no vector leaves room for a token of output."""
+        return self.max_num_tokens if yields_vector else self.max_num_tokens - 1
 
     def is_interchangeable_with(self, other: "ExecutorInfo") -> bool:
         """Whether a request that was let in here may go on there: model, limits and block size are the same. How many
@@ -34,4 +57,5 @@ def _of_requests(info: ExecutorInfo) -> tuple[object, ...]:
     return (
         *(info.model, info.vocab_size, info.eos_token_ids, info.max_logprobs),
         *(info.max_model_len, info.max_num_tokens, info.block_size),
+        *(info.kind, info.labels, info.vector_size, info.whole_prompts),
     )

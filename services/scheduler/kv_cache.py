@@ -1,69 +1,126 @@
-"""KV memory of requests: block tables over the pool, and prefix hits."""
+"""KV memory of requests: block tables over the pools of all groups of layers, and prefix hits.
 
-from collections import Counter
-from collections.abc import Iterable
+A group has a pool and block tables of its own, and keeps what its `KVGroup` says: the blocks of all tokens, or those
+that a window still sees. A request has room for a token if every group has.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 
-from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block
+from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, hash_block
+from pagewire.services.scheduler.executor_info import KVGroup
+from pagewire.services.scheduler.group_blocks import GroupBlocks, HeldBlocks
 from pagewire.services.scheduler.request import Request
 
-NO_BLOCKS: list[int] = []
-
-# Share of the blocks that an admission leaves free while others run, so that it does not cause a preemption at once.
-WATERMARK = 0.01
+# More tokens than any request has.
+_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """A prefix hit: blocks that hold the KV of a request's first num_tokens tokens."""
+    """A prefix hit: what is still read of the KV of a request's first num_tokens tokens."""
 
-    blocks: tuple[Block, ...]
+    held: tuple[HeldBlocks, ...]  # by group; nobody's yet
     num_tokens: int
 
 
-NOTHING_COMPUTED = ComputedBlocks((), 0)
+@dataclass(slots=True)  # not frozen, as that would take longer to make
+class NewBlocks:
+    """Blocks appended to the tables of one request; not to be changed."""
+
+    counts: list[int]  # by group
+    ids: list[int]  # of all groups, [sum(counts)]
 
 
 class KVCacheManager:
     """Gives requests the blocks their tokens need and finds blocks that already hold their KV."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, groups: Sequence[KVGroup], block_size: int, enable_prefix_caching: bool, max_num_batched_tokens: int
+    ) -> None:
         self.block_size = block_size
-        self._enable_prefix_caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks)
-        self._watermark = int(num_blocks * WATERMARK)
+        self.no_blocks = NewBlocks([0] * len(groups), [])
+        self._enable_prefix_caching = enable_prefix_caching and bool(groups)
+        self._groups = [GroupBlocks(group, block_size, max_num_batched_tokens) for group in groups]
+        self._windows = [(index, group) for index, group in enumerate(self._groups) if group.window]
         self._refused: Request | None = None  # by find_room, when so many blocks were free
-        self._num_free_at_refusal = 0
+        self._num_free_at_refusal: list[int] = []
 
     @property
     def num_blocks(self) -> int:
-        return self._pool.num_blocks
+        """Of all groups."""
+        return sum(group.pool.num_blocks for group in self._groups)
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free_blocks
+        """Of all groups."""
+        return sum(group.pool.num_free_blocks for group in self._groups)
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks in use, 0 to 1, of the group with the largest."""
+        return max((1 - group.pool.num_free_blocks / group.pool.num_blocks for group in self._groups), default=0.0)
+
+    def has_free_blocks(self, count: int) -> bool:
+        """Whether every group has as many."""
+        return all(group.pool.num_free_blocks >= count for group in self._groups)
+
+    # -- prefix hits -------------------------------------------------------------------------------------------------
 
     def get_computed_blocks(self, request: Request) -> ComputedBlocks:
-        """The longest cached prefix of the request, at most all tokens but the last: that one must be computed to
-        sample the next."""
+        """The longest prefix of the request that all groups can go on from, at most all tokens but the last: that one
+        must be computed to sample the next."""
         if not self._enable_prefix_caching:
-            return NOTHING_COMPUTED
-        blocks: list[Block] = []
+            return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
-        for block_hash in islice(self._hashes(request, num_blocks), num_blocks):
-            block = self._pool.find(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return ComputedBlocks(tuple(blocks), len(blocks) * self.block_size)
+        hashes = self._hashes(request, num_blocks)
+        # Who sees all tokens can go on from any shorter prefix, too; then the windows have to agree on one.
+        for group in self._groups:
+            if not group.window:
+                num_blocks = group.longest_hit(hashes, num_blocks)
+        is_agreed = False
+        while not is_agreed:
+            before = num_blocks
+            for _, group in self._windows:
+                num_blocks = group.longest_hit(hashes, num_blocks)
+            is_agreed = num_blocks == before
+        return self._computed(hashes, num_blocks)
 
-    def num_missing_blocks(self, request: Request, computed: ComputedBlocks, keep_free: bool = False) -> int:
-        """How many blocks would have to be freed before `admit` succeeds; 0 or less: it does now."""
-        num_needed = -(-request.num_tokens // self.block_size) - len(computed.blocks)
-        # Hits that nobody holds are in the free queue and leave it.
-        num_needed += sum(block.ref_count == 0 for block in computed.blocks)
-        return num_needed + (self._watermark if keep_free else 0) - self._pool.num_free_blocks
+    def _computed(self, hashes: Sequence[bytes], num_blocks: int) -> ComputedBlocks:
+        held = tuple(group.find(hashes, num_blocks) for group in self._groups)
+        return ComputedBlocks(held, num_blocks * self.block_size)
+
+    def cache_blocks(self, request: Request) -> None:
+        """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
+        earlier one."""
+        # Once per request and step: `num_certain_tokens`, without a call.
+        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        if num_full <= request.num_cached_blocks or not self._enable_prefix_caching:
+            return
+        hashes = self._hashes(request, num_full)
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            for i in range(request.num_cached_blocks, num_full):
+                group.pool.register(held.blocks[i - held.first], hashes[i])
+        request.num_cached_blocks = num_full
+
+    def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
+        """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
+        hashes, size = request.block_hashes, self.block_size
+        for i in range(len(hashes), num_blocks):
+            token_ids = request.token_ids[i * size : (i + 1) * size]
+            extra_keys = request.images.keys(i * size, (i + 1) * size)
+            hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, token_ids, extra_keys))
+        return hashes
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def num_missing_blocks(self, request: Request, computed: ComputedBlocks, keep_free: bool = False) -> list[int]:
+        """How many blocks of each group would have to be freed before `admit` succeeds; 0 or less: it does now."""
+        return [
+            group.num_missing(request.num_tokens, held, keep_free)
+            for group, held in zip(self._groups, computed.held, strict=True)
+        ]
 
     def find_room(self, request: Request, others_run: bool) -> ComputedBlocks | None:
         """The prefix hit to `admit` a waiting request with, or None if blocks lack.
@@ -71,82 +128,87 @@ class KVCacheManager:
         Where others run, who was refused is refused again until a block comes free, without looking a long prompt up
         in every step.
         """
-        num_free_blocks = self._pool.num_free_blocks
-        if others_run and request is self._refused and num_free_blocks <= self._num_free_at_refusal:
-            self._num_free_at_refusal = num_free_blocks
-            return None
+        num_free = [group.pool.num_free_blocks for group in self._groups]
+        if others_run and request is self._refused:
+            at_refusal = self._num_free_at_refusal
+            if all(now <= then for now, then in zip(num_free, at_refusal, strict=True)):
+                self._num_free_at_refusal = num_free
+                return None
         computed = self.get_computed_blocks(request)
-        if self.num_missing_blocks(request, computed, keep_free=others_run) > 0:
-            self._refused, self._num_free_at_refusal = request, num_free_blocks
+        if any(missing > 0 for missing in self.num_missing_blocks(request, computed, keep_free=others_run)):
+            self._refused, self._num_free_at_refusal = request, num_free
             return None
         self._refused = None
         return computed
 
-    def admit(self, request: Request, computed: ComputedBlocks) -> list[int]:
-        """Gives a request that holds nothing the blocks of all its known tokens, so that later chunks of its prefill
-        cannot run out of memory. `num_missing_blocks` must be 0 or less.
+    def admit(self, request: Request, computed: ComputedBlocks) -> None:
+        """Gives a request that holds nothing its first blocks, so that its prefill cannot run out of memory: those of
+        all its known tokens, in groups with windows those of a step's. `num_missing_blocks` must be 0 or less."""
+        for group, held in zip(self._groups, computed.held, strict=True):
+            group.admit(request.num_tokens, held)
+        request.held_blocks = computed.held
+        request.num_cached_blocks = computed.num_tokens // self.block_size
+        request.num_slots = min((held.end * self.block_size for held in computed.held), default=_NO_LIMIT)
+
+    # -- while it runs -----------------------------------------------------------------------------------------------
+
+    def num_allocatable_tokens(self, request: Request, num_tokens: int) -> int:
+        """How many of num_tokens tokens beyond the computed ones have blocks or could be given some."""
+        num_computed = request.num_computed_tokens
+        if num_computed + num_tokens <= request.num_slots:
+            return num_tokens
+        ends = (
+            held.end + group.pool.num_free_blocks for group, held in zip(self._groups, request.held_blocks, strict=True)
+        )
+        return min(num_tokens, min(ends) * self.block_size - num_computed)
+
+    def allocate_slots(self, request: Request, num_tokens: int) -> NewBlocks | None:
+        """Extends the block tables to hold num_tokens tokens beyond the computed ones.
 
         Returns:
-            The ids of its block table.
-        """
-        for block in computed.blocks:
-            self._pool.acquire(block)
-        num_blocks = -(-request.num_tokens // self.block_size)
-        request.block_table = list(computed.blocks)
-        request.block_table += [self._pool.allocate() for _ in range(num_blocks - len(computed.blocks))]
-        request.num_cached_blocks = len(computed.blocks)
-        return [block.block_id for block in request.block_table]
-
-    def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Extends the block table to hold num_tokens tokens beyond the computed ones.
-
-        Returns:
-            The ids of the blocks appended, or None if there are not enough and nothing was changed.
+            The blocks appended, or None if there are not enough and nothing was changed.
         """
         num_slots = request.num_computed_tokens + num_tokens
-        num_new_blocks = -(-num_slots // self.block_size) - len(request.block_table)
-        if num_new_blocks <= 0:
-            return NO_BLOCKS
-        if num_new_blocks > self._pool.num_free_blocks:
-            return None
-        blocks = [self._pool.allocate() for _ in range(num_new_blocks)]
-        request.block_table += blocks
-        return [block.block_id for block in blocks]
+        if num_slots <= request.num_slots:
+            return self.no_blocks
+        end = -(-num_slots // self.block_size)
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            if end - held.end > group.pool.num_free_blocks:
+                return None
+        counts: list[int] = []
+        ids: list[int] = []
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            count = max(0, end - held.end)
+            counts.append(count)
+            ids += group.extend(held, count)
+        request.num_slots = end * self.block_size  # or more
+        return NewBlocks(counts, ids)
 
-    def cache_blocks(self, request: Request) -> None:
-        """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
-        earlier one."""
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        if num_full <= request.num_cached_blocks or not self._enable_prefix_caching:
+    def release_behind_windows(self, requests: Iterable[Request]) -> None:
+        """Takes blocks that lie before the windows of all tokens to come. Steps in flight may still read them: whoever
+        gets them runs in a step that is decided later, and steps execute in order."""
+        if not self._windows:
             return
-        hashes = self._hashes(request, num_full)
-        for i in range(request.num_cached_blocks, num_full):
-            self._pool.register(request.block_table[i], hashes[i])
-        request.num_cached_blocks = num_full
+        for request in requests:
+            self.cache_blocks(request)  # results may have come since it ran
+            for index, group in self._windows:
+                group.release_behind(request.held_blocks[index], request.num_certain_tokens)
 
     def free(self, request: Request) -> None:
         """Takes everything from a request. Steps in flight may still write to its blocks: whoever gets them next runs
         in a later step, and steps execute in order."""
         self.cache_blocks(request)
-        self._pool.release(request.block_table)
-        request.block_table = []
-        request.num_cached_blocks = 0
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            group.pool.release(held.blocks)
+        request.forget_blocks()
 
-    def num_exclusive_blocks(self, request: Request) -> int:
-        """Blocks that would become free with the request."""
-        return sum(block.ref_count == 1 for block in request.block_table)
+    def num_exclusive_blocks(self, request: Request) -> list[int]:
+        """Blocks of each group that would become free with the request."""
+        return [sum(block.ref_count == 1 for block in held.blocks) for held in request.held_blocks]
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raises AssertionError unless the pool is consistent and held by exactly these requests."""
-        self._pool.check_integrity()
-        held = Counter(block for request in requests for block in request.block_table)
-        assert len(held) == self.num_blocks - self.num_free_blocks, "a block is held by nobody"
-        assert all(block.ref_count == count for block, count in held.items()), "a ref_count is wrong"
-
-    def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
-        hashes, size = request.block_hashes, self.block_size
-        for i in range(len(hashes), num_blocks):
-            token_ids = request.token_ids[i * size : (i + 1) * size]
-            hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, token_ids))
-        return hashes
+        """Raises AssertionError unless the pools are consistent and held by exactly these requests."""
+        requests = list(requests)
+        for index, group in enumerate(self._groups):
+            blocks: Iterable[Block] = chain.from_iterable(request.held_blocks[index].blocks for request in requests)
+            group.check_integrity(blocks)

@@ -14,7 +14,8 @@ class StepLimits:
         self.max_num_seqs = 0
         self.max_num_batched_tokens = 0
         self._max_draft_tokens = 0 if info is None else info.max_draft_tokens
-        self._enable_chunked_prefill = config.enable_chunked_prefill
+        self._whole_prompts = info is not None and info.whole_prompts
+        self._enable_chunked_prefill = config.enable_chunked_prefill and not self._whole_prompts
         self._long_prefill_token_threshold = config.long_prefill_token_threshold
         if info is not None:
             self.max_num_batched_tokens = min(
@@ -50,6 +51,12 @@ class StepLimits:
         if not self._enable_chunked_prefill and num_prompt_tokens > self.max_num_batched_tokens:
             raise InvalidRequest(
                 f"the prompt has {num_prompt_tokens} tokens, but one step computes at most "
-                f"{self.max_num_batched_tokens} and chunked prefill is off; shorten the prompt, raise "
-                "--max-num-batched-tokens or set --enable-chunked-prefill"
+                f"{self.max_num_batched_tokens} and {self._why_whole()}"
             )
+
+    def _why_whole(self) -> str:
+        if self._whole_prompts:
+            return "the model reads prompts whole; shorten the prompt or raise --max-num-batched-tokens"
+        return (
+            "chunked prefill is off; shorten the prompt, raise --max-num-batched-tokens or set --enable-chunked-prefill"
+        )

@@ -35,15 +35,15 @@ def num_victims(request: Request, running: Sequence[Request], num_open_rows: int
     """How many of the last of `running` have to be preempted to let a waiting request of higher priority in; 0 if
     nobody has to, or if all that may would not suffice."""
     num_missing_rows = 1 - num_open_rows
-    num_missing_blocks = kv.num_missing_blocks(request, kv.get_computed_blocks(request), keep_free=True)
+    missing = kv.num_missing_blocks(request, kv.get_computed_blocks(request), keep_free=True)  # by group
     for count, victim in enumerate(reversed(running)):
-        if num_missing_rows <= 0 and num_missing_blocks <= 0:
+        if num_missing_rows <= 0 and max(missing, default=0) <= 0:
             return count
         if not has_priority(request, victim):
             return 0
         num_missing_rows -= 1
-        num_missing_blocks -= kv.num_exclusive_blocks(victim)
-    return len(running) if num_missing_rows <= 0 and num_missing_blocks <= 0 else 0
+        missing = [lack - freed for lack, freed in zip(missing, kv.num_exclusive_blocks(victim), strict=True)]
+    return len(running) if num_missing_rows <= 0 and max(missing, default=0) <= 0 else 0
 
 
 class WaitingQueue:

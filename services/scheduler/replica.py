@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager
+from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager, NewBlocks
 from pagewire.services.scheduler.limits import StepLimits
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.policy import WaitingQueue, by_order, has_priority, num_victims
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
-from pagewire.services.scheduler.step import InvalidResult, NewRequest, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import Blocks, InvalidResult, NewRequest, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
 
 # Whether the replica that asks takes the first of the waiting requests.
@@ -43,7 +43,9 @@ class Replica:
         self._limits = StepLimits(self._config, info)
         self._kv: KVCacheManager | None = None
         if info is not None:
-            self._kv = KVCacheManager(info.num_blocks, info.block_size, self._config.enable_prefix_caching)
+            prefix_caching = self._config.enable_prefix_caching and not info.whole_prompts
+            max_tokens = self._limits.max_num_batched_tokens
+            self._kv = KVCacheManager(info.kv_groups, info.block_size, prefix_caching, max_tokens)
         self._running: list[Request] = []  # in the policy's order: the tail is preempted first
         self._quarantine = Quarantine()
         self._in_flight: deque[ScheduledStep] = deque()
@@ -67,8 +69,7 @@ class Replica:
         running, condemned = self._running, charge(self._running, self._in_flight)
         self._start_over(None)
         for request in running:
-            request.block_table = []
-            request.num_cached_blocks = 0
+            request.forget_blocks()
             if request in condemned:
                 request.finish(FinishReason.ERROR)
             else:
@@ -105,6 +106,7 @@ class Replica:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         assert self._kv is not None
         step = ScheduledStep(self._last_step_id + 1)
+        self._kv.release_behind_windows(self._running)
         self._make_room_for_higher_priority(self._kv, waiting, takes)
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(self._kv, step, waiting, takes)
@@ -168,8 +170,17 @@ class Replica:
         return self._kv is not None and len(self._in_flight) < self._config.pipeline_depth
 
     @property
+    def num_blocks(self) -> int:
+        return self._kv.num_blocks if self._kv else 0
+
+    @property
     def num_free_blocks(self) -> int:
         return self._kv.num_free_blocks if self._kv else 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache that is in use, 0 to 1."""
+        return self._kv.usage if self._kv else 0.0
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless blocks, rows and running requests agree."""
@@ -187,7 +198,7 @@ class Replica:
         """Schedules who runs already, decodes first, and preempts from the tail when blocks run out.
 
         Returns:
-            What is left of the token budget.
+            What is left of the token budget; nothing, if a prefill waits for blocks: they are not to go to newcomers.
         """
         budget = self._limits.max_num_batched_tokens
         # The loop may pop from the tail while it goes: those are requests it has not reached yet, or the present one.
@@ -205,24 +216,42 @@ class Replica:
                 draft_budget -= num_drafts
                 budget -= 1 + num_drafts
                 continue
-            new_block_ids = kv.allocate_slots(request, 1)
-            while new_block_ids is None and request.status is RequestStatus.RUNNING:
+            new_blocks = kv.allocate_slots(request, 1)
+            while new_blocks is None and request.status is RequestStatus.RUNNING:
                 self._preempt_tail(waiting)
-                new_block_ids = kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
-            if new_block_ids is not None:
-                self._run(kv, step, request, 1, new_block_ids)
+                new_blocks = kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
+            if new_blocks is not None:
+                self._run(kv, step, request, 1, new_blocks)
                 budget -= 1
         for request in prefills:
-            if (num_new_tokens := self._chunk(request, budget, request.num_computed_tokens, waiting)) > 0:
+            if request.status is not RequestStatus.RUNNING:
+                break  # preempted, like those behind it, for one before it
+            if (num_wanted := self._chunk(request, budget, request.num_computed_tokens, waiting)) > 0:
+                num_new_tokens = self._fitting(kv, step, request, num_wanted, waiting)
+                if num_new_tokens == 0:
+                    return 0
                 self._run_prompt(kv, step, request, num_new_tokens)
                 budget -= num_new_tokens
         return budget
+
+    def _fitting(
+        self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int, waiting: WaitingQueue
+    ) -> int:
+        """How many of num_tokens tokens of a running prefill have blocks. A group with a window has those of the next
+        chunk only: 0, if others hold too many. If nobody runs who would give some back, the tail is preempted."""
+        num_fitting = kv.num_allocatable_tokens(request, num_tokens)
+        while num_fitting == 0 and not step.request_ids and not self._in_flight:
+            self._preempt_tail(waiting)
+            if request.status is not RequestStatus.RUNNING:
+                return 0
+            num_fitting = kv.num_allocatable_tokens(request, num_tokens)
+        return num_fitting
 
     def _schedule_waiting(
         self, kv: KVCacheManager, step: ScheduledStep, waiting: WaitingQueue, takes: Takes, budget: int
     ) -> None:
         """Admits waiting requests in order until one does not fit."""
-        while waiting and budget > 0 and self.num_open_rows:
+        while waiting and budget > 0 and self.num_open_rows and step.takes_more:
             request = waiting.peek()
             is_alone = not (step.request_ids or self._in_flight)
             if not self._quarantine.admits(request, is_alone):
@@ -235,16 +264,20 @@ class Replica:
                 return
             waiting.pop()
             self._enter(request, computed)
+            kv.admit(request, computed)
             step.admitted.append(request)
+            step.num_image_bytes += request.images.num_bytes
             step.new_requests.append(
                 NewRequest(
                     request.request_id,
                     list(request.token_ids),
                     request.num_prompt_tokens,
                     computed.num_tokens,
-                    kv.admit(request, computed),
+                    [Blocks(held.first, held.ids) for held in request.held_blocks],
                     request.sampling_params,
                     request.yields_vector,
+                    request.second_text_start,
+                    request.images,
                 )
             )
             self._run_prompt(kv, step, request, num_new_tokens)
@@ -283,26 +316,26 @@ class Replica:
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
         num_drafts = self._limits.num_drafts(budget, max_gain)
         # Nobody is to lose blocks to a draft.
-        if num_drafts <= 0 or kv.num_free_blocks < len(self._running) + num_drafts:
+        if num_drafts <= 0 or not kv.has_free_blocks(len(self._running) + num_drafts):
             return 0
-        block_ids = kv.allocate_slots(request, 1 + num_drafts)
-        assert block_ids is not None
+        new_blocks = kv.allocate_slots(request, 1 + num_drafts)
+        assert new_blocks is not None
         step.drafts_of[len(step.sampled)] = num_drafts
-        self._run(kv, step, request, 1, block_ids)
+        self._run(kv, step, request, 1, new_blocks)
         step.num_scheduled_tokens[-1] += num_drafts
         request.num_computed_tokens += num_drafts
         request.num_output_placeholders += num_drafts
         return num_drafts
 
     def _run(
-        self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int, block_ids: list[int]
+        self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int, new_blocks: NewBlocks
     ) -> None:
         """Puts a request into the step and advances its state as if the step were done."""
         step.request_ids.append(request.request_id)
         step.num_scheduled_tokens.append(num_tokens)
-        step.num_new_blocks.append(len(block_ids))
-        if block_ids:
-            step.new_block_ids += block_ids
+        step.num_new_blocks.extend(new_blocks.counts)
+        if new_blocks.ids:
+            step.new_block_ids += new_blocks.ids
         request.num_computed_tokens += num_tokens
         if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
             request.num_output_placeholders += 1
@@ -311,9 +344,11 @@ class Replica:
         kv.cache_blocks(request)
 
     def _run_prompt(self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int) -> None:
-        """As `_run`, for a request that may end with this step without a token, as it yields a vector. It has its
-        blocks."""
-        self._run(kv, step, request, num_tokens, [])
+        """As `_run`, for a request that may end with this step without a token, as it yields a vector. There are
+        blocks for its tokens."""
+        new_blocks = kv.allocate_slots(request, num_tokens)
+        assert new_blocks is not None
+        self._run(kv, step, request, num_tokens, new_blocks)
         if request.yields_vector and step.sampled and step.sampled[-1] is request:
             step.yielding.append((step.sampled.pop(), step.epochs.pop()))
 

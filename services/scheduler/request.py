@@ -3,8 +3,9 @@
 import enum
 
 from pagewire.sampling_params import InvalidRequest, check_for_model, check_token_ids
-from pagewire.services.scheduler.block_pool import Block
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.group_blocks import HeldBlocks
+from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.v1.common_pb2 import SamplingParams
 
 
@@ -23,12 +24,16 @@ class FinishReason(enum.IntEnum):
     ERROR = 4
 
 
-def too_long(num_prompt_tokens: int, info: ExecutorInfo) -> str:
-    """What to say of a prompt of info.max_num_tokens and more."""
-    if num_prompt_tokens >= info.max_model_len:
+NO_TEXT = "this model is served for vectors and generates no text; set yields_vector"
+
+
+def too_long(num_prompt_tokens: int, info: ExecutorInfo, yields_vector: bool) -> str:
+    """What to say of a prompt of more than info.max_prompt_tokens()."""
+    if num_prompt_tokens + (not yields_vector) > info.max_model_len:
+        what_is_left = "" if yields_vector else "; at least one must be left for the output"
         return (
             f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
-            f"{num_prompt_tokens} tokens; at least one must be left for the output. Please shorten the prompt."
+            f"{num_prompt_tokens} tokens{what_is_left}. Please shorten the prompt."
         )
     return (
         f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {info.num_blocks} blocks of "
@@ -53,9 +58,10 @@ class Request:
 
     __slots__ = (
         "block_hashes",
-        "block_table",
         "epoch",
         "finish_reason",
+        "held_blocks",
+        "images",
         "is_resubmitted",
         "max_num_tokens",
         "num_cached_blocks",
@@ -65,10 +71,12 @@ class Request:
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_slots",
         "order",
         "replica_id",
         "request_id",
         "sampling_params",
+        "second_text_start",
         "status",
         "stop_token_id",
         "stop_token_ids",
@@ -85,15 +93,20 @@ class Request:
         *,
         is_resubmitted: bool = False,
         yields_vector: bool = False,
+        second_text_start: int = 0,
+        images: PromptImages = NO_IMAGES,
     ) -> None:
         """sampling_params: resolved, and never changed.
 
         is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
 
-        yields_vector: it ends with its prompt and yields a vector instead of tokens.
+        yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
+        texts, where in the prompt the second begins; 0: there is only one.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
+        self.second_text_start = second_text_start
+        self.images = images
         self.sampling_params = sampling_params
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
@@ -117,9 +130,19 @@ class Request:
         self.stop_token_ids: frozenset[int] = frozenset()
 
         # Owned by the replica's KVCacheManager.
-        self.block_table: list[Block] = []
         self.block_hashes: list[bytes] = []
-        self.num_cached_blocks = 0
+        self.forget_blocks()
+
+    def forget_blocks(self) -> None:
+        """It holds none, as long as it waits."""
+        self.held_blocks: tuple[HeldBlocks, ...] = ()  # by group
+        self.num_slots = 0  # tokens that the block tables of all groups have room for
+        self.num_cached_blocks = 0  # those in front, which can be found
+
+    @property
+    def num_certain_tokens(self) -> int:
+        """How many tokens are known and have KV when the steps in flight are done, whatever becomes of drafts."""
+        return min(self.num_computed_tokens, len(self.token_ids))
 
     @property
     def num_tokens(self) -> int:
@@ -140,8 +163,10 @@ class Request:
             InvalidRequest: it does not fit the model or the KV cache.
         """
         num_prompt_tokens = self.num_prompt_tokens
-        if num_prompt_tokens >= info.max_num_tokens:
-            raise InvalidRequest(too_long(num_prompt_tokens, info))
+        if info.kind and not self.yields_vector:
+            raise InvalidRequest(NO_TEXT)
+        if num_prompt_tokens > info.max_prompt_tokens(self.yields_vector):
+            raise InvalidRequest(too_long(num_prompt_tokens, info, self.yields_vector))
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
         check_for_model(params, info.vocab_size, info.max_logprobs)

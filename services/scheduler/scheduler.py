@@ -164,7 +164,7 @@ class Scheduler:
         for replica in self.replicas:
             replica.check_integrity()
         for request in self._waiting:
-            assert not request.block_table, "a waiting request holds blocks"
+            assert not request.held_blocks, "a waiting request holds blocks"
             assert request.replica_id is None, "a waiting request runs"
 
     # -- checks ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
+        if request.request.images:
+            message = "images are prepared by the tokenizer service: send them to InferenceService.Generate, in a chat"
+            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
         outbox = new_outbox()
         live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context), MAX_UNREAD)
         try:
@@ -45,7 +48,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.GetLoadResponse(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_blocks=sum(replica.info.num_blocks for replica in replicas if replica.info),
+            num_blocks=sum(replica.num_blocks for replica in replicas),
             num_free_blocks=sum(replica.num_free_blocks for replica in replicas),
             block_size=scheduler.info.block_size if scheduler.info else 0,
             max_num_seqs=sum(replica.max_num_seqs for replica in replicas),

@@ -12,7 +12,10 @@ _TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384
 
 NUM_RUNNING = Gauge("pagewire:num_requests_running", "Requests that hold a row and KV blocks")
 NUM_WAITING = Gauge("pagewire:num_requests_waiting", "Requests that wait for a row or for KV blocks")
-KV_CACHE_USAGE = Gauge("pagewire:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
+KV_CACHE_USAGE = Gauge(
+    "pagewire:kv_cache_usage_perc",
+    "Share of KV blocks in use, 0 to 1, of the fullest group of layers, averaged over the executors",
+)
 NUM_EXECUTORS = Gauge("pagewire:num_executors", "Executors that steps are sent to")
 PREEMPTIONS = Counter("pagewire:num_preemptions", "Times a request lost its KV blocks to another one")
 PREFIX_QUERIES = Counter("pagewire:prefix_cache_queries", "Tokens looked up in the prefix cache")
@@ -81,6 +84,4 @@ class Stats:
         NUM_WAITING.set(self._scheduler.num_waiting)
         NUM_EXECUTORS.set(len(replicas))
         STEP_LEAD.set(max((replica.pacer.lead for replica in replicas), default=0))
-        num_blocks = sum(replica.info.num_blocks for replica in replicas if replica.info)
-        num_free_blocks = sum(replica.num_free_blocks for replica in replicas)
-        KV_CACHE_USAGE.set(1 - num_free_blocks / num_blocks if num_blocks else 0)
+        KV_CACHE_USAGE.set(sum(replica.kv_usage for replica in replicas) / len(replicas) if replicas else 0)

@@ -4,12 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewire.services.scheduler.images import MAX_STEP_IMAGE_BYTES, NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 
 
 class InvalidResult(Exception):
     """The executor answered something that it was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Consecutive entries of a block table."""
+
+    first: int
+    ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +29,11 @@ class NewRequest:
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    blocks: list[Blocks]  # by group [G]
     sampling_params: SamplingParams
     yields_vector: bool = False
+    second_text_start: int = 0
+    images: PromptImages = NO_IMAGES
 
 
 @dataclass(slots=True)
@@ -34,9 +45,11 @@ class ScheduledStep:
     new_requests: list[NewRequest] = field(default_factory=list)
     request_ids: list[int] = field(default_factory=list)  # [n]
     num_scheduled_tokens: list[int] = field(default_factory=list)  # [n], drafts included
-    num_new_blocks: list[int] = field(default_factory=list)  # [n]
+    num_new_blocks: list[int] = field(default_factory=list)  # [n, G] row by row
     new_block_ids: list[int] = field(default_factory=list)  # [sum(num_new_blocks)]
 
+    # Not sent. Of the images of those that enter.
+    num_image_bytes: int = 0
     # Not sent. Who enters, parallel to new_requests.
     admitted: list[Request] = field(default_factory=list)
     # Not sent. Who gains tokens, in batch order, with the epoch in which each was scheduled.
@@ -46,6 +59,11 @@ class ScheduledStep:
     drafts_of: dict[int, int] = field(default_factory=dict)
     # Not sent. Who yields a vector, in batch order, with the epoch; the executor answers these after those sampled.
     yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether another request may enter with it: its images are not too large a message yet."""
+        return self.num_image_bytes < MAX_STEP_IMAGE_BYTES
 
     @property
     def num_draft_tokens(self) -> list[int]:

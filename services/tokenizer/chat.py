@@ -27,7 +27,8 @@ class ChatError(ValueError):
 class Chat:
     """A conversation to render. Plain data: it travels to worker processes."""
 
-    # {"role": ..., "content": str or [{"type": "text", "text": ...}], ...}; keys without a value are absent.
+    # {"role": ..., "content": str or [{"type": "text", "text": ...}, {"type": "image"}], ...}; keys without a value are
+    # absent.
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -55,8 +56,10 @@ def read_template(path_or_template: str) -> str:
     return template
 
 
-def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, str]) -> str:
-    """The prompt text. template: the model's own, None if it has none. Raises ChatError."""
+def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, str], image_token: str = "") -> str:
+    """The prompt text. template: the model's own, None if it has none. image_token: what stands for an image where the
+    template only knows strings. Raises ChatError.
+    """
     template = chat.chat_template or template
     if not template:
         raise ChatError("the model has no chat template; start the tokenizer with --chat-template, or send a prompt")
@@ -69,7 +72,7 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         )
     try:
         compiled = _compile(template)
-        messages = _messages_for(compiled.takes_parts, chat.messages)
+        messages = _messages_for(compiled, chat.messages, image_token)
         final_text = _mark_final_message(messages) if chat.continue_final_message else ""
         variables = {"tools": None, "documents": None, **special_tokens, **chat.template_kwargs}
         text = compiled.template.render(variables, messages=messages, add_generation_prompt=chat.add_generation_prompt)
@@ -90,11 +93,13 @@ class _Compiled:
     template: jinja2.Template
     # Whether the template itself iterates over a message's content parts.
     takes_parts: bool
+    # Whether it asks if content is a string.
+    tells_strings: bool
 
 
 @lru_cache(maxsize=32)
 def _compile(template: str) -> _Compiled:
-    return _Compiled(_environment().from_string(template), _takes_parts(template))
+    return _Compiled(_environment().from_string(template), _takes_parts(template), _tells_strings(template))
 
 
 @lru_cache(maxsize=1)
@@ -158,6 +163,10 @@ def _takes_parts(template: str) -> bool:
     return False
 
 
+def _tells_strings(template: str) -> bool:
+    return any(test.name == "string" for test in _environment().parse(template).find_all(jinja2.nodes.Test))
+
+
 def _is_content(node: Any) -> bool:
     if isinstance(node, jinja2.nodes.Getattr):
         return node.attr == "content"
@@ -168,15 +177,32 @@ def _is_content(node: Any) -> bool:
     )
 
 
-def _messages_for(takes_parts: bool, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies; parts become one string, joined by newlines, for templates that only know strings."""
+def expand_images(text: str, image_token: str, image_texts: Sequence[str]) -> str:
+    """The prompt with each placeholder replaced. Raises ChatError if there are not as many as there are texts."""
+    pieces = text.split(image_token)
+    if (found := len(pieces) - 1) != len(image_texts):
+        raise ChatError(
+            f"the prompt has {found} times {image_token!r} for {len(image_texts)} images: the chat template must show "
+            "each image, and no text may contain its placeholder"
+        )
+    return pieces[0] + "".join(image + piece for image, piece in zip(image_texts, pieces[1:], strict=True))
+
+
+def _messages_for(compiled: _Compiled, messages: Sequence[Mapping[str, Any]], image_token: str) -> list[dict[str, Any]]:
+    """Copies; parts become one string, joined by newlines, for templates that only know strings. Those of models that
+    read images may only know parts: then strings become one."""
+    takes_parts, needs_parts = compiled.takes_parts, compiled.takes_parts and not compiled.tells_strings
     copies = []
     for message in messages:
         copy = dict(message)
         content = copy.get("content")
-        if isinstance(content, list):
+        if isinstance(content, str) and image_token and needs_parts:
+            copy["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, list):
             copy["content"] = (
-                [dict(part) for part in content] if takes_parts else "\n".join(part["text"] for part in content)
+                [dict(part) for part in content]
+                if takes_parts
+                else "\n".join(part.get("text", image_token) for part in content)
             )
         copies.append(copy)
     return copies

@@ -3,9 +3,12 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from pagewire.services.tokenizer.chat import Chat, ChatError, render_chat
+from pagewire.services.tokenizer.chat import Chat, ChatError, expand_images, render_chat
+from pagewire.services.tokenizer.input_encoding import EncodedInput, encode_inputs
 from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.tokenizer.sentence_config import read_sentence_config
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,32 @@ class Codec:
         # The pool is where work runs in parallel; the library's own threads would only take cores from the model.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.tokenizer: LoadedTokenizer = load_tokenizer(source.path)
+        self.sentence_config = read_sentence_config(Path(source.path))
         self.chat_template = source.chat_template or self.tokenizer.chat_template
         self._trust_request_chat_template = source.trust_request_chat_template
 
     def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_chat(self, chat: Chat, add_special_tokens: bool) -> list[int]:
-        """Raises ChatError."""
+    def encode_inputs(
+        self, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, max_tokens: int | None
+    ) -> list[EncodedInput]:
+        """Raises ValueError."""
+        if self.sentence_config.lowercases:
+            texts = [(text.lower(), pair if pair is None else pair.lower()) for text, pair in texts]
+        return encode_inputs(
+            self.tokenizer.backend, texts, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )
+
+    def encode_chat(
+        self, chat: Chat, add_special_tokens: bool, image_token: str = "", image_texts: Sequence[str] = ()
+    ) -> list[int]:
+        """image_texts: what replaces the chat's placeholders, image_token, in their order. Raises ChatError."""
         if chat.chat_template and not self._trust_request_chat_template:
             raise ChatError("chat_template is not taken from requests here; --trust-request-chat-template allows it")
-        text = render_chat(chat, self.chat_template, self.tokenizer.special_tokens)
+        text = render_chat(chat, self.chat_template, self.tokenizer.special_tokens, image_token)
+        if image_texts:
+            text = expand_images(text, image_token, image_texts)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:

@@ -230,6 +230,8 @@ def _plan(description: dict[str, Any] | None) -> _Plan:
         return _Plan(_ByteLevelJoiner, byte_level_bytes)
     if kinds == ["Metaspace"]:
         return _metaspace_plan(steps[0])
+    if kinds == ["WordPiece"]:
+        return _word_piece_plan(steps[0])
     return _sentencepiece_plan(steps)
 
 
@@ -252,6 +254,25 @@ def _metaspace_plan(step: dict[str, Any]) -> _Plan:
     return _Plan(joiner, str)
 
 
+# What the WordPiece decoder cleans up in each token, in this order.
+_WORD_PIECE_CLEAN_UPS = (*CLEAN_UPS[:6], (" 'm", "'m"), (" do not", " don't"), *CLEAN_UPS[7:])
+
+
+def _word_piece_plan(step: dict[str, Any]) -> _Plan:
+    """A space comes before each token but the first and those that go on with a word, which have a prefix."""
+    prefix, cleans_up = step["prefix"], step["cleanup"]
+
+    def shown(piece: str) -> str:
+        for pattern, content in _WORD_PIECE_CLEAN_UPS if cleans_up else ():
+            piece = piece.replace(pattern, content)
+        return piece
+
+    def other(piece: str) -> str:
+        return shown(piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}")
+
+    return _Plan(lambda pieces: _FirstPieceJoiner(pieces, shown, other), str)
+
+
 def _sentencepiece_plan(steps: list[dict[str, Any]]) -> _Plan:
     """[Replace...] [ByteFallback] Fuse [Strip | Replace...]: per token before Fuse, over the whole text after it."""
     replacements: list[tuple[str, str]] = []
@@ -272,7 +293,7 @@ def _sentencepiece_plan(steps: list[dict[str, Any]]) -> _Plan:
             case _:
                 raise UnsupportedDecoderError(
                     f"the tokenizer's decoder cannot be streamed because of its step {json.dumps(step)}; supported "
-                    "are ByteLevel, Metaspace, and SentencePiece's Replace, ByteFallback, Fuse, Strip"
+                    "are ByteLevel, Metaspace, WordPiece, and SentencePiece's Replace, ByteFallback, Fuse, Strip"
                 )
 
     def to_piece(token: str) -> str | int:

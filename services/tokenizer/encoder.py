@@ -1,11 +1,11 @@
 """Prompts to token ids. The pool encodes each distinct prompt once: all choices of a request have the same."""
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompts import adds_special_tokens, encode_prompt
+from pagewire.services.tokenizer.prompts import Prompt, adds_special_tokens, encode_prompt
 from pagewire.v1 import inference_pb2
 
 # Short texts that the event loop encodes in a row: a millisecond, which is what others wait then.
@@ -14,25 +14,25 @@ MOST_AT_ONCE = 16
 
 @dataclass(slots=True)
 class _Encoding:
-    task: asyncio.Task[list[int]]
+    task: asyncio.Task[Prompt]
     num_waiting: int = 0
 
 
 class PromptEncoder:
-    """Who asks for a prompt that is being encoded already waits for the same token ids."""
+    """Who asks for a prompt that is being encoded already waits for the same one."""
 
     def __init__(self, pool: TokenizerPool) -> None:
         self._pool = pool
         self._running: dict[Hashable, _Encoding] = {}
         self._num_at_once = 0  # since the event loop began its present turn
 
-    async def encode(self, request: inference_pb2.GenerateRequest) -> Sequence[int]:
-        """The prompt's token ids, not to be changed; may be empty. Raises RpcError (INVALID_ARGUMENT)."""
+    async def encode(self, request: inference_pb2.GenerateRequest) -> Prompt:
+        """Raises RpcError (INVALID_ARGUMENT)."""
         kind = request.WhichOneof("prompt")
         if kind in (None, "token_ids"):
             return await encode_prompt(self._pool, request)
         if kind == "text" and self._pool.encodes_at_once(request.text) and self._may_hold_up():
-            return self._pool.encode_at_once(request.text, add_special_tokens=adds_special_tokens(request))
+            return Prompt(self._pool.encode_at_once(request.text, add_special_tokens=adds_special_tokens(request)))
         key = _key(request)
         encoding = self._running.get(key)
         if encoding is None:

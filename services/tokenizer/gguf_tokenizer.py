@@ -21,6 +21,7 @@ from pagewire.services.tokenizer.gguf_pre_tokenizers import (
     normalizer_for,
     pre_tokenizer_for,
 )
+from pagewire.services.tokenizer.merges import merges_by_rank
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +77,20 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
     _check_tokens(metadata, tokens)
     if len(types) != len(tokens):
         raise GgufTokenizerError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+    is_gemma = model == "llama" and metadata.get("general.architecture") in _GEMMA
+    if is_gemma:
+        # Runs of spaces are stored as they are, while text arrives with every space replaced.
+        tokens = [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     if model == "gpt2":
         backend = _build_byte_level(metadata, tokens, types)
     elif model == "llama":
-        backend = _build_sentencepiece(metadata, tokens)
+        backend = _build_sentencepiece(metadata, tokens, types)
     else:
         raise GgufTokenizerError(
             f"tokenizer.ggml.model {model!r} is not supported (gpt2 and llama are); give the model's original "
             "tokenizer with --tokenizer DIRECTORY"
         )
-    _add_special_tokens(backend, tokens, types)
+    _add_special_tokens(backend, tokens, types, is_normalized=is_gemma)
     return backend, _config(metadata, tokens, model)
 
 
@@ -144,18 +149,16 @@ def _byte_level_spelling(token: str, token_type: int) -> str:
     return "".join(BYTE_TO_CHAR[byte] for byte in token.encode())
 
 
-def _build_sentencepiece(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
+def _build_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
     architecture = metadata.get("general.architecture", "")
     gemma = architecture in _GEMMA
-    if gemma:
-        # Runs of spaces are stored as they are, while text arrives with every space replaced.
-        tokens = [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     vocab = _unique(tokens)
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is not None:
         pairs = _split_merges(merges, vocab)
     else:
-        pairs = _merges_from_scores(vocab, None if gemma else metadata.get("tokenizer.ggml.scores"))
+        text = {token: id_ for token, id_ in vocab.items() if types[id_] in (TokenType.NORMAL, TokenType.USER_DEFINED)}
+        pairs = _merges_from_scores(text, None if gemma else metadata.get("tokenizer.ggml.scores"))
     unk_id = metadata.get("tokenizer.ggml.unknown_token_id")
     unk_token = tokens[unk_id] if gemma and unk_id is not None else None
     backend = Tokenizer(
@@ -178,25 +181,12 @@ def _build_sentencepiece(metadata: dict[str, Any], tokens: list[str]) -> Tokeniz
 
 
 def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float] | None) -> list[tuple[str, str]]:
-    """SentencePiece has no merge list: a pair may merge whenever the result is in the vocabulary, best score first.
-
-    Equal scores merge shorter pieces first, as conversions to merge lists have always ordered them. Without scores
-    the vocabulary's own order counts.
-    """
-    if scores is not None and len(scores) < len(vocab):
-        raise GgufTokenizerError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocab)} tokens")
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, token_id in vocab.items():
-        score = -float(token_id) if scores is None else scores[token_id]
-        pairs = []
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocab and right in vocab:
-                pairs.append((vocab[left], vocab[right], left, right))
-        pairs.sort()
-        ranked.extend((score, len(left), len(right), left, right) for _, _, left, right in pairs)
-    ranked.sort(key=lambda pair: pair[:3], reverse=True)
-    return [(left, right) for *_, left, right in ranked]
+    """vocab: text alone, as control tokens and bytes are never merged to. Without scores its order counts."""
+    if scores is None:
+        return merges_by_rank(vocab)
+    if len(scores) <= max(vocab.values(), default=-1):
+        raise GgufTokenizerError(f"tokenizer.ggml.scores has {len(scores)} entries, fewer than there are tokens")
+    return merges_by_rank({token: -scores[token_id] for token, token_id in vocab.items()})
 
 
 def _split_merges(merges: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
@@ -217,15 +207,18 @@ def _unique(tokens: Any) -> dict[str, int]:
     return vocab
 
 
-def _add_special_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
-    """Control tokens are matched whole in text and skipped in output; user-defined ones are only matched whole."""
+def _add_special_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int], *, is_normalized: bool) -> None:
+    """Control tokens are matched whole in text and skipped in output; user-defined ones are only matched whole.
+
+    is_normalized: user-defined ones are spelled as the normalizer leaves text.
+    """
     control = [
         AddedToken(token, normalized=False, special=True)
         for token, token_type in zip(tokens, types, strict=True)
         if token_type == TokenType.CONTROL
     ]
     user_defined = [
-        AddedToken(token, normalized=False, special=False)
+        AddedToken(token, normalized=is_normalized, special=False)
         for token, token_type in zip(tokens, types, strict=True)
         if token_type == TokenType.USER_DEFINED
     ]

@@ -7,7 +7,7 @@ of spaces for vocabularies that are not BPE.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pagewire.gguf import read_metadata
+from pagewire.services.tokenizer.conversion import convert
 from pagewire.services.tokenizer.gguf_pre_tokenizers import UnknownPreTokenizerError
 from pagewire.services.tokenizer.gguf_tokenizer import GgufTokenizerError, build_gguf_tokenizer
 
@@ -69,7 +70,7 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(path: str | Path) -> LoadedTokenizer:
-    """From a directory with a tokenizer.json (or else one .gguf file), or a .gguf file.
+    """From a .gguf file, or a directory with a tokenizer.json or else one .gguf file or a vocabulary in another format.
 
     Raises TokenizerLoadError or GgufError; both are ValueErrors that name file, cause and remedy.
     """
@@ -97,24 +98,68 @@ def _read_gguf(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    # Older directories keep the named tokens in a file of their own, which tokenizer_config.json overrides.
+    config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
+    template = _directory_template(path, config)
     file = path / "tokenizer.json"
     if not file.exists():
-        raise TokenizerLoadError(
-            f"{path} holds no tokenizer.json; write one with transformers: "
-            f'AutoTokenizer.from_pretrained("{path}").save_pretrained("{path}")'
-        )
+        backend, defaults = _convert(path, config)
+        _add_by_id(backend, path / "added_tokens.json")
+        _add_listed(backend, config, path / "tokenizer_config.json")
+        return backend, {**defaults, **config, "chat_template": template}
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
         raise TokenizerLoadError(f"{file} cannot be read: {error}") from error
-    config = _read_json(path / "tokenizer_config.json")
-    # Older directories keep the named tokens in a file of their own, which tokenizer_config.json overrides.
-    config = _read_json(path / "special_tokens_map.json") | config
-    config["chat_template"] = _directory_template(path, config)
     # As in transformers: tokenizer.json's own rule says where BOS and EOS go, whatever these said once.
     config.pop("add_bos_token", None)
     config.pop("add_eos_token", None)
-    return backend, config
+    return backend, {**config, "chat_template": template}
+
+
+def _convert(path: Path, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
+    """From a vocabulary in another format."""
+    try:
+        converted = convert(path, config)
+    except ValueError as error:
+        raise TokenizerLoadError(f"{error}; {_remedy(path)}") from error
+    if converted is None:
+        raise TokenizerLoadError(f"{path} holds no tokenizer.json, nor files that one can be made of; {_remedy(path)}")
+    return converted
+
+
+def _remedy(path: Path) -> str:
+    return (
+        f"write a tokenizer.json with transformers: AutoTokenizer.from_pretrained({str(path)!r})"
+        f".save_pretrained({str(path)!r})"
+    )
+
+
+def _add_by_id(backend: Tokenizer, file: Path) -> None:
+    """The tokens of added_tokens.json, text -> id, behind the vocabulary."""
+    tokens = _read_json(file)
+    if not all(isinstance(token_id, int) for token_id in tokens.values()):
+        raise TokenizerLoadError(f"{file} must map each token to its id")
+    by_id = sorted(tokens.items(), key=lambda item: item[1])
+    backend.add_tokens([AddedToken(text, normalized=False) for text, _ in by_id])
+    _check_ids(backend, by_id, file)
+
+
+def _add_listed(backend: Tokenizer, config: dict[str, Any], file: Path) -> None:
+    """Those of tokenizer_config.json with ids."""
+    listed = config.get("added_tokens_decoder") or {}
+    _add_missing_tokens(backend, {"added_tokens_decoder": listed}, {})
+    _check_ids(backend, ((_content(token), int(token_id)) for token_id, token in listed.items()), file)
+
+
+def _check_ids(backend: Tokenizer, tokens: Iterable[tuple[str, int]], file: Path) -> None:
+    """The library numbers added tokens itself, one after the other."""
+    for text, token_id in tokens:
+        if (found := backend.token_to_id(text)) != token_id:
+            raise TokenizerLoadError(
+                f"{file} gives {text!r} the id {token_id}, behind this vocabulary it would have {found}; "
+                + _remedy(file.parent)
+            )
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import grpc
 from pagewire import rpc, telemetry
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
-from pagewire.models import default_served_name, resolve_model
+from pagewire.models import default_served_name, find_model, resolve_model
 from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import read_template
 from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.images import make_image_reader
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.servicer import InferenceServicer
@@ -68,15 +69,24 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
         )
     except (ValueError, OSError) as error:
         raise StartupError(f"no tokenizer: {error}") from error
+    pool.images = make_image_reader(config, _model_path(config, path), pool.codec.tokenizer)
     logger.info("tokenizer %s, %d workers, loaded in %.1f s", path, pool.size, time.monotonic() - started)
     return pool
 
 
 def _tokenizer_path(config: TokenizerConfig) -> Path:
     """Raises ModelNotFoundError. --tokenizer may name a directory that holds a tokenizer and no model."""
-    if config.tokenizer and (path := Path(config.tokenizer).expanduser()).exists():
-        return path
-    return resolve_model(config.tokenizer or config.model)
+    if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():
+        return Path(config.tokenizer).expanduser()
+    if config.tokenizer:
+        return resolve_model(config.tokenizer, config.tokenizer_revision, config.download_dir, config.accept_license)
+    return find_model(config)
+
+
+def _model_path(config: TokenizerConfig, tokenizer_path: Path) -> Path:
+    """Where config.json and the image processor's settings are: with the model, or else with the tokenizer."""
+    path = Path(config.model).expanduser()
+    return path if config.tokenizer and path.is_dir() else tokenizer_path
 
 
 def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink) -> TextGenerator:

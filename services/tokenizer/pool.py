@@ -11,12 +11,15 @@ import queue
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from pagewire.process import usable_cores
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.chat import Chat
 from pagewire.services.tokenizer.codec import Codec, CodecSource
+from pagewire.services.tokenizer.images import ImageReader, NoImages
+from pagewire.services.tokenizer.input_encoding import EncodedInput
 from pagewire.services.tokenizer.worker import WorkerDiedError, WorkerProcess
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,8 @@ class TokenizerPool:
         if self.size < 1:
             raise ValueError(f"--tokenizer-pool-size is {size}; it must be at least 1")
         self.codec = Codec(source)
-        self.workers = [WorkerProcess(source) for _ in range(self.size)] if kind == "process" else []
+        self.images: ImageReader = NoImages("this model reads no images")  # who reads those of chats
+        self.workers = [WorkerProcess(partial(Codec, source)) for _ in range(self.size)] if kind == "process" else []
         self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for worker in self.workers:
             self._idle.put(worker)
@@ -57,9 +61,15 @@ class TokenizerPool:
         token_ids: list[int] = self._work("encode_text", (text, add_special_tokens))
         return token_ids
 
-    async def encode_chat(self, chat: Chat, *, add_special_tokens: bool) -> list[int]:
-        """Raises ChatError."""
-        return await self._call("encode_chat", chat, add_special_tokens)
+    async def encode_inputs(
+        self, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, max_tokens: int | None
+    ) -> list[EncodedInput]:
+        """Raises ValueError."""
+        return await self._call("encode_inputs", texts, add_special_tokens, max_tokens)
+
+    async def encode_chat(self, chat: Chat, *, add_special_tokens: bool, image_texts: Sequence[str] = ()) -> list[int]:
+        """image_texts: what stands for each of the chat's images. Raises ChatError."""
+        return await self._call("encode_chat", chat, add_special_tokens, self.images.image_token, image_texts)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self._call("decode", token_ids, skip_special_tokens)
@@ -72,6 +82,7 @@ class TokenizerPool:
         self._threads.shutdown(cancel_futures=True)
         for worker in self.workers:
             worker.close()
+        self.images.close()
 
     async def _call(self, method: str, *args: Any) -> Any:
         submitted = time.monotonic()

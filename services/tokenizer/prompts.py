@@ -1,35 +1,61 @@
 """From a request's prompt to what the pool encodes."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.chat import Chat, ChatError
+from pagewire.services.tokenizer.images import prompt_images
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.v1 import inference_pb2
+from pagewire.v1 import common_pb2, inference_pb2
+
+Request = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 
 
-async def encode_prompt(
-    pool: TokenizerPool, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
-) -> list[int]:
-    """The prompt's token ids; may be empty. Raises RpcError (INVALID_ARGUMENT)."""
+@dataclass(frozen=True)
+class Prompt:
+    """What the model sees; not to be changed."""
+
+    token_ids: Sequence[int]  # may be empty
+    images: Sequence[common_pb2.PromptImage] = ()
+
+
+async def encode_prompt(pool: TokenizerPool, request: Request) -> Prompt:
+    """Raises RpcError (INVALID_ARGUMENT)."""
     match request.WhichOneof("prompt"):
         case "text":
-            return await pool.encode_text(request.text, add_special_tokens=adds_special_tokens(request))
+            return Prompt(await pool.encode_text(request.text, add_special_tokens=adds_special_tokens(request)))
         case "chat":
-            try:
-                return await pool.encode_chat(to_chat(request.chat), add_special_tokens=adds_special_tokens(request))
-            except ChatError as error:
-                raise invalid(str(error)) from error
+            return await _encode_chat(pool, request)
         case "token_ids":
-            return list(request.token_ids.ids)  # type: ignore[union-attr]
+            return Prompt(list(request.token_ids.ids))  # type: ignore[union-attr]
         case _:
             raise invalid("the request has no prompt; set text, chat or token_ids")
 
 
-def adds_special_tokens(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> bool:
+async def _encode_chat(pool: TokenizerPool, request: Request) -> Prompt:
+    urls = image_urls(request.chat)
+    images = await pool.images.read(urls) if urls else []
+    try:
+        token_ids = await pool.encode_chat(
+            to_chat(request.chat),
+            add_special_tokens=adds_special_tokens(request),
+            image_texts=[image.text for image in images],
+        )
+    except ChatError as error:
+        raise invalid(str(error)) from error
+    return Prompt(token_ids, prompt_images(images, token_ids, pool.images.image_token_id) if images else ())
+
+
+def image_urls(prompt: inference_pb2.ChatPrompt) -> list[str]:
+    return [part.image.url for message in prompt.messages for part in message.parts if part.HasField("image")]
+
+
+def adds_special_tokens(request: Request) -> bool:
     """By default to a text, not to what a chat template has made."""
     if request.HasField("add_special_tokens"):
         return request.add_special_tokens
@@ -57,7 +83,10 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     if message.HasField("content"):
         plain["content"] = message.content
     elif message.parts:
-        plain["content"] = [{"type": "text", "text": part.text} for part in message.parts]
+        plain["content"] = [
+            {"type": "image"} if part.HasField("image") else {"type": "text", "text": part.text}
+            for part in message.parts
+        ]
     if message.HasField("name"):
         plain["name"] = message.name
     return plain

@@ -9,7 +9,7 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
 from pagewire.streams import LinkedRequest, ResubmittingLink
-from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo
+from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_pb2 import SchedulerServiceConnectRequest, SchedulerServiceConnectResponse, TokenRequest
 from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -28,6 +28,9 @@ class TokenListener(Protocol):
         logprobs: Logprobs | None,
     ) -> None:
         """New tokens, possibly none. Nothing follows a set finish_reason."""
+
+    def on_vector(self, vector: Vector) -> None:
+        """What a request with yields_vector ends with, in place of tokens."""
 
     def on_error(self, error: RpcError) -> None:
         """The request failed. Nothing follows."""
@@ -103,6 +106,9 @@ class SchedulerLink(
             stop_token_id = message.stop_token_ids.get(index)
             logprobs = message.logprobs.get(index)
             try:
+                if index in message.vectors:
+                    request.listener.on_vector(message.vectors[index])
+                    continue
                 request.listener.on_tokens(new, finish_reason, cached_tokens, stop_token_id, logprobs)
             except Exception as error:
                 # One request's defect must not break the stream of all, which would bring it back again and again.

@@ -10,6 +10,7 @@ from pagewire.services.tokenizer.client_session import ClientSession
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.text_output import TextDelta
+from pagewire.services.tokenizer.vectors import Vectors
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 _ONLY = 0  # the number of a unary call's request
@@ -19,6 +20,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, generator: TextGenerator, root: str) -> None:
         """root: name or path of the model that was loaded."""
         self._generator = generator
+        self._vectors = Vectors(generator)
         self._root = root
         self._created = int(time.time())
 
@@ -45,12 +47,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.ConnectResponse]:
         return ClientSession(self._generator).responses(request_iterator)
 
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.EmbedResponse:
+        return await self._vectors.embed(request, rpc.traceparent_of(context))
+
+    async def Classify(
+        self, request: inference_pb2.ClassifyRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ClassifyResponse:
+        return await self._vectors.classify(request, rpc.traceparent_of(context))
+
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ScoreResponse:
+        return await self._vectors.score(request, rpc.traceparent_of(context))
+
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
         self._generator.check_model(request.model)
         pool = self._generator.pool
-        token_ids = await encode_prompt(pool, request)
+        token_ids = (await encode_prompt(pool, request)).token_ids
         token_strs = await pool.vocabulary_entries(token_ids) if request.return_token_strs else []
         return inference_pb2.TokenizeResponse(
             token_ids=token_ids, token_strs=token_strs, max_model_len=self._generator.max_model_len

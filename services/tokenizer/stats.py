@@ -51,6 +51,12 @@ ENCODE_TIME = Histogram(
     "Time to render and encode one prompt, without waiting, in the pool or (short texts) at once",
     buckets=LATENCY_BUCKETS,
 )
+IMAGES = Counter(_P + "tokenizer_images", "Images of chats, by what became of them: read or refused", ["outcome"])
+IMAGE_TIME = Histogram(
+    _P + "tokenizer_image_seconds",
+    "Time to decode an image and prepare it for the model, waiting for a worker included",
+    buckets=LATENCY_BUCKETS,
+)
 
 REQUESTS_IN_FLIGHT = Gauge(_P + "tokenizer_requests_in_flight", "Requests that the scheduler works on for us")
 DETOKENIZED_TOKENS = Counter(_P + "detokenized_tokens", "Output tokens turned into text")

@@ -14,8 +14,9 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
+from pagewire.services.tokenizer.model_kind import check_generates
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompts import invalid
+from pagewire.services.tokenizer.prompts import Prompt, image_urls, invalid
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
 from pagewire.telemetry import Span
@@ -109,13 +110,14 @@ class TextGenerator:
         try:
             options = output_options(request)
             self.check_model(request.model)
-            prompt_token_ids = await self._encode(request, span)
-            check_prompt(prompt_token_ids, request.resume_token_ids)
-            stream = live.stream = TextStream(self._detokenizers, options, prompt_token_ids, deliver, span, arrived)
+            check_generates(self.link.model_info)
+            prompt = await self._encode(request, span)
+            check_prompt(prompt.token_ids, request.resume_token_ids)
+            stream = live.stream = TextStream(self._detokenizers, options, prompt.token_ids, deliver, span, arrived)
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
             if not stream.finished:
-                live.submit(token_request(request, prompt_token_ids, span.traceparent), stream)
+                live.submit(token_request(request, prompt, span.traceparent), stream)
         except asyncio.CancelledError:
             span.end(error="cancelled")
             raise
@@ -137,17 +139,17 @@ class TextGenerator:
                     return
                 await asyncio.sleep(0)
 
-    async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> Sequence[int]:
-        if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids":
+    async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> Prompt:
+        if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
             raise invalid("resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them")
         span = Span("tokenizer.encode", parent.traceparent)
         try:
-            token_ids = await self._encoder.encode(request)
+            prompt = await self._encoder.encode(request)
         except BaseException as error:
             span.end(error=str(error) or type(error).__name__)
             raise
-        span.end({"pagewire.prompt_tokens": len(token_ids)})
-        return token_ids
+        span.end({"pagewire.prompt_tokens": len(prompt.token_ids)})
+        return prompt
 
 
 def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
@@ -181,7 +183,7 @@ def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int
 
 def token_request(
     request: inference_pb2.GenerateRequest,
-    prompt_token_ids: Sequence[int],
+    prompt: Prompt,
     traceparent: str,
 ) -> scheduler_pb2.TokenRequest:
     """The request at token level, with what must survive a resubmission resolved: the seed."""
@@ -190,7 +192,8 @@ def token_request(
     if not params.HasField("seed"):
         params.seed = secrets.randbits(63)
     return scheduler_pb2.TokenRequest(
-        prompt_token_ids=prompt_token_ids,
+        prompt_token_ids=prompt.token_ids,
+        images=prompt.images,
         resume_token_ids=request.resume_token_ids,
         sampling_params=params,
         traceparent=traceparent,

@@ -129,6 +129,9 @@ class TextStream:
             response.stop_token_id = stop_token_id
         self._finish(response)
 
+    def on_vector(self, vector: common_pb2.Vector) -> None:
+        raise ValueError("the scheduler answered a request for text with a vector")
+
     def on_error(self, error: RpcError) -> None:
         if self.finished:
             return

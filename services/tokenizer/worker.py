@@ -1,12 +1,11 @@
-"""A tokenizer worker in a process of its own: it loads the tokenizer and answers calls over a pipe."""
+"""A worker in a process of its own: it makes something there, a tokenizer for one, and answers calls over a pipe."""
 
 import logging
 import multiprocessing
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
-
-from pagewire.services.tokenizer.codec import Codec, CodecSource
 
 logger = logging.getLogger(__name__)
 
@@ -18,24 +17,36 @@ class WorkerDiedError(RuntimeError):
     """The process ended in the middle of a call."""
 
 
-class WorkerProcess:
-    """One worker; used by one thread at a time. After WorkerDiedError the next call starts a new process."""
+class WorkerTooSlowError(RuntimeError):
+    """The call took too long; its process was ended."""
 
-    def __init__(self, source: CodecSource) -> None:
-        self._source = source
+
+class WorkerProcess:
+    """One worker; used by one thread at a time. After either error above the next call starts a new process."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        """make: called in the process, where its result answers calls; it travels there."""
+        self._make = make
         self._start()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Codec.method(*args) in the process. Raises what it raises, or WorkerDiedError."""
+    def call(self, method: str, args: tuple[Any, ...], timeout: float | None = None) -> Any:
+        """The method of what was made, in the process. Raises what it, or making it, raises, or WorkerDiedError.
+
+        timeout: seconds, a new process's start included, after which it raises WorkerTooSlowError.
+        """
         if not self._process.is_alive():
             self.close()
             self._start()
         try:
             self._connection.send((method, args))
+            if timeout is not None and not self._connection.poll(timeout):
+                self._process.kill()
+                self._process.join()
+                raise WorkerTooSlowError(f"a tokenizer worker had no answer within {timeout:g} seconds")
             result, error = self._connection.recv()
         except (EOFError, OSError) as error:
             self._process.join()
@@ -54,23 +65,28 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_work, args=(theirs, self._source), name="tokenizer-worker", daemon=True)
+        self._process = _SPAWN.Process(target=_work, args=(theirs, self._make), name="tokenizer-worker", daemon=True)
         self._process.start()
         theirs.close()
 
 
-def _work(connection: Connection, source: CodecSource) -> None:
+def _work(connection: Connection, make: Callable[[], Any]) -> None:
     # Ctrl-C reaches the whole group; the service decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    codec = Codec(source)
+    made, defect = None, None
+    try:
+        made = make()
+    except Exception as error:
+        defect = error
     while True:
         try:
             method, args = connection.recv()
         except (EOFError, OSError):
             return
-        result, failure = None, None
+        result, failure = None, defect
         try:
-            result = getattr(codec, method)(*args)
+            if made is not None:
+                result = getattr(made, method)(*args)
         except Exception as error:
             failure = error
         connection.send((result, failure))

@@ -1,7 +1,7 @@
 """The steps that are executed alone are those of the load through HTTP."""
 
 from benchmarks.services import ServicesConfig, plan
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
 
 INFO = ExecutorInfo(
     incarnation=1,
@@ -10,7 +10,7 @@ INFO = ExecutorInfo(
     vocab_size=100,
     eos_token_ids=frozenset([1]),
     max_logprobs=0,
-    num_blocks=64,
+    kv_groups=(KVGroup(64),),
     block_size=4,
     max_num_seqs=8,
     max_num_batched_tokens=16,

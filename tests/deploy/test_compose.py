@@ -24,8 +24,8 @@ GRPC_SERVICES = {
     "scheduler": scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name,
     "executor": executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
 }
-# Metrics come through the gateway; a container's port is its own; dummy weights are for tests.
-NOT_IN_COMPOSE = {"metrics_port", "reuse_port", "seed"}
+# Metrics come through the gateway; a container's port is its own; dummy weights are for tests; code is never trusted.
+NOT_IN_COMPOSE = {"metrics_port", "reuse_port", "seed", "trust_remote_code"}
 
 
 def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:

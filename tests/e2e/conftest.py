@@ -10,15 +10,20 @@ from tests.e2e.line import Line, running_line
 EXECUTOR_FLAGS = ["--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"]
 
 
-@pytest.fixture(scope="session")
-def sockets() -> Iterator[Path]:
+def short_directory() -> tempfile.TemporaryDirectory[str]:
     """A directory whose name leaves room for a socket's (at most 107 bytes on Linux)."""
-    with tempfile.TemporaryDirectory(prefix="pw-", ignore_cleanup_errors=True) as name:
+    return tempfile.TemporaryDirectory(prefix="pw-", ignore_cleanup_errors=True)
+
+
+@pytest.fixture(scope="module")
+def sockets() -> Iterator[Path]:
+    """For the sockets of services that a module starts by itself, apart from those of `line`."""
+    with short_directory() as name:
         yield Path(name)
 
 
 @pytest.fixture(scope="session")
-def line(sockets: Path, smollm2_gguf: Path) -> Iterator[Line]:
+def line(smollm2_gguf: Path) -> Iterator[Line]:
     """The default model, shared by all tests: each leaves it ready, with the flags it found."""
-    with running_line(sockets, str(smollm2_gguf), executor=EXECUTOR_FLAGS) as line:
+    with short_directory() as name, running_line(Path(name), str(smollm2_gguf), executor=EXECUTOR_FLAGS) as line:
         yield line

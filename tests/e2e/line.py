@@ -108,7 +108,7 @@ class Line:
                     raise TimeoutError(f"{name} is not ready:\n{self.log(name)[-4000:]}")
                 await asyncio.sleep(0.05)
         # A scheduler that waits for the next executor can serve, too.
-        while not services and not (await self.load()).num_blocks:
+        while not services and not (await self.load()).num_executors:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the scheduler has no executor:\n{self.log('scheduler')[-4000:]}")
             await asyncio.sleep(0.05)

@@ -97,7 +97,7 @@ async def test_drafts_change_the_number_of_steps_and_never_the_text(tmp_path: Pa
     def start() -> tuple[ModelRunner, ExecutorInfo]:
         num_blocks = 3 * NUM_BLOCKS  # nobody drafts where blocks are scarce
         runner = CountingRunner(model, LIMITS, num_blocks, CPU, proposer=KnownTexts(texts, accuracy))
-        return runner, dataclasses.replace(INFO, num_blocks=num_blocks, max_draft_tokens=runner.max_draft_tokens)
+        return runner, dataclasses.replace(INFO, kv_groups=runner.kv_groups, max_draft_tokens=runner.max_draft_tokens)
 
     executor = f"unix:{tmp_path}/executor.sock"
     async with serving(executor, start), scheduler(tmp_path, "s", executor) as stub:

@@ -205,7 +205,8 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         live = Live(request, prompt, text[: stop_at + len(stop)], stop_at, stop)
         if request.resume_token_ids:
             # Only a request that can be told apart from a fresh one may be resumed.
-            assert request.WhichOneof("prompt") == "token_ids"
+            has_images = any(part.HasField("image") for message in request.chat.messages for part in message.parts)
+            assert request.WhichOneof("prompt") == ("chat" if has_images else "token_ids")
             live.num_done = len(request.resume_token_ids)
             assert [ord(c) for c in text[: live.num_done]] == list(request.resume_token_ids)
         return live

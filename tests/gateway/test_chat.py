@@ -168,3 +168,33 @@ async def test_token_ids_on_request(client: httpx.AsyncClient) -> None:
     chunks = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
     assert chunks[0]["prompt_token_ids"] == [ord(c) for c in PROMPT]
     assert [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", [])] == expected
+
+
+async def test_images_reach_the_tokenizer(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
+    parts = [
+        {"type": "text", "text": "what is"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}},
+    ]
+    await ai.chat.completions.create(model="fake", messages=[{"role": "user", "content": parts}], max_tokens=1)
+    [message] = fake.received[0].chat.messages
+    assert [part.WhichOneof("part") for part in message.parts] == ["text", "image", "image"]
+    assert [part.image.url for part in message.parts[1:]] == ["data:image/png;base64,AA==", "https://example.com/x.png"]
+
+
+async def test_a_chat_with_images_is_resubmitted_as_it_was(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    """Token ids cannot say what an image shows."""
+    fake.break_at = 3
+    parts = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
+    body = {"messages": [{"role": "user", "content": parts}], "seed": 1, "max_tokens": 8}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    first, second = fake.received
+    assert first.chat == second.chat and second.resume_token_ids and not second.HasField("token_ids")
+
+
+async def test_choices_of_a_large_request_have_a_bound(client: httpx.AsyncClient) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "data:," + "x" * 2_000_000}}]
+    body = {"messages": [{"role": "user", "content": parts}], "n": 100}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"

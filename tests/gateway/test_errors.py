@@ -86,7 +86,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
     (CHAT, {"service_tier": "flex"}, "service_tier"),
     (CHAT, {"store": True}, "store"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
     (TEXT, {"best_of": 2}, "best_of"),
     (TEXT, {"echo": True}, "echo"),
@@ -103,7 +103,7 @@ async def test_unsupported_parameters_are_refused_by_name(client: httpx.AsyncCli
         body = {"messages": MESSAGES} if path == CHAT else {"prompt": "p"}
         error = error_of(await client.post(path, json=body | extra), 400)
         assert (error["param"], error["code"]) == (param, "unsupported_parameter"), (extra, error)
-        assert param.rpartition(".")[2] in error["message"] or "image_url" in error["message"]
+        assert param.rpartition(".")[2] in error["message"] or "input_audio" in error["message"]
     assert not fake.received
 
 

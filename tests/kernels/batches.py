@@ -48,6 +48,7 @@ class Batch:
     max_query_len: int
     scale: float
     kv_scales: Tensor | None = None
+    sinks: Tensor | None = None
 
     def args(self, sliding_window: int = 0, soft_cap: float = 0.0, split_size: int = 0) -> tuple[Any, ...]:
         return (
@@ -61,8 +62,18 @@ class Batch:
             sliding_window,
             soft_cap,
             self.kv_scales,
+            self.sinks,
             split_size,
         )
+
+    def left_behind(self, sliding_window: int) -> Batch:
+        """With garbage for the ids of the pages that no query of their request sees any more."""
+        block_size, query_lens = self.kv_cache.shape[3], self.query_start_loc.diff()
+        first_seen = (self.seq_lens - query_lens - sliding_window + 1).clamp(min=0) // block_size
+        is_behind = torch.arange(self.block_table.shape[1]) < first_seen[:, None]
+        if not sliding_window:
+            return self
+        return replace(self, block_table=self.block_table.masked_fill(is_behind, GARBAGE_BLOCK_ID))
 
     def exact(self) -> Batch:
         """The same values in fp32, NaN replaced: what the reference computes the truth from."""
@@ -83,6 +94,7 @@ def make_batch(
     dtype: torch.dtype,
     seed: int = 0,
     fp8: bool = False,
+    sinks: bool = False,
 ) -> Batch:
     """Requests on shuffled pages; the query is a strided view, as it is of a fused qkv projection.
 
@@ -119,6 +131,7 @@ def make_batch(
         max_query_len=max(query_lens),
         scale=head_dim**-0.5,
         kv_scales=kv_scales,
+        sinks=torch.randn(num_heads, generator=generator) * 3 if sinks else None,
     )
 
 
@@ -175,18 +188,112 @@ def make_heads(
     )
 
 
+@dataclass(frozen=True)
+class LatentBatch:
+    """The tensors of one latent_attention call. What no request owns in kv_cache is NaN."""
+
+    query: Tensor
+    kv_cache: Tensor
+    block_table: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    scale: float
+    latent_dim: int
+
+    def args(self, split_size: int = 0) -> tuple[Any, ...]:
+        return (*(getattr(self, field.name) for field in fields(self)), split_size)
+
+    def exact(self) -> LatentBatch:
+        """The same values in fp32, NaN replaced."""
+        return replace(self, query=self.query.float(), kv_cache=self.kv_cache.float().nan_to_num())
+
+
+def make_latent_batch(
+    query_lens: list[int],
+    context_lens: list[int],
+    num_heads: int,
+    latent_dim: int,
+    rotary_dim: int,
+    *,
+    dtype: torch.dtype,
+    block_size: int = 16,
+    seed: int = 0,
+) -> LatentBatch:
+    """As `make_batch`, with the keys of its one KV head as the latent vectors; one layer of a group."""
+    width = latent_dim + rotary_dim
+    batch = make_batch(
+        query_lens, context_lens, num_heads=num_heads, num_kv_heads=1, head_dim=width, block_size=block_size,
+        dtype=dtype, seed=seed,
+    )  # fmt: skip
+    tables = (batch.block_table, batch.query_start_loc, batch.seq_lens, batch.max_query_len, batch.scale)
+    return LatentBatch(batch.query.contiguous(), batch.kv_cache[:, 0, 0], *tables, latent_dim)
+
+
+@dataclass
+class Latents:
+    """The arguments of rotary_store_latent."""
+
+    positions: Tensor
+    q: Tensor
+    query: Tensor
+    latent: Tensor
+    cos_sin_cache: Tensor
+    kv_cache: Tensor
+    slot_mapping: Tensor
+    norm_weight: Tensor
+    eps: float
+    interleaved: bool
+
+    def args(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def copy(self) -> Latents:
+        return replace(self, query=self.query.clone(), kv_cache=self.kv_cache.clone())
+
+
+def make_latents(
+    dtype: torch.dtype,
+    num_tokens: int,
+    num_heads: int,
+    latent_dim: int,
+    rotary_dim: int,
+    *,
+    interleaved: bool = True,
+) -> Latents:
+    """Random latents and query heads, strided as in a wider projection; every third token is padding."""
+    width, block_size = latent_dim + rotary_dim, 16
+    num_blocks = num_tokens // block_size + 3
+    slot_mapping = torch.randperm(num_blocks * block_size)[:num_tokens]
+    slot_mapping[2::3] = -1
+    angles = torch.arange(200)[:, None] * 10000 ** (-torch.arange(rotary_dim // 2) / (rotary_dim // 2))
+    wider = torch.randn(num_tokens, num_heads * (24 + rotary_dim) + width).to(dtype)
+    return Latents(
+        positions=torch.randint(0, 200, (num_tokens,)),
+        q=wider[:, :-width].view(num_tokens, num_heads, -1),
+        query=torch.zeros(num_tokens, num_heads, width, dtype=dtype),
+        latent=wider[:, -width:],
+        cos_sin_cache=torch.cat([angles.cos(), angles.sin()], dim=1).float(),
+        kv_cache=torch.zeros(num_blocks, block_size, width, dtype=dtype),
+        slot_mapping=slot_mapping,
+        norm_weight=torch.randn(latent_dim).to(dtype),
+        eps=1e-5,
+        interleaved=interleaved,
+    )
+
+
 class StepRows:
     """The rows that step_inputs works on, and the host's exact counts beside them."""
 
-    BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 6, 90
+    BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUPS = 4, 6, 90, 2
 
     def __init__(self) -> None:
         self.token_ids = torch.randint(0, 1000, (self.MAX_NUM_SEQS, self.MAX_MODEL_LEN), dtype=torch.int32)
         self.num_computed_tokens = torch.zeros(self.MAX_NUM_SEQS, dtype=torch.int64)
         max_blocks = -(-self.MAX_MODEL_LEN // self.BLOCK_SIZE)
-        self.block_table = torch.full((self.MAX_NUM_SEQS, max_blocks), -7, dtype=torch.int32)
+        self.block_table = torch.full((self.GROUPS, self.MAX_NUM_SEQS, max_blocks), -7, dtype=torch.int32)
         self.lengths = [0] * self.MAX_NUM_SEQS
-        self.num_blocks = [0] * self.MAX_NUM_SEQS
+        self.num_blocks = [[0] * self.GROUPS for _ in range(self.MAX_NUM_SEQS)]
 
     def clone(self) -> StepRows:
         return copy.deepcopy(self)
@@ -196,19 +303,21 @@ def make_step(state: StepRows, batch: list[tuple[int, int]]) -> dict[str, Tensor
     """The tensors of one step; batch is (row, query_len), row -1 = padding. Outputs hold garbage (-5)."""
     num_blocks, new_ids, new_start = [], [], [0]
     for row, query_len in batch:
-        num_blocks.append(state.num_blocks[row] if row >= 0 else 0)
+        num_blocks.append(list(state.num_blocks[row]) if row >= 0 else [0] * state.GROUPS)
         if row >= 0:
             state.lengths[row] += query_len
-            needed = -(-state.lengths[row] // state.BLOCK_SIZE)
-            new_ids += [100 * row + i for i in range(state.num_blocks[row], needed)]
-            state.num_blocks[row] = needed
-        new_start.append(len(new_ids))
+        for group in range(state.GROUPS):
+            if row >= 0:
+                needed = -(-state.lengths[row] // state.BLOCK_SIZE) + group  # one ahead in the second
+                new_ids += [1000 * group + 100 * row + i for i in range(state.num_blocks[row][group], needed)]
+                state.num_blocks[row][group] = needed
+            new_start.append(len(new_ids))
     starts = torch.tensor([0, *(query_len for _, query_len in batch)]).cumsum(0)
     num_tokens, num_reqs = int(starts[-1]), len(batch)
     return {
         "rows": torch.tensor([row for row, _ in batch], dtype=torch.int32),
         "query_start_loc": starts.int(),
-        "num_blocks": torch.tensor(num_blocks, dtype=torch.int32),
+        "num_blocks": torch.tensor(num_blocks, dtype=torch.int32).view(num_reqs, state.GROUPS),
         "new_block_start_loc": torch.tensor(new_start, dtype=torch.int32),
         "new_block_ids": torch.tensor(new_ids, dtype=torch.int32),
         "token_ids": state.token_ids,
@@ -216,7 +325,36 @@ def make_step(state: StepRows, batch: list[tuple[int, int]]) -> dict[str, Tensor
         "row_block_table": state.block_table,
         "input_ids": torch.full((num_tokens,), -5),
         "positions": torch.full((num_tokens,), -5),
-        "slot_mapping": torch.full((num_tokens,), -5),
+        "slot_mapping": torch.full((state.GROUPS, num_tokens + 3), -5)[:, :num_tokens],
         "seq_lens": torch.full((num_reqs,), -5, dtype=torch.int32),
-        "block_table": torch.full((num_reqs, state.block_table.shape[1] + 2), -5, dtype=torch.int32),
+        "block_table": torch.full((state.GROUPS, num_reqs, state.block_table.shape[2] + 2), -5, dtype=torch.int32),
     }
+
+
+@dataclass(frozen=True)
+class EncoderBatch:
+    """The tensors of one encoder_attention call: query, key and value are views of one projection's output."""
+
+    qkv: Tensor
+    num_heads: int
+    num_kv_heads: int
+    query_start_loc: Tensor
+    max_query_len: int
+
+    @classmethod
+    def of(
+        cls,
+        lengths: list[int],
+        *,
+        num_heads: int = 2,
+        num_kv_heads: int = 2,
+        head_dim: int = 32,
+        dtype: torch.dtype = torch.float32,
+    ) -> EncoderBatch:
+        qkv = torch.randn(sum(lengths), num_heads + 2 * num_kv_heads, head_dim).to(dtype)
+        starts = torch.tensor([0, *lengths]).cumsum(0).int()
+        return cls(qkv, num_heads, num_kv_heads, starts, max(lengths))
+
+    def args(self, window: int = 0) -> tuple[Any, ...]:
+        query, key, value = self.qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        return query, key, value, self.query_start_loc, self.max_query_len, 0.3, window

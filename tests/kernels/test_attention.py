@@ -28,7 +28,7 @@ def assert_matches_reference(
     sliding_window: int = 0,
     soft_cap: float = 0.0,
 ) -> None:
-    actual = cpu.paged_attention(*batch.args(sliding_window, soft_cap))
+    actual = cpu.paged_attention(*batch.left_behind(sliding_window).args(sliding_window, soft_cap))
     expected = reference.paged_attention(*batch.exact().args(sliding_window, soft_cap))
     tolerance = TOLERANCES[batch.query.dtype]
     assert actual.dtype == batch.query.dtype
@@ -127,6 +127,7 @@ def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
         0,
         0.0,
         torch.ones(2, 1),
+        None,
         0,
     )
     expected = codes.view(torch.float8_e4m3fn).float()[:, None, None].expand(256, 1, 8)
@@ -143,6 +144,7 @@ def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
     sliding_window=st.sampled_from([0, 0, 7, 100]),
     dtype=st.sampled_from(DTYPES),
     fp8=st.booleans(),
+    sinks=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_any_shape(
@@ -154,6 +156,7 @@ def test_any_shape(
     sliding_window: int,
     dtype: torch.dtype,
     fp8: bool,
+    sinks: bool,
     seed: int,
 ) -> None:
     batch = make_batch(
@@ -166,14 +169,31 @@ def test_any_shape(
         dtype=dtype,
         seed=seed,
         fp8=fp8,
+        sinks=sinks,
     )
     assert_matches_reference(native, batch, sliding_window)
 
 
 @implementations
-def test_pages_that_left_the_window_are_not_read(cpu: ModuleType) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("fp8", "window"), [(False, 0), (False, 20), (True, 0)])
+def test_sinks_take_their_share_once(cpu: ModuleType, dtype: torch.dtype, fp8: bool, window: int) -> None:
+    """Whether a context is one range of keys or several; a sink may outweigh all keys, or none."""
     batch = make_batch(
-        [1, 10], [200, 150], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32
+        [1, 40, 3, 1], [900, 0, 30, 2], num_heads=6, num_kv_heads=2, head_dim=64, block_size=16, dtype=dtype, fp8=fp8,
+        sinks=True,
+    )  # fmt: skip
+    assert_matches_reference(cpu, batch, window)
+    batch = replace(batch, sinks=torch.tensor([200.0, -200.0, 90.0, -90.0, 0.0, float("-inf")]))
+    assert_matches_reference(cpu, batch, window)
+
+
+@pytest.mark.parametrize("cpu", [native, fallback, reference])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_pages_that_left_the_window_are_not_read(cpu: ModuleType, fp8: bool) -> None:
+    """Neither their ids, which are stale, nor what others have written to them since."""
+    batch = make_batch(
+        [1, 10], [200, 150], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32, fp8=fp8
     )
     window = 40
     expected = cpu.paged_attention(*batch.args(window))
@@ -181,6 +201,7 @@ def test_pages_that_left_the_window_are_not_read(cpu: ModuleType) -> None:
         for page in range(first_seen // 16):
             batch.kv_cache[batch.block_table[b, page]] = float("nan")
     assert torch.equal(cpu.paged_attention(*batch.args(window)), expected)
+    assert torch.equal(cpu.paged_attention(*batch.left_behind(window).args(window)), expected)
 
 
 def test_a_request_does_not_depend_on_its_neighbours() -> None:

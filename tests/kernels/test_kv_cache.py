@@ -59,6 +59,17 @@ def test_rotary_store_kv(
     assert torch.equal(actual.kv_cache[:, 1].float(), expected.kv_cache[:, 1].float())  # values are not computed with
 
 
+@dtypes
+def test_norm_of_heads_with_fp32_weights(dtype: torch.dtype) -> None:
+    actual = make_heads(dtype, 9, num_heads=4, num_kv_heads=1, head_dim=256, rotary_dim=256, norm=True)
+    actual = replace(actual, q_weight=torch.randn(256), k_weight=torch.randn(256))
+    expected = actual.copy()
+    native.rotary_store_kv(*actual.args())
+    reference.rotary_store_kv(*expected.args())
+    assert_close(actual.qkv[:, :4], expected.qkv[:, :4])
+    assert_close(actual.kv_cache, expected.kv_cache)
+
+
 def test_rotation_is_that_of_transformers() -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     qkv = torch.randn(5, 15, 64)
@@ -86,11 +97,12 @@ def test_rotary_store_kv_names_wrong_arguments() -> None:
         (replace(heads, slot_mapping=heads.slot_mapping[:3]), TypeError, "slot_mapping must be contiguous int64"),
         (replace(heads, cos_sin_cache=torch.zeros(9, 128)), ValueError, "at most 64 columns"),
         (
-            replace(heads, q_weight=torch.ones(64), k_weight=torch.ones(64)),
+            replace(heads, q_weight=ones.half(), k_weight=ones.half()),
             ValueError,
-            "must be contiguous torch.bfloat16",
+            "must be contiguous torch.bfloat16 or torch.float32",
         ),
         (replace(heads, q_weight=ones.bfloat16()), ValueError, "both"),
+        (replace(heads, q_weight=ones.bfloat16(), k_weight=ones), ValueError, "expected one dtype"),
         (replace(heads, kv_scales=torch.ones(2, 3)), TypeError, "with kv_scales kv_cache must be float8_e4m3fn"),
     ):
         with pytest.raises(error, match=message):

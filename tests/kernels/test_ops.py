@@ -12,12 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from pagewire.kernels import ops, reference
 from pagewire.kernels.cpu import fallback, native, packed_layout
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
-from tests.kernels.batches import StepRows, make_batch, make_heads, make_step
+from tests.kernels.batches import (
+    EncoderBatch,
+    StepRows,
+    make_batch,
+    make_heads,
+    make_latent_batch,
+    make_latents,
+    make_step,
+)
 from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, random_logits
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
@@ -26,8 +35,8 @@ TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    tolerance = TOLERANCES[actual.dtype]
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, times: float = 1) -> None:
+    tolerance = times * TOLERANCES[actual.dtype]
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -39,6 +48,35 @@ def test_add_rms_norm_updates_the_residual(dtype: torch.dtype, shape: tuple[int,
     actual = native.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(residual, expected_residual)
     assert_close(actual, reference.rms_norm(expected_residual, weight, 1e-5))
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 640), (9, 40), (70, 1000), (0, 64)])
+def test_norm_add_rms_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Weights of the rows' dtype, and of fp32."""
+    x, residual = (torch.randn(shape).to(dtype) for _ in range(2))
+    for weight_dtype in {dtype, torch.float32}:
+        x_weight, weight = torch.randn(2, shape[-1]).to(weight_dtype)
+        actual_residual, expected_residual = residual.clone(), residual.clone()
+        actual = native.norm_add_rms_norm(x, actual_residual, x_weight, weight, 1e-5)
+        expected = reference.norm_add_rms_norm(x, expected_residual, x_weight, weight, 1e-5)
+        assert_close(actual_residual, expected_residual)
+        assert_close(actual, expected)
+
+
+@dtypes
+def test_norms_with_fp32_weights_are_gemmas(dtype: torch.dtype) -> None:
+    gemma = pytest.importorskip("transformers.models.gemma3.modeling_gemma3")
+    inner, outer = (gemma.Gemma3RMSNorm(640, eps=1e-6).to(dtype) for _ in range(2))
+    for norm in (inner, outer):
+        norm.weight.data.normal_()
+    x, residual = (torch.randn(6, 640).to(dtype) for _ in range(2))
+    weights = [1 + norm.weight.data.float() for norm in (inner, outer)]
+    total = residual + inner(x)
+    for cpu in (native, fallback):
+        stream = residual.clone()
+        assert_close(cpu.norm_add_rms_norm(x, stream, *weights, 1e-6), outer(total).detach())
+        assert_close(stream, total.detach())
 
 
 @dtypes
@@ -61,6 +99,51 @@ def test_gated_activations(dtype: torch.dtype, name: str, shape: tuple[int, int]
     gate, up = x.double().chunk(2, dim=-1)
     gated = F.silu(gate) if name == "silu_and_mul" else F.gelu(gate, approximate="tanh")
     assert_close(getattr(native, name)(x), (gated * up).to(dtype))
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 3072), (5, 2 * 37)])
+def test_clamped_swiglu(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x = (5 * torch.randn(shape)).to(dtype)
+    x[0, :4] = torch.tensor([-200.0, 200.0, -30.0, 0.0])
+    assert_close(native.clamped_swiglu(x, 1.702, 7.0), reference.clamped_swiglu(x, 1.702, 7.0))
+
+
+@dtypes
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", [(1, 37), (5, 3072)])
+def test_plain_activations(dtype: torch.dtype, name: str, shape: tuple[int, int]) -> None:
+    x = (5 * torch.randn(shape)).to(dtype)
+    x[0, :4] = torch.tensor([-200.0, 200.0, -30.0, 0.0])
+    expected = F.gelu(x.double(), approximate="tanh" if name == "gelu_tanh" else "none")
+    assert_close(getattr(native, name)(x), expected.to(dtype))
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 576), (3, 43), (70, 1000), (0, 64)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_layer_norm(dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> None:
+    """Far from zero, so that what lies beyond a ragged row's end would show in its variance.
+
+    That costs digits: what is left of a number is a fraction of it.
+    """
+    x, residual = (torch.randn(shape).to(dtype) for _ in range(2))
+    weight, bias = torch.randn(shape[1]).to(dtype), torch.randn(shape[1]).to(dtype) if with_bias else None
+    x += 3
+    total = x + residual
+    assert_close(native.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5), times=5)
+    actual = native.add_layer_norm(x, residual, weight, bias, 1e-5)
+    assert torch.equal(residual, total)
+    assert_close(actual, reference.layer_norm(total, weight, bias, 1e-5), times=5)
+
+
+@dtypes
+def test_rms_norm_of_a_part_of_each_row_leaves_the_rest(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(9, 100).to(dtype), torch.randn(40).to(dtype)
+    before = x.clone()
+    native.rms_norm_(x[:, 20:60], weight, 1e-5)
+    assert_close(x[:, 20:60], reference.rms_norm(before[:, 20:60], weight, 1e-5))
+    assert torch.equal(x[:, :20], before[:, :20]) and torch.equal(x[:, 60:], before[:, 60:])
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,13 +180,41 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     codes, form = (packed.codes, packed.scales, None, None), (packed.bits, packed.group_size, packed.zero_point)
     dense = packed_layout.pack(torch.randint(-3, 4, (9, 70)).bfloat16())  # with sums that are exact
     int8_weight = torch.randint(-128, 128, (9, 64), dtype=torch.int8)
+    chosen = torch.randint(0, 3, (6, 2), dtype=torch.int32)  # of three experts with 16 outputs each
+    pairs = reference.sort_by_expert(chosen, 3)
+    experts = pack_grouped(GroupedWeight(torch.randint(0, 16, (48, 64)).byte(), 4, 32, torch.rand(48, 2)), "cpu")
     return {
+        "route_experts": (torch.randn(6, 16), torch.randn(16), 3, "sigmoid", True, 2.5, 4, 2, 2),
+        "sort_by_expert": (chosen, 3),
+        "experts_linear": (x, torch.randn(48, 64), torch.randn(48), *pairs),
+        "packed_experts_linear": (
+            torch.randint(-3, 4, (6, 70)).bfloat16(),
+            packed_layout.pack(torch.randint(-3, 4, (48, 70)).bfloat16()),
+            None,
+            *pairs,
+            48,
+        ),
+        "grouped_experts_linear": (x, experts.codes, experts.scales, None, None, None, *pairs, 48, 4, 32, 0),
+        "fp8_experts_linear": (x, torch.randn(48, 64).to(torch.float8_e4m3fn), torch.rand(48), None, *pairs),
+        "combine_experts": (torch.randn(12, 64), torch.rand(6, 2)),
         "paged_attention": batch.args(7, 20.0),
         "store_kv": (heads[1], heads[1] + 1, torch.zeros(3, 2, 2, 16, 32), torch.arange(6), None),
+        "latent_attention": make_latent_batch([1, 5], [20, 0], 4, 32, 8, dtype=torch.float32).args(),
+        "rotary_store_latent": make_latents(torch.float32, 6, 4, 32, 8).args(),
+        "head_linear": (heads[0], torch.randn(4, 9, 32), torch.zeros(6, 4, 9)),
         "add_rms_norm": (x, x + 1, weight, 1e-5),
+        "norm_add_rms_norm": (x, x + 1, weight + 1, weight, 1e-5),
+        "rms_norm_": (x, weight, 1e-5),
+        "layer_norm": (x, weight, weight + 1, 1e-5),
+        "add_layer_norm": (x, x + 1, weight, None, 1e-5),
+        "encoder_attention": EncoderBatch.of([5, 1], num_heads=4, num_kv_heads=2, head_dim=32).args(),
+        "rotate": (torch.arange(6), torch.randn(6, 4, 32), torch.randn(6, 16)),
         "rotary_store_kv": make_heads(torch.float32, 6, norm=True, num_heads=4, num_kv_heads=2).args(),
         "silu_and_mul": (x,),
+        "clamped_swiglu": (x, 1.702, 7.0),
         "gelu_tanh_and_mul": (x,),
+        "gelu": (x,),
+        "gelu_tanh": (x,),
         "linear": (x, torch.randn(9, 64), None),
         "grouped_linear": (x, *codes, None, None, 9, *form),
         "grouped_embedding": (torch.tensor([3, 8, 0]), *codes, *packed.shape, *form, torch.float32),
@@ -133,7 +244,10 @@ def test_every_op_is_checked_as_registered() -> None:
 
 
 # Their references take a weight as numbers; what a CPU packs has none but the unpacked product.
-WITHOUT_REFERENCE = {"grouped_linear", "grouped_embedding", "packed_linear", "packed_embedding"}
+WITHOUT_REFERENCE = {
+    *("grouped_linear", "grouped_embedding", "packed_linear", "packed_embedding"),
+    *("grouped_experts_linear", "packed_experts_linear"),
+}
 
 
 def implementations(name: str) -> dict[str, Callable[..., Any]]:
@@ -169,7 +283,7 @@ def without_nan(x: torch.Tensor) -> torch.Tensor:
 
 
 def comparable(*values: object) -> list[torch.Tensor]:
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return [x.float() if x.dtype is torch.float8_e4m3fn else x for x in tensors]
 
 
@@ -201,5 +315,5 @@ def test_fake_implementation_and_mutation_schema(name: str) -> None:
         getattr(ops, name),
         arguments,
         # The schema check compares arguments before and after, which torch cannot do with fp8.
-        test_utils=("test_faketensor",) if name == "fp8_linear" else ("test_schema", "test_faketensor"),
+        test_utils=("test_faketensor",) if name.startswith("fp8_") else ("test_schema", "test_faketensor"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -159,6 +160,37 @@ def test_one_layer_of_a_group_s_cache(fp8: bool) -> None:
         view.view(torch.uint8)[slots // 16, :, :, slots % 16] = 0
         recorded.replay()
     assert torch.equal(recorded.output, expected)
+
+
+def test_what_torch_computes_shares_memory_too() -> None:
+    memory = Memory()
+    x = torch.randn(4, SIZE)
+    addresses = set()
+
+    def function() -> Tensor:
+        result = x
+        for _ in range(9):
+            result = result * 2 + 1
+            addresses.add(result.data_ptr())
+        return result
+
+    with torch.inference_mode():
+        recordings = [record(function, memory) for _ in range(3)]
+        assert len(addresses) <= 6
+        x.copy_(torch.randn(4, SIZE))
+        expected = function()
+        for recorded in recordings:
+            recorded.replay()
+            assert torch.equal(recorded.output, expected)
+
+
+@pytest.mark.parametrize(
+    "select", [lambda x: x[x > 0], lambda x: x.flatten()[(x > 0).flatten().nonzero()], lambda x: x.masked_select(x > 0)]
+)
+def test_refused_where_values_decide_on_shapes(select: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(2, SIZE)
+    with torch.inference_mode(), pytest.raises(NotRecorded, match="shape depends on values"):
+        record(lambda: select(x).sum(), Memory())
 
 
 def test_refused_where_python_looks_at_a_result() -> None:

@@ -47,7 +47,10 @@ def run_module(module: str, *arguments: str, timeout: float = 280, **environment
     assert lines and not failures
 
 
-@pytest.mark.parametrize("module", [*SWEPT, "triton_bf16", "triton_quantize_input"])
+@pytest.mark.parametrize(
+    "module",
+    [*SWEPT, "triton_bf16", "triton_encoder", "triton_experts", "triton_latent", "triton_quantize_input"],
+)
 def test_values_in_the_interpreter(module: str) -> None:
     run_module(module, TRITON_INTERPRET="1")
 

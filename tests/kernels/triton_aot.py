@@ -7,8 +7,8 @@ whether all compiled, fit in shared memory and keep their spills below the bound
 
 Without --all, what is most likely to break: on sm_90 (the largest configurations) and sm_89 (the least shared memory)
 every configuration of the attention tables once, in the largest tile that it is chosen for, and products with int8,
-fp8 and grouped weights in their largest tile; everything else in its bf16 forms for Llama's shapes, on sm_90. The
-machine instructions of products are looked at on all three.
+fp8, grouped and experts' weights in their largest tile; everything else in its bf16 forms for Llama's shapes, on sm_90.
+The machine instructions of products are looked at on all three.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
+from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
 from benchmarks.kernels.specializations import all_forms, attention, elementwise, sampling_forms
 
@@ -44,10 +45,10 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
             yield capability, form
         for kernel in SCALED_PRODUCTS:
             yield capability, largest_product(kernel, capability)
-        for form in grouped_products.largest_products(capability):
+        for form in (*grouped_products.largest_products(capability), *largest_expert_products(capability)):
             yield capability, form
     seen = set()
-    for form in (*elementwise(90), *sampling_forms(), *quantizations(90)):
+    for form in (*elementwise(90), *sampling_forms(), *quantizations(90), *expert_forms(90)):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
         if (form.name, present) not in seen:
             seen.add((form.name, present))

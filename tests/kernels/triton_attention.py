@@ -49,6 +49,7 @@ def case(
     window: int = 0,
     soft_cap: float = 0.0,
     fp8: bool = False,
+    sinks: bool = False,
     split_size: int = 0,
     in_group: bool = False,
 ) -> None:
@@ -61,11 +62,13 @@ def case(
         block_size=block_size,
         dtype=dtype,
         fp8=fp8,
+        sinks=sinks,
     )
     if in_group:
         batch = replace(batch, kv_cache=one_layer_of_a_group(batch.kv_cache)[1])
     features = (window, soft_cap)
-    check(paged_attention.paged_attention(*batch.args(*features, split_size)), batch, features)
+    given = batch.left_behind(window)
+    check(paged_attention.paged_attention(*given.args(*features, split_size)), batch, features)
 
 
 def split_on_the_device(min_split: int, num_programs: int) -> None:
@@ -178,6 +181,11 @@ CASES: dict[str, Callable[[], None]] = {
     "soft cap, window, split": partial(case, [1, 20, 4], [90, 70, 60], (6, 2), window=50, soft_cap=3.0, split_size=32),
     "fp8": partial(case, *MIXED, (4, 2), 64, dtype=torch.float16, fp8=True),
     "fp8, split, odd head_dim, soft cap": partial(case, *MIXED, head_dim=80, soft_cap=4.0, fp8=True, split_size=32),
+    "sinks": partial(case, *MIXED, sinks=True),
+    "sinks, split, window": partial(
+        case, [1, 20, 4], [90, 70, 60], (6, 2), dtype=torch.float16, window=50, sinks=True, split_size=32
+    ),
+    "sinks, fp8, split": partial(case, [1, 2], [300, 65], (4, 1), 64, fp8=True, sinks=True, split_size=32),
     "one layer of a group": partial(case, *MIXED, in_group=True),
     "one layer of a group, fp8, pages of 64": partial(
         case, *MIXED, (4, 2), 64, 64, torch.float16, fp8=True, in_group=True
@@ -212,6 +220,7 @@ def sweep_case(seed: int) -> None:
         choose.choice([0, 0, choose.randint(1, 300)]),
         choose.choice([0.0, 0.0, 5.0]),
         choose.choice([False, False, True]),
+        choose.choice([False, True]),
         choose.choice([0, 0, 16, 64, 256]),
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.triton.attention import kv_cache, rotary
-from pagewire.kernels.triton.elementwise import activation, norm
+from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
 from pagewire.kernels.triton.products import fp8
 from tests.kernels.interpreted import run_cases
 
@@ -147,11 +147,12 @@ def rotary_case(
     norm: bool = False,
     cache_dtype: torch.dtype | None = None,
     block_size: int = 16,
+    weight_dtype: torch.dtype | None = None,
 ) -> None:
     """Bits equal the reference's without a norm, whose sum may be rounded in another order."""
     num_heads, num_kv_heads = heads
     cos_sin = torch.randn(64, rotary_dim or head_dim)
-    weights = [torch.randn(head_dim).to(dtype) if norm else None for _ in range(2)]
+    weights = [torch.randn(head_dim).to(weight_dtype or dtype) if norm else None for _ in range(2)]
     scales = make_scales(num_kv_heads) if cache_dtype == FP8 else None
     slots = make_slots(num_tokens, num_tokens + 4 * block_size)
     positions = torch.randint(0, 64, (num_tokens,))
@@ -225,11 +226,50 @@ def norm_case(dtype: torch.dtype, num_tokens: int, size: int) -> None:
     assert_close(actual, expected)
 
 
+def two_norms_case(dtype: torch.dtype, weight_dtype: torch.dtype, num_tokens: int, size: int) -> None:
+    x = torch.full((num_tokens, size + 8), NAN, dtype=dtype)[:, :size]  # strided
+    x.copy_(3 * torch.randn(num_tokens, size))
+    residual = torch.randn(num_tokens, size).to(dtype)
+    x_weight, weight = torch.randn(2, size).to(weight_dtype)
+    expected_residual = residual.clone()
+    actual = norm.norm_add_rms_norm(x, residual, x_weight, weight, 1e-5)
+    assert_close(actual, reference.norm_add_rms_norm(x, expected_residual, x_weight, weight, 1e-5))
+    assert_close(residual, expected_residual)
+    plain = norm.add_rms_norm(x, residual, weight, 1e-5)
+    assert_close(plain, reference.add_rms_norm(x, expected_residual, weight, 1e-5))
+
+
+def rms_norm_in_place_case(dtype: torch.dtype, num_tokens: int, size: int) -> None:
+    actual, weight = torch.randn(num_tokens, size + 8).to(dtype), torch.randn(size).to(dtype)
+    expected = actual.clone()
+    norm.rms_norm_(actual[:, 4:-4], weight, 1e-5)
+    reference.rms_norm_(expected[:, 4:-4], weight, 1e-5)
+    assert_close(actual, expected)
+    assert_same_bits(actual[:, :4], expected[:, :4])
+
+
+def layer_norm_case(dtype: torch.dtype, num_tokens: int, size: int, bias: bool) -> None:
+    x = torch.full((num_tokens, size + 8), NAN, dtype=dtype)[:, :size]  # strided
+    x.copy_(torch.randn(num_tokens, size) + 3)
+    residual, weight, offset = torch.randn(num_tokens, size).to(dtype), torch.randn(size).to(dtype), None
+    if bias:
+        offset = torch.randn(size).to(dtype)
+    expected_residual = residual.clone()
+    assert_close(layer_norm.layer_norm(x, weight, offset, 1e-5), reference.layer_norm(x, weight, offset, 1e-5))
+    actual = layer_norm.add_layer_norm(x, residual, weight, offset, 1e-5)
+    expected = reference.add_layer_norm(x, expected_residual, weight, offset, 1e-5)
+    assert_same_bits(residual, expected_residual)
+    assert_close(actual, expected)
+
+
 def activation_case(dtype: torch.dtype, num_tokens: int, size: int) -> None:
     x = 3 * torch.randn(num_tokens, 2 * size).to(dtype)
     x[0, 0], x[0, 1] = -100.0, 100.0
     for name in ("silu_and_mul", "gelu_tanh_and_mul"):
         assert_close(getattr(activation, name)(x), getattr(reference, name)(x))
+    assert_close(activation.clamped_swiglu(x, 1.7, 2.5), reference.clamped_swiglu(x, 1.7, 2.5))
+    for name in ("gelu", "gelu_tanh"):  # rows of half a row of x
+        assert_close(getattr(activation, name)(x[:, :size]), getattr(reference, name)(x[:, :size]))
 
 
 F32, F16 = torch.float32, torch.float16
@@ -251,6 +291,7 @@ CASES: dict[str, Callable[[], None]] = {
     "rotary norm": partial(rotary_case, F32, 5, (16, 8), 128, norm=True),
     "rotary norm fp16, part of a head": partial(rotary_case, F16, 6, (5, 1), 80, rotary_dim=32, norm=True),
     "rotary norm fp16, many tokens": partial(rotary_case, F16, MANY, (4, 2), 64, norm=True),
+    "rotary norm fp16, fp32 weights": partial(rotary_case, F16, 3, (4, 1), 256, norm=True, weight_dtype=F32),
     "rotary fp8": partial(rotary_case, F16, 21, (14, 2), 64, cache_dtype=FP8),
     "rotary fp8, part of a head": partial(rotary_case, F32, 9, (4, 2), 80, rotary_dim=48, cache_dtype=FP8),
     "rotary norm fp8": partial(rotary_case, F16, 9, (8, 4), 96, norm=True, cache_dtype=FP8),
@@ -260,6 +301,12 @@ CASES: dict[str, Callable[[], None]] = {
     "add_rms_norm fp16": partial(norm_case, F16, 3, 4096),
     "add_rms_norm fp16, many rows": partial(norm_case, F16, norm.MANY_ROWS + 1, 72),
     "add_rms_norm, one element": partial(norm_case, F32, 2, 1),
+    "norm_add_rms_norm": partial(two_norms_case, F16, F16, 3, 640),
+    "norm_add_rms_norm, fp32 weights": partial(two_norms_case, F16, F32, 2, 72),
+    "rms_norm_": partial(rms_norm_in_place_case, F16, 3, 648),
+    "layer_norm": partial(layer_norm_case, F32, 4, 648, bias=True),
+    "layer_norm fp16, without bias": partial(layer_norm_case, F16, 3, 4096, bias=False),
+    "layer_norm fp16, many rows": partial(layer_norm_case, F16, norm.MANY_ROWS + 1, 72, bias=True),
     "activations": partial(activation_case, F32, 3, 200),
     "activations fp16, several tiles": partial(activation_case, F16, 2, 2600),
 }

@@ -24,7 +24,9 @@ from tests.kernels.interpreted import run_cases
 SENTINEL = -77
 
 
-def step_inputs_case(seed: int, num_reqs: int, block_size: int, max_query_len: int, max_model_len: int = 512) -> None:
+def step_inputs_case(
+    seed: int, num_reqs: int, block_size: int, max_query_len: int, max_model_len: int = 512, groups: int = 1
+) -> None:
     """Three steps of a random batch: padding rows, requests that enter with a cached prefix, several new blocks.
 
     Where nothing may read (unknown tokens, table entries past the blocks) stands a sentinel; the reference's outputs
@@ -38,9 +40,9 @@ def step_inputs_case(seed: int, num_reqs: int, block_size: int, max_query_len: i
     max_num_seqs, max_blocks = num_reqs + 3, -(-max_model_len // block_size)
     token_ids = torch.randint(0, 50000, (max_num_seqs, max_model_len), generator=random, dtype=torch.int32)
     num_computed_tokens = torch.full((max_num_seqs,), SENTINEL)
-    row_block_table = torch.full((max_num_seqs, max_blocks), SENTINEL, dtype=torch.int32)
-    num_blocks = [0] * max_num_seqs
-    next_block = iter(torch.randperm(4 * max_num_seqs * max_blocks, generator=random).tolist())
+    row_block_table = torch.full((groups, max_num_seqs, max_blocks), SENTINEL, dtype=torch.int32)
+    num_blocks = [[0] * groups for _ in range(max_num_seqs)]
+    next_block = iter(torch.randperm(4 * groups * max_num_seqs * max_blocks, generator=random).tolist())
     for row in range(max_num_seqs):  # a cached prefix of whole blocks: not computed here, its blocks come as new ones
         num_computed_tokens[row] = block_size * draw(0, 3)
     for _ in range(3):
@@ -49,14 +51,15 @@ def step_inputs_case(seed: int, num_reqs: int, block_size: int, max_query_len: i
         query_lens, blocks_before, new_blocks, new_starts = [], [], [], [0]
         for row in rows:
             query_lens.append(draw(1, max_query_len))
-            blocks_before.append(num_blocks[row] if row >= 0 else SENTINEL)
-            if row >= 0:
-                seq_len = int(num_computed_tokens[row]) + query_lens[-1]
-                spare = draw(0, 1)  # a block that this step does not reach yet
-                wanted = min(max_blocks, -(-seq_len // block_size) + spare)
-                new_blocks += [next(next_block) for _ in range(wanted - num_blocks[row])]
-                num_blocks[row] = max(wanted, num_blocks[row])
-            new_starts.append(len(new_blocks))
+            blocks_before.append(list(num_blocks[row]) if row >= 0 else [SENTINEL] * groups)
+            for group in range(groups):
+                if row >= 0:
+                    seq_len = int(num_computed_tokens[row]) + query_lens[-1]
+                    spare = draw(0, 1)  # a block that this step does not reach yet
+                    wanted = min(max_blocks, -(-seq_len // block_size) + spare)
+                    new_blocks += [next(next_block) for _ in range(wanted - num_blocks[row][group])]
+                    num_blocks[row][group] = max(wanted, num_blocks[row][group])
+                new_starts.append(len(new_blocks))
         query_start_loc = torch.tensor([0, *query_lens]).cumsum(0).int()
         read = (
             torch.tensor(rows, dtype=torch.int32),
@@ -69,9 +72,10 @@ def step_inputs_case(seed: int, num_reqs: int, block_size: int, max_query_len: i
         num_tokens = int(query_start_loc[-1]) + 2
         changed = (num_computed_tokens, row_block_table)
         written = (
-            *(torch.full((num_tokens,), SENTINEL) for _ in range(3)),
+            *(torch.full((num_tokens,), SENTINEL) for _ in range(2)),
+            torch.full((groups, num_tokens), SENTINEL),
             torch.full((num_reqs,), SENTINEL, dtype=torch.int32),
-            torch.full((num_reqs, max_blocks + 5), SENTINEL, dtype=torch.int32)[:, :max_blocks],
+            torch.full((groups, num_reqs, max_blocks + 5), SENTINEL, dtype=torch.int32)[:, :, :max_blocks],
         )
         actual = [tensor.clone() for tensor in (*changed, *written)]
         expected = [tensor.clone() for tensor in (*changed, *written)]
@@ -94,13 +98,17 @@ CASES: dict[str, Callable[[], None]] = {
     "small pages": partial(step_inputs_case, 2, 5, 3, 70),
     "large pages": partial(step_inputs_case, 3, 7, 64, 90),
     "one request": partial(step_inputs_case, 4, 1, 32, 100),
+    "two groups": partial(step_inputs_case, 6, 6, 16, 40, groups=2),
+    "no group": partial(step_inputs_case, 7, 3, 16, 40, groups=0),
     "long prompts": long_prompt_case,
 }
 
 
 def random_step_case(seed: int) -> None:
     random = Random(seed)
-    step_inputs_case(seed, random.randint(1, 40), random.choice([1, 16, 32, 64]), random.choice([1, 17, 130]))
+    step_inputs_case(
+        seed, random.randint(1, 40), random.choice([1, 16, 32, 64]), random.choice([1, 17, 130]), groups=seed % 4
+    )
 
 
 SWEEP: dict[str, Callable[[], None]] = {f"seed {seed}": partial(random_step_case, seed) for seed in range(100)}

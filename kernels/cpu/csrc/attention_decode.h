@@ -90,16 +90,16 @@ class Prefetcher {
     // A piece: the keys or values of one head in one page.
     void begin_piece() {
         const int64_t page = p_->block_table[tile_->request * p_->table_stride + key_ / p_->block_size];
-        next_ = p_->kv_cache + (page * p_->block_stride + head_ * p_->head_size() + values_ * p_->value_offset() +
+        next_ = p_->kv_cache + (page * p_->block_stride + head_ * p_->kv_head_stride + values_ * p_->value_offset +
                                 key_ % p_->block_size * p_->head_dim) * element_size_;
         left_ = (int64_t)keys_in_page() * p_->head_dim * element_size_;
     }
 
     void end_piece() {
-        if (++head_ == tile_->head_end) {
+        if (++head_ == tile_->head_end || p_->kv_head_stride == 0) {
             head_ = tile_->head_begin;
-            if (values_) key_ += keys_in_page();
-            values_ = !values_;
+            values_ = !values_ && p_->value_offset;
+            if (!values_) key_ += keys_in_page();
             if (key_ == tile_->key_end) return;
         }
         begin_piece();
@@ -116,7 +116,7 @@ class Prefetcher {
 // Products: what multiplies. It has the types Form (gemm.h) and T (of the cache) and the functions
 //   score(query, rows, keys, count, scores, prefetcher)   scores[row][key] of `count` keys
 //   weigh(weights, rows, values, count, sums, prefetcher) sums[row][dimension] of `count` values
-// Rows are FEW_ROWS_RANGE scores or weights apart, padded_dim() queries or sums. Up to a multiple of KEY_STEP there are
+// Rows are FEW_ROWS_RANGE scores or weights apart, padded_dim() queries or padded_value_dim() sums. Up to a multiple of KEY_STEP there are
 // more keys, any of the cache, for which scores may be written, and more values: copies of the last with weight zero.
 template <class Products>
 class DecodeWorker {
@@ -124,13 +124,13 @@ class DecodeWorker {
     typedef typename Products::Form M;
     typedef typename Products::T T;
 
-    explicit DecodeWorker(const Problem& p) : p_(p), dim_(p.padded_dim()), products_(p) {
+    explicit DecodeWorker(const Problem& p) : p_(p), dim_(p.padded_dim()), value_dim_(p.padded_value_dim()), products_(p) {
         static thread_local Scratch scratch;
-        const size_t query = FEW_ROWS * dim_, scores = FEW_ROWS * RANGE;
-        scratch.reserve((2 * query + 2 * scores) * sizeof(float));
+        const size_t query = FEW_ROWS * dim_, sums = FEW_ROWS * value_dim_, scores = FEW_ROWS * RANGE;
+        scratch.reserve((query + sums + 2 * scores) * sizeof(float));
         scores_ = (float*)scratch.data();
         sums_ = scores_ + scores;
-        query_ = (typename M::element*)(sums_ + query);
+        query_ = (typename M::element*)(sums_ + sums);
         weights_ = query_ + query;
     }
 
@@ -153,7 +153,7 @@ class DecodeWorker {
         for (int r = 0; r < rows; r++) weigh_row(tile, kv_head, count, r, maximum[r], denominator[r]);
         products_.weigh(weights_, rows, values_, count, sums_, prefetcher_);
         for (int r = 0; r < rows; r++)
-            finish_row(p_, tile, kv_head, rows, r, sums_ + r * dim_, maximum[r], denominator[r], partials);
+            finish_row(p_, tile, kv_head, rows, r, sums_ + r * value_dim_, maximum[r], denominator[r], partials);
     }
 
     void find_rows(const Tile& tile, int kv_head, int count) {
@@ -162,12 +162,12 @@ class DecodeWorker {
         int page = tile.key_begin / p_.block_size, offset = tile.key_begin % p_.block_size;
         int i = 0;
         for (; i < count; page++, offset = 0) {
-            const T* row = (const T*)p_.kv_cache + table[page] * p_.block_stride + kv_head * p_.head_size() +
+            const T* row = (const T*)p_.kv_cache + table[page] * p_.block_stride + kv_head * p_.kv_head_stride +
                            offset * p_.head_dim;
             const int end = std::min(padded, i + p_.block_size - offset);
             for (; i < end; i++, row += p_.head_dim) {
                 keys_[i] = row;
-                values_[i] = row + p_.value_offset();
+                values_[i] = row + p_.value_offset;
             }
         }
         for (; i < padded; i++) keys_[i] = keys_[count - 1];
@@ -188,7 +188,7 @@ class DecodeWorker {
     }
 
     const Problem& p_;
-    const int dim_;
+    const int dim_, value_dim_;
     Products products_;
     Prefetcher prefetcher_;
     float *scores_, *sums_;

@@ -17,7 +17,8 @@ class AmxProducts {
     typedef Stored T;
     static constexpr int KEY_STEP = 32;
 
-    explicit AmxProducts(const Problem& p) : head_dim_(p.head_dim), dim_(p.padded_dim()) {}
+    explicit AmxProducts(const Problem& p)
+        : head_dim_(p.head_dim), dim_(p.padded_dim()), value_dim_(p.value_dim), padded_value_dim_(p.padded_value_dim()) {}
 
     void score(const uint32_t* query, int rows, const T* const* keys, int count, float* scores,
                Prefetcher& prefetcher) {
@@ -43,19 +44,18 @@ class AmxProducts {
 
     void weigh(const uint32_t* weights, int rows, const T* const* values, int count, float* sums,
                Prefetcher& prefetcher) {
-        for (int d = 0; d < dim_; d += 64) {
-            if (dim_ - d > 32) {
+        for (int d = 0; d < padded_value_dim_; d += 64) {
+            if (padded_value_dim_ - d > 32) {
                 weigh_block<true>(weights, values, count, d, sums + d, prefetcher);
             } else {
                 weigh_block<false>(weights, values, count, d, sums + d, prefetcher);
             }
         }
-        for (int i = 0; i < rows * dim_; i += 2 * LANES) order_sums(sums + i);
+        for (int i = 0; i < rows * padded_value_dim_; i += 2 * LANES) order_sums(sums + i);
     }
 
    private:
     static constexpr int TILE = 16;
-    static constexpr int MOST_DIM = 256;
 
     // The rows of queries as columns.
     void pack_query(const uint32_t* query, int rows) {
@@ -133,7 +133,7 @@ class AmxProducts {
             _tile_loadd(6, packed + 3 * amx::TILE_PAIRS, 64);
             _tile_dpbf16ps(3, 4, 6);
         }
-        const int64_t stride = dim_ * sizeof(float);
+        const int64_t stride = padded_value_dim_ * sizeof(float);
         _tile_stored(0, sums, stride);
         _tile_stored(1, sums + TILE, stride);
         if (!WIDE) return;
@@ -147,8 +147,8 @@ class AmxProducts {
         for (int i = 0; i < TILE; i++, packed += TILE) {
             const T* first = values[2 * i] + d;
             const T* second = values[2 * i + 1] + d;
-            pack_pair(first, second, head_dim_ - d, packed);
-            if (WIDE) pack_pair(first + 32, second + 32, head_dim_ - d - 32, packed + 2 * amx::TILE_PAIRS);
+            pack_pair(first, second, value_dim_ - d, packed);
+            if (WIDE) pack_pair(first + 32, second + 32, value_dim_ - d - 32, packed + 2 * amx::TILE_PAIRS);
         }
     }
 
@@ -160,7 +160,7 @@ class AmxProducts {
         _mm512_store_si512(row + amx::TILE_PAIRS, (__m512i)pairs[1]);
     }
 
-    const int head_dim_, dim_;
+    const int head_dim_, dim_, value_dim_, padded_value_dim_;
     alignas(64) uint32_t packed_query_[MOST_DIM / 2 * TILE];
     alignas(64) uint32_t packed_values_[2][4 * amx::TILE_PAIRS];
     alignas(64) uint32_t copy_[TILE * MOST_DIM / 2];

@@ -117,7 +117,8 @@ class VectorProducts {
     typedef Stored T;
     static constexpr int KEY_STEP = LANES * M::PER_ELEMENT;
 
-    explicit VectorProducts(const Problem& p) : head_dim_(p.head_dim), dim_(p.padded_dim()) {}
+    explicit VectorProducts(const Problem& p)
+        : head_dim_(p.head_dim), dim_(p.padded_dim()), value_dim_(p.value_dim), padded_value_dim_(p.padded_value_dim()) {}
 
     void score(const typename M::element* query, int rows, const T* const* keys, int count, float* scores,
                Prefetcher& prefetcher) {
@@ -134,24 +135,25 @@ class VectorProducts {
     void weigh(const typename M::element* weights, int rows, const T* const* values, int count, float* sums,
                Prefetcher& prefetcher) {
         constexpr int WIDTH = VALUES_AT_A_TIME * REGISTER_LANES, HALF = VALUES_AT_A_TIME / 2;
+        const int stride = padded_value_dim_;
         for (int r = 0; r < rows; r += DECODE_ROWS) {
             with_rows(std::min(DECODE_ROWS, rows - r), [&](auto n) {
                 const auto* row_weights = weights + r * FEW_ROWS_RANGE / M::PER_ELEMENT;
-                for (int d = 0; d < dim_; d += WIDTH) {
-                    const int left = head_dim_ - d;  // none, where only padding is: its sums are zeros
+                for (int d = 0; d < stride; d += WIDTH) {
+                    const int left = value_dim_ - d;  // none, where only padding is: its sums are zeros
                     const auto block =
-                        dim_ - d > WIDTH / 2 ? weigh_block<M, T, n(), VALUES_AT_A_TIME> : weigh_block<M, T, n(), HALF>;
-                    block(row_weights, values, d, count, left, sums + r * dim_ + d, dim_);
+                        stride - d > WIDTH / 2 ? weigh_block<M, T, n(), VALUES_AT_A_TIME> : weigh_block<M, T, n(), HALF>;
+                    block(row_weights, values, d, count, left, sums + r * stride + d, stride);
                     prefetcher.fetch((int64_t)count * std::min(left, WIDTH) * sizeof(T));
                 }
             });
         }
         if (M::PER_ELEMENT == 2)
-            for (int i = 0; i < rows * dim_; i += 2 * LANES) order_sums(sums + i);
+            for (int i = 0; i < rows * stride; i += 2 * LANES) order_sums(sums + i);
     }
 
    private:
-    const int head_dim_, dim_;
+    const int head_dim_, dim_, value_dim_, padded_value_dim_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ constexpr int LEAST_ROWS = 64;         // of a block of query tokens, unless the
 constexpr int MOST_ROWS = 512;
 constexpr int MOST_ELEMENTS = 64 * 1024;  // of the queries of a block: with their results they stay in L2
 constexpr int TILES_PER_THREAD = 4;       // wanted, so that threads finish together
+constexpr int MOST_DIM = 640;             // of a key or a value
 
 struct Problem {
     const char* query;
@@ -29,10 +30,13 @@ struct Problem {
     const int32_t* query_start;
     const int32_t* seq_lens;
     const float* kv_scales;                   // [2, num_kv_heads] or null
+    const float* sinks;                       // [num_heads] or null
     int64_t query_stride, query_head_stride;  // elements
     int64_t block_stride;                     // elements
     int64_t table_stride;
-    int num_requests, num_heads, num_kv_heads, head_dim, block_size;
+    int64_t kv_head_stride;  // from a KV head's keys in a page to the next one's; 0: KV heads see the same ones
+    int64_t value_offset;    // from a key to its value; 0: a value is the beginning of its key
+    int num_requests, num_heads, num_kv_heads, head_dim, value_dim, block_size;
     float scale, soft_cap;
     int window;
     int query_dtype;
@@ -41,9 +45,9 @@ struct Problem {
     int query_len(int request) const { return query_start[request + 1] - query_start[request]; }
     float key_scale(int kv_head) const { return kv_scales ? kv_scales[kv_head] : 1.0f; }
     float value_scale(int kv_head) const { return kv_scales ? kv_scales[num_kv_heads + kv_head] : 1.0f; }
-    int padded_dim() const { return (head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
-    int64_t head_size() const { return (int64_t)block_size * head_dim; }  // elements of a head's keys in a page
-    int64_t value_offset() const { return num_kv_heads * head_size(); }   // from a key to its value
+    int padded_dim() const { return padded(head_dim); }
+    int padded_value_dim() const { return padded(value_dim); }
+    static int padded(int dim) { return (dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
     // Never in fp32: tiles of the two kinds round differently, and there a token's numbers are to be the same whether it
     // is decoded or, after a service has died, computed again as part of a prompt.
     bool has_few_rows(int request) const {

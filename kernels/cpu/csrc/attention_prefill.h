@@ -17,11 +17,11 @@ constexpr int ROW_TILE = 32;   // rows that go through a tile of keys together: 
 template <class M, class T>
 class PrefillWorker {
    public:
-    PrefillWorker(const Problem& p, int64_t most_rows) : p_(p), dim_(p.padded_dim()) {
+    PrefillWorker(const Problem& p, int64_t most_rows) : p_(p), dim_(p.padded_dim()), value_dim_(p.padded_value_dim()) {
         static thread_local Scratch scratch;
-        const size_t rows = (most_rows + LANES - 1) / LANES * LANES, dim = dim_;
-        const size_t sizes[] = {rows * dim, dim * KEY_TILE, KEY_TILE * dim, ROW_TILE * KEY_TILE, ROW_TILE * KEY_TILE,
-                                rows * dim, rows, rows, ROW_TILE};
+        const size_t rows = (most_rows + LANES - 1) / LANES * LANES, dim = dim_, value_dim = value_dim_;
+        const size_t sizes[] = {rows * dim, dim * KEY_TILE, KEY_TILE * value_dim, ROW_TILE * KEY_TILE,
+                                ROW_TILE * KEY_TILE, rows * value_dim, rows, rows, ROW_TILE};
         size_t total = 0;
         for (size_t s : sizes) total += s;
         scratch.reserve(total * sizeof(float));
@@ -42,7 +42,7 @@ class PrefillWorker {
     void run(const Tile& tile, float* partials) {
         const int group = p_.group(), rows = tile.tokens() * group, head = tile.head_begin;
         load_query<M>(p_, tile, head, rows, query_);
-        std::fill(acc_, acc_ + rows * dim_, 0.0f);
+        std::fill(acc_, acc_ + rows * value_dim_, 0.0f);
         std::fill(maximum_, maximum_ + rows, LOWEST);
         std::fill(denominator_, denominator_ + rows, 0.0f);
         const int position = first_position(p_, tile);
@@ -61,7 +61,7 @@ class PrefillWorker {
             begin = end;
         }
         for (int r = 0; r < rows; r++)
-            finish_row(p_, tile, head, rows, r, acc_ + r * dim_, maximum_[r], denominator_[r], partials);
+            finish_row(p_, tile, head, rows, r, acc_ + r * value_dim_, maximum_[r], denominator_[r], partials);
     }
 
    private:
@@ -69,7 +69,7 @@ class PrefillWorker {
 
     // Keys begin .. end, those before the tile's first as zeros, up to a multiple of KEY_STEP.
     void pack(const Tile& tile, int begin, int end) {
-        alignas(64) static constexpr T ZEROS[256] = {};
+        alignas(64) static constexpr T ZEROS[MOST_DIM] = {};
         const T* keys[KEY_TILE];
         const T* values[KEY_TILE];
         const int32_t* table = p_.block_table + tile.request * p_.table_stride;
@@ -78,16 +78,16 @@ class PrefillWorker {
         int page = (begin + i) / p_.block_size, offset = (begin + i) % p_.block_size;
         for (; begin + i < end; page++, offset = 0) {
             const T* row = (const T*)p_.kv_cache + table[page] * p_.block_stride +
-                           tile.head_begin * p_.head_size() + offset * p_.head_dim;
+                           tile.head_begin * p_.kv_head_stride + offset * p_.head_dim;
             const int page_end = std::min(end - begin, i + p_.block_size - offset);
             for (; i < page_end; i++, row += p_.head_dim) {
                 keys[i] = row;
-                values[i] = row + p_.value_offset();
+                values[i] = row + p_.value_offset;
             }
         }
         for (; i % KEY_STEP; i++) keys[i] = values[i] = ZEROS;
         pack_keys<M>(keys, i, p_.head_dim, keys_, KEY_TILE);
-        pack_values<M>(values, i, p_.head_dim, values_, dim_);
+        pack_values<M>(values, i, p_.value_dim, values_, value_dim_);
     }
 
     // Rows first .. first + count with the keys from .. to of the packed ones. The tile's first query token stands at
@@ -116,12 +116,13 @@ class PrefillWorker {
         for (int r = 0; r < count; r++)
             denominator_[first + r] += exponentiate<M>(scores_ + r * KEY_TILE, columns, factor, maximum_[first + r],
                                                        weights_ + r * WEIGHT_STRIDE);
-        multiply<M>(weights_, WEIGHT_STRIDE, values_ + from / M::PER_ELEMENT * dim_, dim_, (to - from) / M::PER_ELEMENT,
-                    acc_ + first * dim_, dim_, correction_, count, (p_.head_dim + LANES - 1) / LANES);
+        multiply<M>(weights_, WEIGHT_STRIDE, values_ + from / M::PER_ELEMENT * value_dim_, value_dim_,
+                    (to - from) / M::PER_ELEMENT, acc_ + first * value_dim_, value_dim_, correction_, count,
+                    (p_.value_dim + LANES - 1) / LANES);
     }
 
     const Problem& p_;
-    const int dim_;
+    const int dim_, value_dim_;
     typename M::element *query_, *keys_, *values_, *weights_;
     float *scores_, *acc_, *maximum_, *denominator_, *correction_;
 };

@@ -47,12 +47,13 @@ void store_any(void* p, int dtype, int64_t index, f32x16 x, int count) {
 
 struct Row {
     int64_t query, output;  // element offsets
+    int head;
 };
 
 Row row_of(const Problem& p, const Tile& tile, int kv_head, int r) {
     const int64_t token = p.query_start[tile.request] + tile.query_begin + r / p.group();
     const int head = kv_head * p.group() + r % p.group();
-    return {token * p.query_stride + head * p.query_head_stride, (token * p.num_heads + head) * p.head_dim};
+    return {token * p.query_stride + head * p.query_head_stride, (token * p.num_heads + head) * p.value_dim, head};
 }
 
 // The position of the tile's first query token in its request.
@@ -76,21 +77,22 @@ void load_query(const Problem& p, const Tile& tile, int kv_head, int rows, typen
     }
 }
 
-// acc: padded_dim() sums of weighted values
-void write_row(const Problem& p, int kv_head, int64_t output, const float* acc, float denominator) {
+// acc: padded_value_dim() sums of weighted values. A sink is counted here, once for all ranges of keys.
+void write_row(const Problem& p, int kv_head, const Row& row, const float* acc, float maximum, float denominator) {
+    if (p.sinks) denominator += exp2(splat(p.sinks[row.head] * LOG2E - maximum))[0];
     const float scale = denominator > 0 ? p.value_scale(kv_head) / denominator : 0.0f;
-    for (int d = 0; d < p.head_dim; d += LANES)
-        store_any(p.output, p.query_dtype, output + d, load(acc + d) * scale, p.head_dim - d);
+    for (int d = 0; d < p.value_dim; d += LANES)
+        store_any(p.output, p.query_dtype, row.output + d, load(acc + d) * scale, p.value_dim - d);
 }
 
-// A partial row is [acc (padded_dim), maximum, denominator], padded to padded_dim + 16.
-int64_t partial_stride(const Problem& p) { return p.padded_dim() + LANES; }
+// A partial row is [acc (padded_value_dim), maximum, denominator], padded to padded_value_dim + 16.
+int64_t partial_stride(const Problem& p) { return p.padded_value_dim() + LANES; }
 
 // Row r of a head's tile: to the output, or to the partial result of a range of keys.
 void finish_row(const Problem& p, const Tile& tile, int kv_head, int rows, int r, const float* acc, float maximum,
                 float denominator, float* partials) {
-    if (tile.partial < 0) return write_row(p, kv_head, row_of(p, tile, kv_head, r).output, acc, denominator);
-    const int dim = p.padded_dim();
+    if (tile.partial < 0) return write_row(p, kv_head, row_of(p, tile, kv_head, r), acc, maximum, denominator);
+    const int dim = p.padded_value_dim();
     float* target = partials + (tile.partial + (int64_t)(kv_head - tile.head_begin) * rows + r) * partial_stride(p);
     std::copy(acc, acc + dim, target);
     target[dim] = maximum;
@@ -98,7 +100,7 @@ void finish_row(const Problem& p, const Tile& tile, int kv_head, int rows, int r
 }
 
 void merge_partials(const Problem& p, const Merge& merge, const float* partials) {
-    const int dim = p.padded_dim(), stride = (int)partial_stride(p);
+    const int dim = p.padded_value_dim(), stride = (int)partial_stride(p);
     const int rows = merge.tile.tokens() * p.group();
     const int all_rows = rows * (merge.tile.head_end - merge.tile.head_begin);
     for (int r = 0; r < all_rows; r++) {
@@ -106,7 +108,7 @@ void merge_partials(const Problem& p, const Merge& merge, const float* partials)
         const int64_t part_stride = (int64_t)all_rows * stride;
         float maximum = LOWEST, denominator = 0.0f;
         for (int i = 0; i < merge.parts; i++) maximum = std::max(maximum, first[i * part_stride + dim]);
-        alignas(64) float acc[256] = {};
+        alignas(64) float acc[MOST_DIM] = {};
         for (int i = 0; i < merge.parts; i++) {
             const float* part = first + i * part_stride;
             const float weight = exp2(splat(part[dim] - maximum))[0];
@@ -114,7 +116,7 @@ void merge_partials(const Problem& p, const Merge& merge, const float* partials)
             for (int d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) + load(part + d) * weight);
         }
         const int kv_head = merge.tile.head_begin + r / rows;
-        write_row(p, kv_head, row_of(p, merge.tile, kv_head, r % rows).output, acc, denominator);
+        write_row(p, kv_head, row_of(p, merge.tile, kv_head, r % rows), acc, maximum, denominator);
     }
 }
 

@@ -8,10 +8,6 @@ constexpr int MAX_TOKENS = 8;
 constexpr int CHUNK_TILES = 4;    // tiles that a thread takes at a time
 constexpr int PREFETCH = 2048;    // bytes of codes fetched ahead of the products
 
-// Where weights of up to LARGEST are multiplied after CENTER is subtracted.
-template <int LARGEST>
-constexpr int CENTER = 0;
-
 // Which instructions multiply bytes.
 #if defined(__AVX512VNNI__)
 #define PAGEWIRE_VNNI 16  // lanes
@@ -29,8 +25,6 @@ typedef __m512i Integers;
 #else
 typedef __m256i Integers;
 #define PAGEWIRE_INTEGERS(name) _mm256_##name
-template <>
-constexpr int CENTER<255> = 128;
 #endif
 
 inline Integers broadcast(const int8_t* inputs) { return PAGEWIRE_INTEGERS(set1_epi32)(load_raw<int32_t>(inputs)); }
@@ -39,40 +33,52 @@ inline i32_register sums_of_pairs(Integers sums) {
     return (i32_register)PAGEWIRE_INTEGERS(madd_epi16)(sums, PAGEWIRE_INTEGERS(set1_epi16)(1));
 }
 
-// Of `count` quads, at most SUMS: of small weights, so that 16 bits hold the sums
-template <int SUMS>
+// How many quads of weights up to LARGEST are summed in 16 bits.
+template <int LARGEST>
+constexpr int SUMS = (1 << 15) / (2 * 127 * LARGEST + 1);
+
+// Of `count` quads, at most SUMS
+template <int MOST>
 [[gnu::always_inline]] inline i32_register dot_small(const u32_register* weights, const int8_t* inputs, int count) {
     Integers sums = {};
 #pragma GCC unroll 8
-    for (int q = 0; q < SUMS && q < count; q++) {
+    for (int q = 0; q < MOST && q < count; q++) {
         const Integers products = PAGEWIRE_INTEGERS(maddubs_epi16)((Integers)weights[q], broadcast(inputs + 4 * q));
         sums = PAGEWIRE_INTEGERS(add_epi16)(sums, products);
     }
     return sums_of_pairs(sums);
 }
 
-// Any weights
-[[gnu::always_inline]] inline i32_register dot_any(u32_register weights, const int8_t* inputs) {
-    const Integers x = broadcast(inputs);
-#if defined(__AVX512BW__)
-    const auto high = [](Integers bytes) { return PAGEWIRE_INTEGERS(srai_epi16)(bytes, 8); };
+// Of a quad of any weights and inputs as words: even ones, then odd ones.
+[[gnu::always_inline]] inline i32_register dot_words(u32_register weights, const int8_t* inputs) {
     const Integers even = (Integers)(weights & 0x00ff00ffu), odd = PAGEWIRE_INTEGERS(srli_epi16)((Integers)weights, 8);
-    return (i32_register)PAGEWIRE_INTEGERS(add_epi32)(
-        PAGEWIRE_INTEGERS(madd_epi16)(even, high(PAGEWIRE_INTEGERS(slli_epi16)(x, 8))),
-        PAGEWIRE_INTEGERS(madd_epi16)(odd, high(x)));
-#else
-    // Less CENTER they have a sign, which goes to the inputs: 128 * 127 + 128 * 127 fits.
-    const Integers centered = (Integers)(weights ^ 0x80808080u);
-    return sums_of_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(centered), _mm256_sign_epi8(x, centered)));
-#endif
+    return (i32_register)PAGEWIRE_INTEGERS(madd_epi16)(even, broadcast(inputs)) +
+           (i32_register)PAGEWIRE_INTEGERS(madd_epi16)(odd, broadcast(inputs + 4));
 }
 #endif
+
+// Whether weights up to LARGEST are multiplied by inputs as words: their products with bytes may not fit 16 bits.
+template <int LARGEST>
+constexpr bool takes_words() {
+#if defined(PAGEWIRE_MADDUBS)
+    return SUMS<LARGEST> == 0;
+#else
+    return false;
+#endif
+}
 
 // sum[lane] += sum of weights (4 unsigned bytes of a lane) * inputs (4 signed bytes, the same for all lanes), for quads
 // [BEGIN, END) of weights up to LARGEST: high with the inputs' higher bytes, low with the lower ones, UNIT bytes further.
 template <int LARGEST, int BEGIN, int END>
 [[gnu::always_inline]] inline void dot(i32_register& high, i32_register& low, const u32_register* weights,
                                        const int8_t* inputs) {
+#if defined(PAGEWIRE_MADDUBS)
+    constexpr int MOST = SUMS<LARGEST>;
+    for (int q = BEGIN; q < END; q += MOST) {
+        high += dot_small<MOST>(weights + q, inputs + 4 * q, END - q);
+        low += dot_small<MOST>(weights + q, inputs + UNIT + 4 * q, END - q);
+    }
+#else
 #if PAGEWIRE_VNNI == 16
     // The compiler does not know that the instruction itself broadcasts.
     const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
@@ -82,16 +88,6 @@ template <int LARGEST, int BEGIN, int END>
     const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
         sum = (i32_register)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(load_raw<int32_t>(x)));
     };
-#elif defined(PAGEWIRE_MADDUBS)
-    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) { sum += dot_any(w, x); };
-    constexpr int SUMS = (1 << 15) / (2 * 127 * LARGEST + 1);  // of pairs of products, in 16 bits
-    if constexpr (SUMS > 0) {
-        for (int q = BEGIN; q < END; q += SUMS) {
-            high += dot_small<SUMS>(weights + q, inputs + 4 * q, END - q);
-            low += dot_small<SUMS>(weights + q, inputs + UNIT + 4 * q, END - q);
-        }
-        return;
-    }
 #else
     const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
         for (int i = 0; i < 4; i++) sum += (i32_register)(w >> 8 * i & 0xff) * x[i];
@@ -102,6 +98,7 @@ template <int LARGEST, int BEGIN, int END>
         add(high, weights[q], inputs + 4 * q);
         add(low, weights[q], inputs + UNIT + 4 * q);
     }
+#endif
 }
 
 // Codes that are numbers.
@@ -161,17 +158,28 @@ struct TileProduct {
     [[gnu::always_inline]] void start_block() {
 #pragma GCC unroll 8
         for (int t = 0; t < TOKENS; t++)
-            acc[t] = i32_register{} + (block[t].start + CENTER<Codes::LARGEST> * (int32_t)block[t].code_sum);
+            acc[t] = i32_register{} + block[t].start;
     }
 
     // The products of quads [begin, end) of a unit
     template <int BEGIN, int END>
     [[gnu::always_inline]] void multiply(const u32_register* quads) {
+#if defined(PAGEWIRE_MADDUBS)
+        if constexpr (takes_words<Codes::LARGEST>()) {
 #pragma GCC unroll 8
-        for (int t = 0; t < TOKENS; t++) {
-            i32_register high = {};
-            dot<Codes::LARGEST, BEGIN, END>(high, acc[t], quads, x + t * INPUT_BYTES * UNIT);
-            acc[t] += high << LOW_BITS;
+            for (int q = BEGIN; q < END; q++) {
+#pragma GCC unroll 8
+                for (int t = 0; t < TOKENS; t++) acc[t] += dot_words(quads[q], x + INPUT_BYTES * (t * UNIT + 4 * q));
+            }
+        } else
+#endif
+        {
+#pragma GCC unroll 8
+            for (int t = 0; t < TOKENS; t++) {
+                i32_register high = {};
+                dot<Codes::LARGEST, BEGIN, END>(high, acc[t], quads, x + t * INPUT_BYTES * UNIT);
+                acc[t] += high << LOW_BITS;
+            }
         }
     }
 
@@ -292,7 +300,8 @@ void linear(const Problem& p, const Output& output, int threads) {
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                          int threads) {
     const Passes passes(output.tokens, MAX_TOKENS);
-    QuantizedInputs inputs(weight, passes);
+    const bool in_words = weight.codebook || weight.bits == 8 ? takes_words<255>() : false;
+    QuantizedInputs inputs(weight, passes, in_words);
     with_dtype(output.dtype, [&](auto t) {
         for_tokens(threads, output.tokens, weight.in, [&](int64_t token) {
             inputs.quantize(TokenInputs<decltype(t)>(weight, x, permutation, token), token);

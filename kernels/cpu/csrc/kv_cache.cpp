@@ -70,21 +70,22 @@ void pagewire_store_kv(int dtype, const void* key, const void* value, int64_t ke
 }
 
 // qkv [tokens, heads + 2 * kv_heads, head_dim]; the weights of the norms [head_dim] are both null or neither
-void pagewire_rotary_store_kv(int dtype, const int64_t* positions, void* qkv, int64_t token_stride,
+void pagewire_rotary_store_kv(int dtype, int weight_dtype, const int64_t* positions, void* qkv, int64_t token_stride,
                               int64_t head_stride, const float* cos_sin, int rotary_dim, const void* q_weight,
                               const void* k_weight, float eps, void* kv_cache, const int64_t* slots,
                               const float* kv_scales, int64_t block_stride, int block_size, int heads, int kv_heads,
                               int head_dim, int64_t tokens, int threads) {
     const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim};
-    with_dtype(dtype, [&](auto t) {
+    with_norm_dtypes(dtype, weight_dtype, [&](auto t, auto w) {
         typedef decltype(t) T;
+        typedef decltype(w) W;
         for_rows(threads, tokens, [&](int64_t token) {
             T* query = (T*)qkv + token * token_stride;
             T* key = query + heads * head_stride;
             const float* cos = cos_sin + positions[token] * rotary_dim;
             for (int h = 0; h < heads + kv_heads; h++) {
                 T* head = query + h * head_stride;
-                const T* weight = (const T*)(h < heads ? q_weight : k_weight);
+                const W* weight = (const W*)(h < heads ? q_weight : k_weight);
                 if (weight) norm_row(head, (T*)nullptr, weight, head, head_dim, eps);
                 rotate(head, cos, rotary_dim / 2);
             }
@@ -94,7 +95,21 @@ void pagewire_rotary_store_kv(int dtype, const int64_t* positions, void* qkv, in
         });
     });
 }
+
+// heads [tokens, num_heads, head_dim], in place
+void pagewire_rotate(int dtype, const int64_t* positions, void* heads, int64_t token_stride, int64_t head_stride,
+                     const float* cos_sin, int rotary_dim, int num_heads, int64_t tokens, int threads) {
+    with_dtype(dtype, [&](auto t) {
+        typedef decltype(t) T;
+        for_rows(threads, tokens, [&](int64_t token) {
+            for (int h = 0; h < num_heads; h++)
+                rotate((T*)heads + token * token_stride + h * head_stride, cos_sin + positions[token] * rotary_dim,
+                       rotary_dim / 2);
+        });
+    });
+}
 }
 
 PAGEWIRE_REPLAYABLE(store_kv)
 PAGEWIRE_REPLAYABLE(rotary_store_kv)
+PAGEWIRE_REPLAYABLE(rotate)

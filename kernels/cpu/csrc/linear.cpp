@@ -1,21 +1,25 @@
 // y = x w^T + bias for few tokens, where reading the weights is the whole cost.
 //
 // Inner products along the contiguous dimension of row-major weights: no packing, every weight is read once. A block
-// is 4 weight rows by up to 6 tokens; 4 sums are reduced across lanes together.
+// is 4 weight rows by up to as many tokens as there are registers for; 4 sums are reduced across lanes together.
 
 #include <algorithm>
 #include <vector>
 
 #include "parallel.h"
+#include "registers.h"
 #include "replay.h"
-#include "vector.h"
 
 namespace {
 
 typedef float f32x4 __attribute__((vector_size(16)));
 
 constexpr int WEIGHT_ROWS = 4;
-constexpr int MAX_TOKENS = 6;
+#if defined(__AVX__) && !defined(__AVX512F__)
+constexpr int MAX_TOKENS = 3;                // 12 sums of 16 registers
+#else
+constexpr int MAX_TOKENS = 6;                // 24 of the 32 of AVX-512 and of NEON
+#endif
 constexpr int PREFETCH_BLOCKS = 2;           // how far ahead of the products the weights are fetched
 constexpr int CHUNK_ROWS = 64;               // weight rows a thread takes at a time: they stay in its L2 cache
 constexpr int64_t SERIAL_WORK = 64 * 1024;   // multiply-adds below which other threads are not woken
@@ -25,11 +29,13 @@ template <class Weight>
 struct WidenedDot {
     typedef float X;
     typedef Weight W;
-    static constexpr int STEP = LANES;
-    typedef f32x16 operand;
-    static operand load_x(const X* p) { return load(p); }
-    static operand load_w(const W* p) { return load(p); }
-    static f32x16 multiply_add(f32x16 sum, operand x, operand w) { return sum + x * w; }
+    static constexpr int STEP = REGISTER_LANES;
+    typedef f32_register operand;
+    static operand load_x(const X* p) { return load_register(p); }
+    static operand load_w(const W* p) { return load_register(p); }
+    static operand load_x(const X* p, int count) { return load_register(p, count); }
+    static operand load_w(const W* p, int count) { return load_register(p, count); }
+    static f32_register multiply_add(f32_register sum, operand x, operand w) { return sum + x * w; }
 };
 
 #if defined(__AVX512BF16__)
@@ -40,11 +46,23 @@ struct Bf16Dot {
     typedef u32x16 operand;
     static operand load_x(const X* p) { return load_raw<operand>(p); }
     static operand load_w(const W* p) { return load_raw<operand>(p); }
-    static f32x16 multiply_add(f32x16 sum, operand x, operand w) {
-        return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+    static operand load_x(const X* p, int count) {
+        operand padded = {};
+        __builtin_memcpy(&padded, p, count * sizeof(X));
+        return padded;
+    }
+    static operand load_w(const W* p, int count) { return load_x(p, count); }
+    static f32_register multiply_add(f32_register sum, operand x, operand w) {
+        return (f32_register)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
     }
 };
 #endif
+
+inline f32x16 all_lanes(f32_register x) {
+    f32x16 all = {};
+    __builtin_memcpy(&all, &x, sizeof x);
+    return all;
+}
 
 // {sum(a), sum(b), sum(c), sum(d)}
 inline f32x4 sum_each(f32x16 a, f32x16 b, f32x16 c, f32x16 d) {
@@ -67,8 +85,9 @@ struct Shape {
 
 template <class D, int TOKENS>
 void dot_block(const typename D::W* const* rows, const typename D::X* x, int64_t in, f32x4* sums) {
-    f32x16 acc[TOKENS][WEIGHT_ROWS] = {};
-    for (int64_t k = 0; k < in; k += D::STEP) {
+    f32_register acc[TOKENS][WEIGHT_ROWS] = {};
+    int64_t k = 0;
+    for (; k + D::STEP <= in; k += D::STEP) {
         typename D::operand w[WEIGHT_ROWS];
 #pragma GCC unroll 4
         for (int n = 0; n < WEIGHT_ROWS; n++) {
@@ -82,8 +101,16 @@ void dot_block(const typename D::W* const* rows, const typename D::X* x, int64_t
             for (int n = 0; n < WEIGHT_ROWS; n++) acc[t][n] = D::multiply_add(acc[t][n], token, w[n]);
         }
     }
+    if (const int rest = (int)(in - k))
+#pragma GCC unroll 4
+        for (int n = 0; n < WEIGHT_ROWS; n++) {
+            const typename D::operand w = D::load_w(rows[n] + k, rest);
 #pragma GCC unroll 8
-    for (int t = 0; t < TOKENS; t++) sums[t] = sum_each(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
+            for (int t = 0; t < TOKENS; t++) acc[t][n] = D::multiply_add(acc[t][n], D::load_x(x + t * in + k, rest), w);
+        }
+#pragma GCC unroll 8
+    for (int t = 0; t < TOKENS; t++)
+        sums[t] = sum_each(all_lanes(acc[t][0]), all_lanes(acc[t][1]), all_lanes(acc[t][2]), all_lanes(acc[t][3]));
 }
 
 template <class T>
@@ -100,8 +127,8 @@ template <class D>
 void linear_chunk(const typename D::X* x, const typename D::W* weight, const typename D::W* bias, typename D::W* out,
                   const Shape& shape, int64_t begin, int64_t end) {
     typedef void (*Block)(const typename D::W* const*, const typename D::X*, int64_t, f32x4*);
-    static constexpr Block blocks[MAX_TOKENS] = {dot_block<D, 1>, dot_block<D, 2>, dot_block<D, 3>,
-                                                 dot_block<D, 4>, dot_block<D, 5>, dot_block<D, 6>};
+    static constexpr Block blocks[] = {dot_block<D, 1>, dot_block<D, 2>, dot_block<D, 3>,
+                                       dot_block<D, 4>, dot_block<D, 5>, dot_block<D, 6>};
     const int64_t passes = (shape.tokens + MAX_TOKENS - 1) / MAX_TOKENS;
     const int64_t step = (shape.tokens + passes - 1) / passes;  // 8 tokens are 4 + 4, not 6 + 2
     for (int64_t t = 0; t < shape.tokens; t += step) {
@@ -133,15 +160,19 @@ void linear_widened(const void* x, const void* weight, const void* bias, void* o
         linear<WidenedDot<T>>((const T*)x, weight, bias, out, shape, threads);
     } else {
         static thread_local std::vector<float> wide;
-        wide.resize(shape.tokens * shape.in);
-        for (int64_t i = 0; i < shape.tokens * shape.in; i += LANES) store(wide.data() + i, load((const T*)x + i));
+        const int64_t size = shape.tokens * shape.in;
+        wide.resize(size);
+        for (int64_t i = 0; i < size; i += LANES) {
+            const int count = (int)std::min<int64_t>(LANES, size - i);
+            store(wide.data() + i, load((const T*)x + i, count), count);
+        }
         linear<WidenedDot<T>>(wide.data(), weight, bias, out, shape, threads);
     }
 }
 
 }  // namespace
 
-// x [tokens, in], weight [out, in], bias [out] or null, result [tokens, out]; all contiguous, one dtype, in % 32 == 0.
+// x [tokens, in], weight [out, in], bias [out] or null, result [tokens, out]; all contiguous, of one dtype.
 extern "C" void pagewire_linear(int dtype, const void* x, const void* weight, const void* bias, void* out,
                                 int64_t tokens, int64_t in, int64_t out_features, int threads) {
     if (tokens == 0) return;

@@ -17,10 +17,22 @@ static void for_rows(int threads, int64_t rows, F&& f) {
     });
 }
 
+// f(T{}, W{}) of rows of T whose norm's weight is W: T, or float, with which the product is rounded only once.
+template <class F>
+static void with_norm_dtypes(int dtype, int weight_dtype, F&& f) {
+    with_dtype(dtype, [&](auto t) {
+        if (weight_dtype == dtype) {
+            f(t, t);
+        } else {
+            f(t, float{});
+        }
+    });
+}
+
 // `residual` null: a plain norm. Else the row x + residual is first stored to residual, then normalised.
 // `out` may be x.
-template <class T>
-static inline void norm_row(const T* x, T* residual, const T* weight, T* out, int size, float eps) {
+template <class T, class W>
+static inline void norm_row(const T* x, T* residual, const W* weight, T* out, int size, float eps) {
     const T* source = residual ? residual : x;
     const auto take = [&](int i) {
         const f32_register v = load_register(x + i, size - i);
@@ -39,7 +51,7 @@ static inline void norm_row(const T* x, T* residual, const T* weight, T* out, in
     }
     const float scale = 1.0f / std::sqrt(sum(even + odd) / size + eps);
     for (int i = 0; i < size; i += REGISTER_LANES) {
-        const f32_register normed = rounded<T>(load_register(source + i, size - i) * scale);
+        const f32_register normed = rounded<W>(load_register(source + i, size - i) * scale);
         store_register(out + i, normed * load_register(weight + i, size - i), size - i);
     }
 }

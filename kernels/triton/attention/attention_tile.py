@@ -11,6 +11,9 @@ Values of an fp8 cache are read as pairs of neighbours, 16 bits each: no instruc
 shared memory to the tensor cores. Then `acc` holds the even elements of a head and `acc_rest` the odd ones, until
 `in_order` puts them together. (With an fp8 cache REST is 0.)
 
+Latent vectors (LATENT_DIM > 0) are keys whose first LATENT_DIM elements are the value: they are read once. KV heads are
+then groups of query heads that see the same keys.
+
 The two kernels repeat each other's lines before the loop and the call of `attend` in it. They are two programs
 because one that branches between short and long queries loses its software pipelining; a helper for those lines
 would return a dozen values.
@@ -47,20 +50,24 @@ class Specialization(NamedTuple):
 
 
 def argument_types(
-    types: dict[str, str], dtype: torch.dtype, fp8_cache: bool
+    types: dict[str, str], dtype: torch.dtype, fp8_cache: bool, sinks: bool
 ) -> tuple[dict[str, str], dict[str, None]]:
     """The Triton types of a kernel's arguments, and those arguments that are absent."""
     element = f"*{_TYPES[dtype]}"
     types = types | {"query_ptr": element, "out_ptr": element, "kv_cache_ptr": "*u8" if fp8_cache else element}
-    absent = dict.fromkeys([] if fp8_cache else ["kv_scales_ptr"])
+    absent = dict.fromkeys(["kv_scales_ptr"] * (not fp8_cache) + ["sinks_ptr"] * (not sinks))
     return types | dict.fromkeys(absent, "constexpr"), absent
 
 
-def head_parts(head_dim: int, fp8_cache: bool) -> tuple[int, int]:
-    """(DIMS, REST): powers of two that hold head_dim elements with little padding, REST 0 if one does.
+def head_parts(head_dim: int, fp8_cache: bool, latent_dim: int) -> tuple[int, int]:
+    """(DIMS, REST): powers of two that hold head_dim elements with little padding, REST 0 if one does. A latent vector
+    is cut behind its value.
 
     No REST of 16: where a result has 16 rows and 16 columns, Triton has every warp compute all of it.
     """
+    if latent_dim > 0:
+        dims = max(16, triton.next_power_of_2(latent_dim))
+        return dims, 0 if dims >= head_dim else max(32, triton.next_power_of_2(head_dim - dims))
     whole = max(32 if fp8_cache else 16, triton.next_power_of_2(head_dim))
     first = whole // 2
     rest = max(32, triton.next_power_of_2(head_dim - first))
@@ -171,6 +178,15 @@ def in_order(acc, acc_rest, FP8_CACHE: tl.constexpr):
 
 
 @triton.jit
+def with_sinks(denominator, maximum, sinks_ptr, heads, in_rows):
+    """The denominator of all keys with the share of each row's sink."""
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + heads, mask=in_rows, other=0.0) * LOG2E
+        denominator += tl.exp2(sink - maximum)
+    return denominator
+
+
+@triton.jit
 def load_query(
     pointers, in_rows, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, FP8_CACHE: tl.constexpr
 ):  # fmt: skip
@@ -242,6 +258,7 @@ def attend(
     SOFT_CAP: tl.constexpr,
     EVICTION: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
     MASKED: tl.constexpr,  # some row may not see some key of the tile
 ):
     """One step of the online softmax: the keys start .. start + BLOCK_N. Returns the new acc .. denominator."""
@@ -250,9 +267,13 @@ def attend(
     pointers = keys_ptr + token_offsets(blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
     key = load_keys(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
     # Here, not where they are used: where the loop is not pipelined all are on their way together.
-    value, value_rest = load_values(
-        pointers + value_offset, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8
-    )
+    if LATENT_DIM > 0:
+        value = key
+        value_rest = key
+    else:
+        value, value_rest = load_values(
+            pointers + value_offset, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8
+        )
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if REST > 0:
         key = load_keys(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)

@@ -39,6 +39,7 @@ from pagewire.kernels.triton.attention.attention_tile import (
     load_query,
     requests_padded,
     store_rows,
+    with_sinks,
     zero_parts,
 )
 from pagewire.kernels.triton.attention.split_kv import STATISTICS, arrival_counters, count_items, first_key, merge
@@ -57,6 +58,7 @@ def decode_attention_kernel(
     query_start_loc_ptr,  # int32 [num_reqs + 1]
     seq_lens_ptr,  # int32 [num_reqs]
     kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
+    sinks_ptr,  # fp32 [num_heads], or None
     partials_ptr,  # fp32 [items, num_kv_heads, BLOCK_Q * GROUP, HEAD_DIM + STATISTICS]
     arrived_ptr,  # int32 [items, num_kv_heads]: at a tile's first item, how many of its splits are done; in the end 0
     num_reqs,
@@ -78,10 +80,13 @@ def decode_attention_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
+    LATENT_DIM: tl.constexpr,  # 0: keys and values are apart
 ):
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
+    VALUE_DIM: tl.constexpr = LATENT_DIM if LATENT_DIM > 0 else HEAD_DIM
+    VALUE_REST: tl.constexpr = 0 if LATENT_DIM > 0 else REST
     ROWS: tl.constexpr = BLOCK_Q * GROUP
     split_size, ends = count_items(
         query_start_loc_ptr, seq_lens_ptr, num_reqs, target_items, min_split,
@@ -115,7 +120,7 @@ def decode_attention_kernel(
     query_rest = query
     if REST > 0:
         query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
-    acc, acc_rest = zero_parts(BLOCK_M, DIMS, REST, FP8_CACHE)
+    acc, acc_rest = zero_parts(BLOCK_M, DIMS, VALUE_REST, FP8_CACHE)
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
     position = seq_len - query_len + token
@@ -130,7 +135,9 @@ def decode_attention_kernel(
     seen = tl.minimum(end, seq_len - query_len + first_token + 1)
     masked = start + tl.maximum(seen - start, 0) // BLOCK_N * BLOCK_N
     table_ptr = block_table_ptr + request.to(tl.int64) * table_stride
-    keys_ptr = kv_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    keys_ptr = kv_cache_ptr
+    if LATENT_DIM == 0:
+        keys_ptr += kv_head * (BLOCK_SIZE * HEAD_DIM)
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
     blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, BLOCK_N)
     masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
@@ -140,7 +147,7 @@ def decode_attention_kernel(
         acc, acc_rest, maximum, denominator = attend(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
             scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            "evict_first", NATIVE_FP8, WINDOW > 0,
+            "evict_first", NATIVE_FP8, LATENT_DIM, WINDOW > 0,
         )  # fmt: skip
         blocks = following
     blocks = masked_blocks
@@ -149,47 +156,48 @@ def decode_attention_kernel(
         acc, acc_rest, maximum, denominator = attend(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
             scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            "evict_first", NATIVE_FP8, True,
+            "evict_first", NATIVE_FP8, LATENT_DIM, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
 
     if num_splits > 1:
-        WIDTH: tl.constexpr = HEAD_DIM + STATISTICS
+        WIDTH: tl.constexpr = VALUE_DIM + STATISTICS
         # The tile's partial of split s is that of item first_item + s * num_tiles + tile.
         tile_item = (first_item + tile).to(tl.int64)
         tile_rows = partials_ptr + (tile_item * num_kv_heads + kv_head) * (ROWS * WIDTH) + rows * WIDTH
         split_stride = num_tiles.to(tl.int64) * num_kv_heads * (ROWS * WIDTH)
         mine = tile_rows + split * split_stride
-        store_rows(mine, in_rows, acc, 0, DIMS, HEAD_DIM)
-        if REST > 0:
-            store_rows(mine, in_rows, acc_rest, DIMS, REST, HEAD_DIM)
-        tl.store(mine + HEAD_DIM, maximum, mask=in_rows)
-        tl.store(mine + HEAD_DIM + 1, denominator, mask=in_rows)
+        store_rows(mine, in_rows, acc, 0, DIMS, VALUE_DIM)
+        if VALUE_REST > 0:
+            store_rows(mine, in_rows, acc_rest, DIMS, VALUE_REST, VALUE_DIM)
+        tl.store(mine + VALUE_DIM, maximum, mask=in_rows)
+        tl.store(mine + VALUE_DIM + 1, denominator, mask=in_rows)
         tl.debug_barrier()  # all threads have stored before one of them counts the program
         arrived = arrived_ptr + tile_item * num_kv_heads + kv_head
         if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
             return
         tl.store(arrived, 0)  # for the next launch: all of the tile's programs have counted
         acc, acc_rest, maximum, denominator = merge(
-            tile_rows, split_stride, num_splits, in_rows, acc, acc_rest, HEAD_DIM, DIMS, REST
+            tile_rows, split_stride, num_splits, in_rows, acc, acc_rest, VALUE_DIM, DIMS, VALUE_REST
         )
 
+    denominator = with_sinks(denominator, maximum, sinks_ptr, head, in_rows)
     result = value_scale / denominator
-    out_rows = out_ptr + row_token * (num_kv_heads * GROUP * HEAD_DIM) + head * HEAD_DIM
-    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, HEAD_DIM)
-    if REST > 0:
-        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, REST, HEAD_DIM)
+    out_rows = out_ptr + row_token * (num_kv_heads * GROUP * VALUE_DIM) + head * VALUE_DIM
+    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, VALUE_DIM)
+    if VALUE_REST > 0:
+        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, VALUE_REST, VALUE_DIM)
 
 
 @cache
 def _constants(
     head_dim: int, group: int, block_size: int, query_len: int, reqs: int, block_n: int, window: int, soft_cap: float,
-    fp8_cache: bool, native_fp8: bool,
+    fp8_cache: bool, native_fp8: bool, latent_dim: int,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for. query_len: tokens that a tile should hold if as many rows fit in registers."""
-    dims, rest = head_parts(head_dim, fp8_cache)
-    most_rows = 64 if head_dim <= 128 else 32
+    dims, rest = head_parts(head_dim, fp8_cache, latent_dim)
+    most_rows = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     block_m = max(16, triton.next_power_of_2(group), min(most_rows, triton.next_power_of_2(query_len * group)))
     return {
         "GROUP": group,
@@ -204,6 +212,7 @@ def _constants(
         "WINDOW": window,
         "SOFT_CAP": soft_cap,
         "NATIVE_FP8": native_fp8,
+        "LATENT_DIM": latent_dim,
     }
 
 
@@ -219,8 +228,10 @@ def decode_attention(
     sliding_window: int,
     soft_cap: float,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     split_size: int,
     config: Mapping[str, int],
+    latent_dim: int = 0,
 ) -> None:
     """The requests of up to SHORT_QUERY query tokens, to their places in out; arguments as `paged_attention` has them.
 
@@ -236,7 +247,7 @@ def decode_attention(
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, 1 if one_token else max_query_len, requests_padded(num_reqs),
         config["block_n"], sliding_window, soft_cap, kv_scales is not None,
-        fp8.has_native_decode(query.device),
+        fp8.has_native_decode(query.device), latent_dim,
     )  # fmt: skip
     block_n, block_q = constants["BLOCK_N"], constants["BLOCK_Q"]
     min_split = split_size or config["min_split"]
@@ -249,7 +260,7 @@ def decode_attention(
         items = min(items, target + tiles)
     rows = block_q * constants["GROUP"]
     partials = torch.empty(
-        items * num_kv_heads * rows * (head_dim + STATISTICS.value), dtype=torch.float32, device=query.device
+        items * num_kv_heads * rows * (out.shape[2] + STATISTICS.value), dtype=torch.float32, device=query.device
     )
     decode_attention_kernel[(items, num_kv_heads)](
         query,
@@ -259,6 +270,7 @@ def decode_attention(
         query_start_loc,
         seq_lens,
         kv_scales,
+        sinks,
         partials,
         arrival_counters(query.device, items * num_kv_heads),
         num_reqs,
@@ -288,6 +300,7 @@ _TYPES = {
     "query_start_loc_ptr": "*i32",
     "seq_lens_ptr": "*i32",
     "kv_scales_ptr": "*fp32",
+    "sinks_ptr": "*fp32",
     "partials_ptr": "*fp32",
     "arrived_ptr": "*i32",
     "num_reqs": "i32",
@@ -313,12 +326,14 @@ def specialization(
     num_reqs: int = 1,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    sinks: bool = False,
+    latent_dim: int = 0,
 ) -> Specialization:
     """What `decode_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
     fp8_cache = kv_dtype == torch.float8_e4m3fn
-    types, absent = argument_types(_TYPES, dtype, fp8_cache)
+    types, absent = argument_types(_TYPES, dtype, fp8_cache, sinks)
     constants = _constants(
         head_dim, group, block_size, query_len, requests_padded(num_reqs), config["block_n"], sliding_window, soft_cap,
-        fp8_cache, capability >= 89,
+        fp8_cache, capability >= 89, latent_dim,
     )  # fmt: skip
     return Specialization(decode_attention_kernel, types, constants | absent, config["num_warps"], config["num_stages"])

@@ -26,6 +26,7 @@ def paged_attention(
     sliding_window: int,
     soft_cap: float,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     split_size: int,
 ) -> Tensor:
     """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
@@ -38,7 +39,7 @@ def paged_attention(
     num_reqs = seq_lens.shape[0]
     if query.shape[0] == 0 or num_reqs == 0:
         return out
-    _check(query, kv_cache, block_table, query_start_loc, seq_lens, kv_scales)
+    _check(query, kv_cache, block_table, query_start_loc, seq_lens, kv_scales, sinks)
     _, num_kv_heads, block_size, head_dim = kv_cache.shape[1:]
     stored = as_stored(kv_cache)
     capability = tuning.capability_of(query.device)
@@ -55,14 +56,14 @@ def paged_attention(
     config = tuning.lookup("decode_attention", capability, **shape, query_len=decode_len)
     decode_attention(
         query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
-        kv_scales, split_size, config,
+        kv_scales, sinks, split_size, config,
     )  # fmt: skip
     if max_query_len > short:
         query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
         config = tuning.lookup("prefill_attention", capability, **shape, query_len=query_len)
         prefill_attention(
             query, stored, out, block_table, query_start_loc, seq_lens, scale, sliding_window, soft_cap, kv_scales,
-            config,
+            sinks, config,
         )  # fmt: skip
     return out
 
@@ -79,6 +80,7 @@ def _check(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
 ) -> None:
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size, cache_head_dim = kv_cache.shape[2:]
@@ -95,3 +97,4 @@ def _check(
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     assert is_fp8 or kv_cache.dtype == query.dtype, "kv_cache has the dtype of query, or float8_e4m3fn"
     assert is_fp8 == (kv_scales is not None), "kv_scales belong to a float8_e4m3fn cache"
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.shape == (num_heads,)), "sinks: fp32 [num_heads]"

@@ -28,6 +28,7 @@ from pagewire.kernels.triton.attention.attention_tile import (
     load_query,
     requests_padded,
     store_rows,
+    with_sinks,
     zero_parts,
 )
 from pagewire.kernels.triton.products import fp8
@@ -42,6 +43,7 @@ def prefill_attention_kernel(
     query_start_loc_ptr,  # int32 [num_reqs + 1]
     seq_lens_ptr,  # int32 [num_reqs]
     kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
+    sinks_ptr,  # fp32 [num_heads], or None
     num_reqs,
     query_token_stride,
     block_stride,
@@ -59,11 +61,14 @@ def prefill_attention_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
+    LATENT_DIM: tl.constexpr,  # 0: keys and values are apart
 ):
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
+    VALUE_DIM: tl.constexpr = LATENT_DIM if LATENT_DIM > 0 else HEAD_DIM
+    VALUE_REST: tl.constexpr = 0 if LATENT_DIM > 0 else REST
 
     requests = tl.arange(0, REQS)
     in_batch = requests < num_reqs
@@ -95,7 +100,7 @@ def prefill_attention_kernel(
     query_rest = query
     if REST > 0:
         query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
-    acc, acc_rest = zero_parts(BLOCK_M, DIMS, REST, FP8_CACHE)
+    acc, acc_rest = zero_parts(BLOCK_M, DIMS, VALUE_REST, FP8_CACHE)
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
     position = seq_len - query_len + token
@@ -115,7 +120,9 @@ def prefill_attention_kernel(
     masked = start + (first_position + 1 - start) // BLOCK_N * BLOCK_N
     entered = tl.minimum(entered, masked)
     table_ptr = block_table_ptr + request.to(tl.int64) * table_stride
-    keys_ptr = kv_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    keys_ptr = kv_cache_ptr
+    if LATENT_DIM == 0:
+        keys_ptr += kv_head * (BLOCK_SIZE * HEAD_DIM)
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
     masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
     if WINDOW > 0:
@@ -125,7 +132,7 @@ def prefill_attention_kernel(
             acc, acc_rest, maximum, denominator = attend(
                 query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
                 scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-                "", NATIVE_FP8, True,
+                "", NATIVE_FP8, LATENT_DIM, True,
             )  # fmt: skip
             blocks = following
     blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
@@ -134,7 +141,7 @@ def prefill_attention_kernel(
         acc, acc_rest, maximum, denominator = attend(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
             scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            "", NATIVE_FP8, False,
+            "", NATIVE_FP8, LATENT_DIM, False,
         )  # fmt: skip
         blocks = following
     blocks = masked_blocks
@@ -143,25 +150,26 @@ def prefill_attention_kernel(
         acc, acc_rest, maximum, denominator = attend(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
             scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            "", NATIVE_FP8, True,
+            "", NATIVE_FP8, LATENT_DIM, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
 
+    denominator = with_sinks(denominator, maximum, sinks_ptr, head, in_rows)
     result = value_scale / denominator
-    out_rows = out_ptr + row_token * (num_kv_heads * GROUP * HEAD_DIM) + head * HEAD_DIM
-    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, HEAD_DIM)
-    if REST > 0:
-        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, REST, HEAD_DIM)
+    out_rows = out_ptr + row_token * (num_kv_heads * GROUP * VALUE_DIM) + head * VALUE_DIM
+    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, VALUE_DIM)
+    if VALUE_REST > 0:
+        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, VALUE_REST, VALUE_DIM)
 
 
 @cache
 def _constants(
     head_dim: int, group: int, block_size: int, reqs: int, block_m: int, block_n: int, window: int, soft_cap: float,
-    fp8_cache: bool, native_fp8: bool,
+    fp8_cache: bool, native_fp8: bool, latent_dim: int,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for."""
-    dims, rest = head_parts(head_dim, fp8_cache)
+    dims, rest = head_parts(head_dim, fp8_cache, latent_dim)
     block_m = max(block_m, triton.next_power_of_2(group))
     return {
         "GROUP": group,
@@ -176,6 +184,7 @@ def _constants(
         "WINDOW": window,
         "SOFT_CAP": soft_cap,
         "NATIVE_FP8": native_fp8,
+        "LATENT_DIM": latent_dim,
     }
 
 
@@ -190,7 +199,9 @@ def prefill_attention(
     sliding_window: int,
     soft_cap: float,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     config: Mapping[str, int],
+    latent_dim: int = 0,
 ) -> None:
     """The requests of more than SHORT_QUERY query tokens, to their places in out; arguments as in `paged_attention`.
 
@@ -202,7 +213,7 @@ def prefill_attention(
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, requests_padded(num_reqs), config["block_m"],
         config["block_n"], sliding_window, soft_cap, kv_scales is not None,
-        fp8.has_native_decode(query.device),
+        fp8.has_native_decode(query.device), latent_dim,
     )  # fmt: skip
     tiles = num_tokens // constants["BLOCK_Q"] + min(num_reqs, num_tokens // (SHORT_QUERY.value + 1))
     prefill_attention_kernel[(tiles, num_kv_heads)](
@@ -213,6 +224,7 @@ def prefill_attention(
         query_start_loc,
         seq_lens,
         kv_scales,
+        sinks,
         num_reqs,
         query.stride(0),
         kv_cache.stride(0),
@@ -232,6 +244,7 @@ _TYPES = {
     "query_start_loc_ptr": "*i32",
     "seq_lens_ptr": "*i32",
     "kv_scales_ptr": "*fp32",
+    "sinks_ptr": "*fp32",
     "num_reqs": "i32",
     "query_token_stride": "i32",
     "block_stride": "i32",
@@ -252,13 +265,15 @@ def specialization(
     num_reqs: int = 1,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    sinks: bool = False,
+    latent_dim: int = 0,
 ) -> Specialization:
     """What `prefill_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
     fp8_cache = kv_dtype == torch.float8_e4m3fn
-    types, none = argument_types(_TYPES, dtype, fp8_cache)
+    types, none = argument_types(_TYPES, dtype, fp8_cache, sinks)
     constants = _constants(
         head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
-        soft_cap, fp8_cache, capability >= 89,
+        soft_cap, fp8_cache, capability >= 89, latent_dim,
     )  # fmt: skip
     constants |= none
     return Specialization(prefill_attention_kernel, types, constants, config["num_warps"], config["num_stages"])

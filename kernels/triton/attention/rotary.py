@@ -65,8 +65,9 @@ def _rotated(
 @triton.jit
 def _weighted(normed, weight_pointers, mask, dtype: tl.constexpr):
     """normed * weight in fp32, rounded before and after the product as in reference.rms_norm."""
+    weight_dtype: tl.constexpr = weight_pointers.dtype.element_ty
     weight = tl.load(weight_pointers, mask=mask, other=0.0).to(tl.float32)
-    return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    return (normed.to(weight_dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -307,13 +308,14 @@ def specialization(
     rotary_dim: int,
     block_size: int = 16,
     many_tokens: bool = True,
-    norm: bool = False,
+    norm: str | None = None,
     fp8: bool = False,
     native_fp8: bool = False,
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
     """What `rotary_store_kv` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
 
-    dtype is Triton's name of qkv's type; many_tokens says whether there are MANY_TOKENS or more.
+    dtype is Triton's name of qkv's type, norm that of the norms' weights, if there are; many_tokens says whether there
+    are MANY_TOKENS or more.
     """
     types = {
         "positions_ptr": "*i64",
@@ -321,8 +323,8 @@ def specialization(
         "cos_sin_ptr": "*fp32",
         "kv_cache_ptr": "*u8" if fp8 else f"*{dtype}",
         "slot_mapping_ptr": "*i64",
-        "q_weight_ptr": f"*{dtype}",
-        "k_weight_ptr": f"*{dtype}",
+        "q_weight_ptr": f"*{norm}",
+        "k_weight_ptr": f"*{norm}",
         "kv_scales_ptr": "*fp32",
         "num_tokens": "i32",
         "token_stride": "i32",

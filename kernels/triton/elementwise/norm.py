@@ -1,4 +1,4 @@
-"""add_rms_norm on CUDA."""
+"""add_rms_norm, norm_add_rms_norm and rms_norm_ on CUDA."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ MAX_SIZE = 32768
 
 
 @triton.jit
+def _normed(x, weight, eps, SIZE: tl.constexpr, weight_dtype: tl.constexpr):
+    """x / sqrt(mean(x²) + eps) * weight in fp32, rounded to weight_dtype before the product as in the reference."""
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
+    return (x * scale).to(weight_dtype).to(tl.float32) * weight
+
+
+@triton.jit
 def add_rms_norm_kernel(
     x_ptr,
     residual_ptr,  # [num_tokens, SIZE] contiguous, as is out
+    x_weight_ptr,  # or None: x is added as it is
     weight_ptr,
     out_ptr,
     x_token_stride,
@@ -34,20 +42,35 @@ def add_rms_norm_kernel(
     residual = residual_ptr + token * SIZE + offsets
     # x is not read again: evicted first, it leaves the L2 cache to what the next kernels read.
     x = tl.load(x_ptr + token * x_token_stride + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
-    total = tl.load(residual, mask=mask, other=0.0).to(tl.float32) + x.to(tl.float32)
-    # Before the reduction, so that the load does not wait for it.
+    before = tl.load(residual, mask=mask, other=0.0).to(tl.float32)
+    # Before the reductions, so that the load does not wait for them.
     weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    weight_dtype: tl.constexpr = weight_ptr.dtype.element_ty
+    if x_weight_ptr is not None:
+        x_weight = tl.load(x_weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        x = _normed(x.to(tl.float32), x_weight, eps, SIZE, weight_dtype).to(dtype)
+    total = before + x.to(tl.float32)
     # The sum is rounded to the residual's dtype before it is normalised, as in the reference.
     rounded = total.to(dtype)
     tl.store(residual, rounded, mask=mask)
-    total = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(total * total, axis=0) / SIZE + eps)
-    normed = (total * scale).to(dtype).to(tl.float32)
-    tl.store(out_ptr + token * SIZE + offsets, (normed * weight).to(dtype), mask=mask)
+    normed = _normed(rounded.to(tl.float32), weight, eps, SIZE, weight_dtype)
+    tl.store(out_ptr + token * SIZE + offsets, normed.to(dtype), mask=mask)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `reference.add_rms_norm`; x [num_tokens, size] may have any stride between rows, residual is contiguous."""
+    return _launch(x, residual, None, weight, eps)
+
+
+def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `reference.norm_add_rms_norm`; strides as in `add_rms_norm`."""
+    assert x_weight.shape == weight.shape, "both weights must be [size]"
+    assert x_weight.dtype == weight.dtype, "both weights must have one dtype"
+    assert x_weight.is_contiguous(), "both weights must be contiguous"
+    return _launch(x, residual, x_weight, weight, eps)
+
+
+def _launch(x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     num_tokens, size = x.shape
     assert size <= MAX_SIZE, f"a row has at most {MAX_SIZE} elements"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
@@ -59,29 +82,80 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     out = residual.new_empty(residual.shape)
     if num_tokens == 0:
         return out
-    constants, num_warps = _constants(size, num_tokens >= MANY_ROWS)
-    add_rms_norm_kernel[(num_tokens,)](x, residual, weight, out, x.stride(0), eps, **constants, num_warps=num_warps)
+    constants, num_warps = row_constants(size, num_tokens >= MANY_ROWS)
+    add_rms_norm_kernel[(num_tokens,)](
+        x, residual, x_weight, weight, out, x.stride(0), eps, **constants, num_warps=num_warps
+    )
     return out
 
 
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    x_token_stride,
+    eps,
+    SIZE: tl.constexpr,
+):
+    """One program per token, in place."""
+    offsets = tl.arange(0, triton.next_power_of_2(SIZE))
+    mask = offsets < SIZE
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    row = x_ptr + tl.program_id(0).to(tl.int64) * x_token_stride + offsets
+    x = tl.load(row, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(row, _normed(x, weight, eps, SIZE, weight_ptr.dtype.element_ty).to(dtype), mask=mask)
+
+
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """As `reference.rms_norm_`; x [num_tokens, size] may have any stride between rows."""
+    num_tokens, size = x.shape
+    assert size <= MAX_SIZE, f"a row has at most {MAX_SIZE} elements"
+    assert x.stride(1) == 1, "the last dimension of x must be contiguous"
+    assert weight.shape == (size,), "weight must be [size]"
+    assert weight.is_contiguous(), "weight must be contiguous"
+    if num_tokens == 0:
+        return
+    constants, num_warps = row_constants(size, num_tokens >= MANY_ROWS)
+    rms_norm_kernel[(num_tokens,)](x, weight, x.stride(0), eps, **constants, num_warps=num_warps)
+
+
 @lru_cache
-def _constants(size: int, many_rows: bool) -> tuple[dict[str, Any], int]:
+def row_constants(size: int, many_rows: bool) -> tuple[dict[str, Any], int]:
+    """What kernels with a program per row of `size` elements are launched with: constants, num_warps."""
     # Elements per thread: 8 of 2 bytes are one 16-byte load.
     warps = triton.next_power_of_2(size) // (32 * (32 if many_rows else 8))
     return {"SIZE": size}, min(32, max(1, warps))
 
 
-def specialization(dtype: str, size: int, many_rows: bool = True) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+def specialization(
+    dtype: str, size: int, many_rows: bool = True, weight_dtype: str | None = None, norms_x: bool = False
+) -> tuple[Any, dict[str, str], dict[str, Any], int]:
     """What `add_rms_norm` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
 
-    dtype is Triton's name of x's type; many_rows says whether there are MANY_ROWS or more.
+    dtype is Triton's name of x's type, and the weights' unless weight_dtype says otherwise; many_rows says whether
+    there are MANY_ROWS or more; norms_x: `norm_add_rms_norm` instead.
     """
+    weight_dtype = weight_dtype or dtype
     types = {
         "x_ptr": f"*{dtype}",
         "residual_ptr": f"*{dtype}",
-        "weight_ptr": f"*{dtype}",
+        "x_weight_ptr": f"*{weight_dtype}",
+        "weight_ptr": f"*{weight_dtype}",
         "out_ptr": f"*{dtype}",
         "x_token_stride": "i32",
         "eps": "fp32",
     }
-    return add_rms_norm_kernel, types, *_constants(size, many_rows)
+    constants, num_warps = row_constants(size, many_rows)
+    if not norms_x:
+        types.pop("x_weight_ptr")
+        constants = {**constants, "x_weight_ptr": None}
+    return add_rms_norm_kernel, types, constants, num_warps
+
+
+def in_place_specialization(
+    dtype: str, size: int, many_rows: bool = True
+) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+    """What `rms_norm_` launches, as `specialization`."""
+    types = {"x_ptr": f"*{dtype}", "weight_ptr": f"*{dtype}", "x_token_stride": "i32", "eps": "fp32"}
+    return rms_norm_kernel, types, *row_constants(size, many_rows)

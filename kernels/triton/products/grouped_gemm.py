@@ -22,17 +22,9 @@ import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
-from pagewire.kernels.triton.products.grouped_layout import TILE_N, tile_inputs, tile_width
-from pagewire.kernels.triton.products.grouped_tile import (
-    MINIMUMS,
-    SYMMETRIC,
-    ZEROS,
-    group_of_tile,
-    load_groups,
-    plane_numbers,
-)
+from pagewire.kernels.triton.products.grouped_layout import tile_inputs, tile_width
+from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles
 
-_TILE_N = tl.constexpr(TILE_N)
 # What it costs a program to begin and to end, in tiles of inputs.
 _FIXED_TILES = 2
 
@@ -66,11 +58,6 @@ def grouped_gemm_kernel(
     INLINE_ASM: tl.constexpr,
 ):
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    PLANES: tl.constexpr = 16 // BITS
-    TILE_K: tl.constexpr = WIDTH * PLANES
-    GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1  # of a tile
-    WORDS: tl.constexpr = scales_ptr.dtype.element_ty == tl.int32
-    PAIRS: tl.constexpr = FORM == ZEROS and not WORDS
     # Blocks of the same weights are neighbours: what one reads from memory the others find in the L2 cache.
     blocks_m = tl.cdiv(num_tokens, BLOCK_M)
     item = tl.program_id(0)
@@ -81,80 +68,18 @@ def grouped_gemm_kernel(
     last_tile = tl.minimum(first_tile + split_tiles, tiles_k)
 
     rows = tl.arange(0, BLOCK_N)
-    element = tl.arange(0, WIDTH)
     output = block_n * BLOCK_N + rows
     # A block may have more outputs than there are, padding included: these read the last one's.
     source = tl.minimum(output, group_stride - 1)
-    rows_there = source - block_n * BLOCK_N
-    row_offsets = rows_there // _TILE_N * (tiles_k * _TILE_N * WIDTH) + rows_there % _TILE_N * WIDTH
-    if BLOCK_N < _TILE_N:
-        row_offsets += block_n * BLOCK_N % _TILE_N * WIDTH
-    first_code = block_n.to(tl.int64) * BLOCK_N // _TILE_N * tiles_k + first_tile
-    codes_ptrs = codes_ptr + first_code * (_TILE_N * WIDTH) + row_offsets[:, None] + element[None, :]
     token = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = (token < num_tokens)[None, :]
-    x_ptrs = x_ptr + token.to(tl.int64)[None, :] * x_stride + first_tile * TILE_K + element[:, None]
+    x_rows = x_ptr + token.to(tl.int64)[None, :] * x_stride
 
-    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    part = acc
-    sums = acc
-    ones = tl.full([BLOCK_N, WIDTH], 1.0, dtype=tl.float32).to(dtype)
-    zero_point = tl.full([1, 1], ZERO_POINT, dtype=tl.float32)
-    scale_ptrs = scales_ptr + (2 * source if PAIRS else source)
-    scale_stride = 2 * group_stride if PAIRS else group_stride
-    # Scales are loaded a tile ahead. Words need not be: as they belong to an operand, they are prefetched with it.
-    group = group_of_tile(first_tile, TILE_K, GROUP)
-    if not WORDS:
-        scales = load_groups(scale_ptrs + group * scale_stride, scale_stride, GROUPS)
-    if FORM == MINIMUMS:
-        minimum_ptrs = minimums_ptr + source
-        minimums = load_groups(minimum_ptrs + group * group_stride, group_stride, GROUPS)
-    for tile in tl.range(first_tile, last_tile):
-        codes = tl.load(codes_ptrs, eviction_policy="evict_first")
-        codes_ptrs += _TILE_N * WIDTH
-        group = group_of_tile(tile, TILE_K, GROUP)
-        following = group_of_tile(tl.minimum(tile + 1, tiles_k - 1), TILE_K, GROUP)
-        if not WORDS:
-            tile_scales = scales
-            scales = load_groups(scale_ptrs + following * scale_stride, scale_stride, GROUPS)
-        if FORM == MINIMUMS:
-            tile_minimums = minimums
-            minimums = load_groups(minimum_ptrs + following * group_stride, group_stride, GROUPS)
-        for plane in tl.static_range(PLANES):
-            if plane % (PLANES // GROUPS) == 0:  # a group begins
-                if WORDS:
-                    word = tl.load(scales_ptr + (group + plane * GROUPS // PLANES) * group_stride + source)
-                    scale = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-                    zero = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)[:, None]
-                elif PAIRS:
-                    scale = tile_scales[plane * GROUPS // PLANES]
-                    zero = tl.load(scale_ptrs + (group + plane * GROUPS // PLANES) * scale_stride + 1)[:, None]
-                else:
-                    scale = tile_scales[plane * GROUPS // PLANES]
-                    zero = zero_point
-                if GROUP > 0:
-                    part = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-                    sums = part
-            in_x = in_rows
-            if not EVEN_K:
-                in_x = in_rows & (tile * TILE_K + plane * WIDTH + element < num_inputs)[:, None]
-            x = tl.load(x_ptrs + plane * WIDTH, mask=in_x, other=0.0)
-            part = tl.dot(plane_numbers(codes, zero, plane, BITS, dtype, INLINE_ASM), x, part)
-            if FORM == MINIMUMS:
-                sums = tl.dot(ones, x, sums)
-            if GROUP > 0 and (plane + 1) % (PLANES // GROUPS) == 0:  # it ends
-                acc += scale.to(tl.float32)[:, None] * part
-                if FORM == MINIMUMS:
-                    acc += tile_minimums[plane * GROUPS // PLANES].to(tl.float32)[:, None] * sums
-        x_ptrs += TILE_K
-    if GROUP == 0:
-        if WORDS:
-            scale = (tl.load(scale_ptrs) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-        else:
-            scale = tl.load(scale_ptrs)
-        acc = scale.to(tl.float32)[:, None] * part
-        if FORM == MINIMUMS:
-            acc += tl.load(minimum_ptrs).to(tl.float32)[:, None] * sums
+    acc = multiply_tiles(
+        x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, block_n * BLOCK_N, source,
+        num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
+        BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
+    )  # fmt: skip
 
     if num_splits > 1:
         block = block_n * blocks_m + block_m
@@ -206,7 +131,7 @@ def grouped_gemm(
     grouped_gemm_kernel[(blocks * num_splits,)](
         x,
         codes,
-        scales.view(torch.int32) if _has_words(scales) else scales,
+        scales.view(torch.int32) if has_words(scales) else scales,
         minimums,
         bias,
         out,
@@ -256,7 +181,7 @@ def weight_constants(
     }
 
 
-def _has_words(scales: Tensor) -> bool:
+def has_words(scales: Tensor) -> bool:
     return scales.dim() == 3 and scales.dtype is torch.float16
 
 

@@ -9,7 +9,8 @@ scales   [G, N], or with zero points per group [G, N, 2]: a scale and its zero p
 offsets  [G, N], dtype of scales: minimums
 
 Outputs are padded to TILE_N, inputs to whole tiles, and groups to those of whole tiles: with zeros. Codes of 2 and 3
-bits are kept as 4 bits, those of 5 and 6 as 8. A codebook of integers becomes 8-bit codes with zero point 128.
+bits are kept as 4 bits, those of 5 and 6 as 8. A codebook of integers, or of halves of integers (MXFP4's), becomes
+8-bit codes with zero point 128.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pagewire.kernels.quantized.packed import PackedGrouped
+from pagewire.kernels.quantized.packed import TILES, PackedGrouped
 from pagewire.kernels.quantized.weights import GroupedWeight
 
-TILE_N = 64
+TILE_N = TILES["cuda"]
 
 
 def tile_width(group_size: int) -> int:
@@ -99,19 +100,20 @@ def unpack(packed: PackedGrouped) -> GroupedWeight:
 
 
 def _without_integer_codebook(weight: GroupedWeight) -> GroupedWeight:
-    codebook = weight.codebook
-    if codebook is None or not bool(((codebook == codebook.round()) & (codebook >= -128) & (codebook < 128)).all()):
+    """Or, where scales are fp32 and half of one is exact, without a codebook of halves of integers."""
+    codebook, scales = weight.codebook, weight.scales
+    if codebook is not None and scales.dtype is torch.float32 and not _has_integers(codebook):
+        codebook, scales = 2 * codebook, scales / 2
+    if codebook is None or not _has_integers(codebook):
         return weight
     codes = (codebook + 128).to(torch.uint8)[weight.codes.int()]
     return GroupedWeight(
-        codes,
-        8,
-        weight.group_size,
-        weight.scales,
-        weight.super_scales,
-        zero_point=128,
-        permutation=weight.permutation,
+        codes, 8, weight.group_size, scales, weight.super_scales, zero_point=128, permutation=weight.permutation
     )
+
+
+def _has_integers(codebook: Tensor) -> bool:
+    return bool(((codebook == codebook.round()) & (codebook >= -128) & (codebook < 128)).all())
 
 
 def _pack_codes(codes: Tensor, bits: int, group_size: int) -> Tensor:

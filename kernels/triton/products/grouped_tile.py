@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.products.grouped_layout import TILE_N
+
+_TILE_N = tl.constexpr(TILE_N)
 
 # Forms of a weight
 SYMMETRIC = tl.constexpr(0)  # one zero point for all groups
@@ -101,3 +104,106 @@ def load_groups(pointers, stride, COUNT: tl.constexpr):
     third = tl.load(pointers + 2 * stride) if COUNT > 2 else first
     fourth = tl.load(pointers + 3 * stride) if COUNT > 2 else first
     return first, second, third, fourth
+
+
+@triton.jit
+def multiply_tiles(
+    x_rows,  # pointers [1, BLOCK_M] to the rows of x
+    in_rows,  # bool [1, BLOCK_M]
+    codes_ptr,
+    scales_ptr,  # fp16 or fp32; int32 words of an fp16 scale and an fp16 zero point; or pairs of fp32
+    minimums_ptr,  # as scales, or None
+    first_output,  # int32, a multiple of BLOCK_N or of the layout's tile
+    source,  # int32 [BLOCK_N]: outputs from first_output on; those of its last tile may repeat
+    num_inputs,
+    group_stride,  # outputs, padded
+    tiles_k,
+    first_tile,
+    last_tile,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs; 0 if there is one group
+    ZERO_POINT: tl.constexpr,
+    FORM: tl.constexpr,
+    EVEN_K: tl.constexpr,  # no tile is padded
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    dtype: tl.constexpr,
+    INLINE_ASM: tl.constexpr,
+):
+    """fp32 [BLOCK_N, BLOCK_M]: these outputs of rows of x, over tiles of inputs [first_tile, last_tile)."""
+    PLANES: tl.constexpr = 16 // BITS
+    TILE_K: tl.constexpr = WIDTH * PLANES
+    GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1  # of a tile
+    WORDS: tl.constexpr = scales_ptr.dtype.element_ty == tl.int32
+    PAIRS: tl.constexpr = FORM == ZEROS and not WORDS
+    element = tl.arange(0, WIDTH)
+    rows_there = source - first_output
+    row_offsets = rows_there // _TILE_N * (tiles_k * _TILE_N * WIDTH) + rows_there % _TILE_N * WIDTH
+    if BLOCK_N < _TILE_N:
+        row_offsets += first_output % _TILE_N * WIDTH
+    first_code = first_output.to(tl.int64) // _TILE_N * tiles_k + first_tile
+    codes_ptrs = codes_ptr + first_code * (_TILE_N * WIDTH) + row_offsets[:, None] + element[None, :]
+    x_ptrs = x_rows + first_tile * TILE_K + element[:, None]
+
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    part = acc
+    sums = acc
+    ones = tl.full([BLOCK_N, WIDTH], 1.0, dtype=tl.float32).to(dtype)
+    zero_point = tl.full([1, 1], ZERO_POINT, dtype=tl.float32)
+    scale_ptrs = scales_ptr + (2 * source if PAIRS else source)
+    scale_stride = 2 * group_stride if PAIRS else group_stride
+    # Scales are loaded a tile ahead. Words need not be: as they belong to an operand, they are prefetched with it.
+    group = group_of_tile(first_tile, TILE_K, GROUP)
+    if not WORDS:
+        scales = load_groups(scale_ptrs + group * scale_stride, scale_stride, GROUPS)
+    if FORM == MINIMUMS:
+        minimum_ptrs = minimums_ptr + source
+        minimums = load_groups(minimum_ptrs + group * group_stride, group_stride, GROUPS)
+    for tile in tl.range(first_tile, last_tile):
+        codes = tl.load(codes_ptrs, eviction_policy="evict_first")
+        codes_ptrs += _TILE_N * WIDTH
+        group = group_of_tile(tile, TILE_K, GROUP)
+        following = group_of_tile(tl.minimum(tile + 1, tiles_k - 1), TILE_K, GROUP)
+        if not WORDS:
+            tile_scales = scales
+            scales = load_groups(scale_ptrs + following * scale_stride, scale_stride, GROUPS)
+        if FORM == MINIMUMS:
+            tile_minimums = minimums
+            minimums = load_groups(minimum_ptrs + following * group_stride, group_stride, GROUPS)
+        for plane in tl.static_range(PLANES):
+            if plane % (PLANES // GROUPS) == 0:  # a group begins
+                if WORDS:
+                    word = tl.load(scales_ptr + (group + plane * GROUPS // PLANES) * group_stride + source)
+                    scale = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+                    zero = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)[:, None]
+                elif PAIRS:
+                    scale = tile_scales[plane * GROUPS // PLANES]
+                    zero = tl.load(scale_ptrs + (group + plane * GROUPS // PLANES) * scale_stride + 1)[:, None]
+                else:
+                    scale = tile_scales[plane * GROUPS // PLANES]
+                    zero = zero_point
+                if GROUP > 0:
+                    part = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+                    sums = part
+            in_x = in_rows
+            if not EVEN_K:
+                in_x = in_rows & (tile * TILE_K + plane * WIDTH + element < num_inputs)[:, None]
+            x = tl.load(x_ptrs + plane * WIDTH, mask=in_x, other=0.0)
+            part = tl.dot(plane_numbers(codes, zero, plane, BITS, dtype, INLINE_ASM), x, part)
+            if FORM == MINIMUMS:
+                sums = tl.dot(ones, x, sums)
+            if GROUP > 0 and (plane + 1) % (PLANES // GROUPS) == 0:  # it ends
+                acc += scale.to(tl.float32)[:, None] * part
+                if FORM == MINIMUMS:
+                    acc += tile_minimums[plane * GROUPS // PLANES].to(tl.float32)[:, None] * sums
+        x_ptrs += TILE_K
+    if GROUP == 0:
+        if WORDS:
+            scale = (tl.load(scale_ptrs) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        else:
+            scale = tl.load(scale_ptrs)
+        acc = scale.to(tl.float32)[:, None] * part
+        if FORM == MINIMUMS:
+            acc += tl.load(minimum_ptrs).to(tl.float32)[:, None] * sums
+    return acc

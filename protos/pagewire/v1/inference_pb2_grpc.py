@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Text in, text out.
+    """What a model is served for (ModelKind) decides which calls it answers; the others say so (INVALID_ARGUMENT).
     """
 
     def __init__(self, channel):
@@ -39,6 +39,21 @@ class InferenceServiceStub:
                 '/pagewire.v1.InferenceService/Generate',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/pagewire.v1.InferenceService/Embed',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/pagewire.v1.InferenceService/Classify',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/pagewire.v1.InferenceService/Score',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/pagewire.v1.InferenceService/Tokenize',
@@ -63,12 +78,34 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """Text in, text out.
+    """What a model is served for (ModelKind) decides which calls it answers; the others say so (INVALID_ARGUMENT).
     """
 
     def Generate(self, request, context):
         """One request, text, chat messages or token ids in; text and token ids out as they are generated. Cancelling the call
         aborts the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Texts to vectors; of a model that embeds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Texts, or pairs of texts, to a score for each label; of a model that classifies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Pairs of texts to one score each, how well the second answers the first; of a model that classifies with one label (a
+        cross-encoder, or reranker).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,6 +148,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.ClassifyResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
@@ -140,7 +192,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Text in, text out.
+    """What a model is served for (ModelKind) decides which calls it answers; the others say so (INVALID_ARGUMENT).
     """
 
     @staticmethod
@@ -160,6 +212,87 @@ class InferenceService:
             '/pagewire.v1.InferenceService/Generate',
             pagewire_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.InferenceService/Embed',
+            pagewire_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.InferenceService/Classify',
+            pagewire_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.InferenceService/Score',
+            pagewire_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,3 +26,11 @@ class KVSpec:
 
     def page_bytes(self, block_size: int) -> int:
         return math.prod(self.page_shape(block_size)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class LatentSpec(KVSpec):
+    """One vector that stands for the keys and values of all heads: head_dim is its size, num_kv_heads 1."""
+
+    def page_shape(self, block_size: int) -> tuple[int, ...]:
+        return (block_size, self.head_dim)

@@ -17,14 +17,28 @@ class Linear:
     {"q_proj": 576, "k_proj": 192, "v_proj": 192} makes one weight [960, in_features].
     """
 
-    __slots__ = ("bias", "shards", "weight")
+    __slots__ = ("bias", "shards", "transposed", "weight")
 
     multiplies = True
 
-    def __init__(self, in_features: int, shards: Mapping[str, int], placement: Placement, *, bias: bool) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        shards: Mapping[str, int],
+        placement: Placement,
+        *,
+        bias: bool,
+        rows: Mapping[str, Tensor] | None = None,
+        transposed: bool = False,
+    ) -> None:
+        """rows: by checkpoint name, of projections whose rows the checkpoint has in another order (`row_order`).
+
+        transposed: a dense checkpoint has weights as [in_features, out_features].
+        """
         out_features = sum(shards.values())
+        rows = rows or {}
         self.shards = tuple(
-            Shard(placement.name(name), size, in_features, placement.format(name), bias)
+            Shard(placement.name(name), size, in_features, placement.format(name), bias, rows.get(name))
             for name, size in shards.items()
         )
         self.weight: PackedWeight = (
@@ -33,6 +47,7 @@ class Linear:
             else NotLoaded(out_features, in_features)
         )
         self.bias = placement.empty(out_features) if bias else None
+        self.transposed = transposed
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features]"""
@@ -51,7 +66,8 @@ class Linear:
         for shard in self.shards:
             stop = start + shard.out_features
             if isinstance(self.weight, Dense):
-                yield f"{shard.name}.weight", self.weight.tensor[start:stop]
+                weight = self.weight.tensor[start:stop]
+                yield f"{shard.name}.weight", weight.t() if self.transposed else weight
             if self.bias is not None:
                 yield f"{shard.name}.bias", self.bias[start:stop]
             start = stop

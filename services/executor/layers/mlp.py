@@ -1,8 +1,8 @@
-"""The gated feed-forward block: gate and up projections in one weight."""
+"""Feed-forward blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -11,26 +11,59 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError
 
-_GATED_ACTIVATIONS = {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
+Activation = Callable[[Tensor], Tensor]
+
+_GATED: Mapping[str, Activation] = {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
+_PLAIN: Mapping[str, Activation] = {
+    "gelu": ops.gelu,
+    "gelu_fast": ops.gelu_tanh,
+    "gelu_new": ops.gelu_tanh,
+    "gelu_pytorch_tanh": ops.gelu_tanh,
+}
 
 
-class GatedMLP:
-    """`down(act(gate(x)) * up(x))`"""
+class MLP:
+    """`down(activation(up(x)))`; with a gated activation `up` gives gates, then what they multiply."""
 
-    __slots__ = ("activation", "down", "gate_up")
+    __slots__ = ("activation", "down", "up")
 
-    def __init__(self, config: DecoderConfig, placement: Placement) -> None:
-        if config.hidden_act not in _GATED_ACTIVATIONS:
-            supported = ", ".join(_GATED_ACTIVATIONS)
-            raise ModelLoadError(f"config key hidden_act: {config.hidden_act!r} is not one of {supported}")
-        size, bias = config.intermediate_size, config.mlp_bias
-        self.gate_up = Linear(config.hidden_size, {"gate_proj": size, "up_proj": size}, placement, bias=bias)
-        self.down = Linear(size, {"down_proj": config.hidden_size}, placement, bias=bias)
-        self.activation = _GATED_ACTIVATIONS[config.hidden_act]
+    def __init__(self, up: Linear, activation: Activation, down: Linear) -> None:
+        self.up = up
+        self.activation = activation
+        self.down = down
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
-        return self.down(self.activation(self.gate_up(hidden)))
+        return self.down(self.activation(self.up(hidden)))
 
     def leaves(self) -> Iterator[Linear]:
-        yield from (self.gate_up, self.down)
+        yield from (self.up, self.down)
+
+
+class GatedMLP(MLP):
+    """`down(act(gate(x)) * up(x))` by Llama's names; gate and up projections are one weight."""
+
+    __slots__ = ()
+
+    def __init__(self, config: DecoderConfig, placement: Placement) -> None:
+        size, bias = config.intermediate_size, config.mlp_bias
+        super().__init__(
+            Linear(config.hidden_size, {"gate_proj": size, "up_proj": size}, placement, bias=bias),
+            gated_activation(config.hidden_act),
+            Linear(size, {"down_proj": config.hidden_size}, placement, bias=bias),
+        )
+
+
+def gated_activation(name: str) -> Activation:
+    """[num_tokens, 2 * size] -> [num_tokens, size], by the name in config.json."""
+    return _named(name, _GATED)
+
+
+def plain_activation(name: str) -> Activation:
+    return _named(name, _PLAIN)
+
+
+def _named(name: str, activations: Mapping[str, Activation]) -> Activation:
+    if not isinstance(name, str) or name not in activations:
+        raise ModelLoadError(f"config key hidden_act: {name!r} is not one of {', '.join(activations)}")
+    return activations[name]

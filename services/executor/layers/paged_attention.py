@@ -10,26 +10,48 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.services.executor.layers.kv_spec import KVSpec
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.step_context import StepContext
 
 FP8 = torch.float8_e4m3fn
 
 
-class PagedAttention:
-    """Causal attention of one layer over its own KV cache; `kv_cache` is bound after the cache is allocated."""
+class Sinks:
+    """A learned score per head, of a key that every query sees and that has no value (GPT-OSS's `sinks`)."""
 
-    __slots__ = ("_spec", "kv_cache", "kv_scales", "layer_idx", "scale", "soft_cap", "window")
+    __slots__ = ("name", "scores")
+
+    def __init__(self, name: str, num_heads: int, placement: Placement) -> None:
+        self.name = placement.name(name)
+        self.scores = torch.empty(num_heads, dtype=torch.float32, device=placement.device)
+
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        yield self.name, self.scores
+
+
+class PagedAttention:
+    """Causal attention of one layer over its own KV cache; `bind` tells it which that is, when it is allocated."""
+
+    __slots__ = ("_spec", "group", "kv_cache", "kv_scales", "layer_idx", "scale", "sinks", "soft_cap", "window")
 
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
+    group: int  # whose block tables say where in it a request's keys and values are
 
-    def __init__(self, layer_idx: int, spec: KVSpec, scale: float, soft_cap: float = 0.0) -> None:
+    def __init__(
+        self, layer_idx: int, spec: KVSpec, scale: float, soft_cap: float = 0.0, sinks: Sinks | None = None
+    ) -> None:
         """layer_idx: of the decoder layer, as checkpoints number them. spec: of a cache without scales."""
         self.layer_idx = layer_idx
         self.scale = scale
         self.window = spec.window
         self.soft_cap = soft_cap
+        self.sinks = None if sinks is None else sinks.scores
         self.kv_scales: Tensor | None = None  # fp32 [2, num_kv_heads], of keys and of values; fp8 caches only
         self._spec = spec
+
+    def bind(self, kv_cache: Tensor, group: int) -> None:
+        self.kv_cache = kv_cache
+        self.group = group
 
     def kv_spec(self) -> KVSpec:
         return self._spec if self.kv_scales is None else replace(self._spec, dtype=FP8)
@@ -40,15 +62,19 @@ class PagedAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: StepContext) -> Tensor:
         """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]."""
-        ops.store_kv(key, value, self.kv_cache, context.slot_mapping, self.kv_scales)
+        ops.store_kv(key, value, self.kv_cache, self.slots(context), self.kv_scales)
         return self.attend(query, context)
+
+    def slots(self, context: StepContext) -> Tensor:
+        """int64 [num_tokens]: where this layer's cache takes each token's key and value; -1 = nowhere."""
+        return context.slot_mappings[self.group]
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
         """As `__call__`, with keys and values already in the cache."""
         return ops.paged_attention(
             query,
             self.kv_cache,
-            context.block_table,
+            context.block_tables[self.group],
             context.query_start_loc,
             context.seq_lens,
             context.max_query_len,
@@ -56,5 +82,6 @@ class PagedAttention:
             self.window,
             self.soft_cap,
             self.kv_scales,
+            self.sinks,
             context.split_size,
         )

@@ -1,7 +1,8 @@
 """Rotary position embedding: the frequencies of every variant, evaluated once into a table.
 
 Formulas: RoPE (Su et al. 2021), linear position interpolation (Chen et al. 2023), dynamic NTK scaling, YaRN
-(Peng et al. 2023) and Llama 3.1's frequency bands. Values equal those of transformers' `modeling_rope_utils`.
+(Peng et al. 2023), LongRoPE (Ding et al. 2024), Llama 3.1's frequency bands and Gemma's proportional RoPE. Values equal
+those of transformers' `modeling_rope_utils`.
 """
 
 from __future__ import annotations
@@ -12,39 +13,42 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor import memory
-from pagewire.services.executor.model_config import DecoderConfig, RopeConfig
+from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.services.executor.rope_config import RopeConfig
 
 
 class RotaryEmbedding:
     """The table by which halves of query and key heads are rotated, shared by all layers of a model.
 
-    The table is fixed for the life of the model, because keys already in the cache were rotated by it. Dynamic NTK
-    scaling, which transformers re-evaluates at the length of the batch at hand, is therefore evaluated once, at
-    `max_model_len`: up to `max_position_embeddings` nothing is scaled, beyond it every request is treated as one
-    of the longest served length. A request's tokens then never depend on its neighbours or on its own final length.
+    The table is fixed for the life of the model, because keys already in the cache were rotated by it. What
+    transformers re-evaluates at the length of the batch at hand is therefore evaluated once, at `max_model_len`. Up to
+    the trained length nothing is scaled; beyond it dynamic NTK scaling treats every request as one of the longest
+    served length, and LongRoPE takes the long factors for all. A request's tokens then never depend on its neighbours
+    or on its own final length.
     """
 
     __slots__ = ("cos_sin_cache",)
 
-    def __init__(self, config: DecoderConfig, max_model_len: int, device: torch.device) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, max_model_len: int, device: torch.device) -> None:
         """Raises OutOfMemoryError if host memory, where the table is made, cannot hold it."""
-        memory.check_positions_fit(max_model_len, config.head_dim)
+        memory.check_positions_fit(max_model_len, head_dim)
+        rotary_dim = rope.rotary_dim(head_dim)
+        if rotary_dim % 2:
+            raise ModelLoadError(
+                f"{rotary_dim} of {head_dim} dimensions of a head are rotated; they are rotated in pairs"
+            )
         if device.type == "meta":  # only asked for its shapes; torch takes a second to load its meta arithmetic
-            self.cos_sin_cache = torch.empty(max_model_len, config.head_dim, device=device)
+            self.cos_sin_cache = torch.empty(max_model_len, rotary_dim, device=device)
             return
-        frequencies, attention_factor = rope_frequencies(config, max_model_len)
+        frequencies, attention_factor = rope_frequencies(rope, rotary_dim, max_model_len)
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
         cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
         self.cos_sin_cache = cos_sin.to(device)  # fp32 [max_model_len, rotary_dim]
 
 
-def rope_frequencies(config: DecoderConfig, max_model_len: int) -> tuple[Tensor, float]:
+def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> tuple[Tensor, float]:
     """Inverse frequencies, fp32 [rotary_dim / 2], and the factor that cos and sin are multiplied with."""
-    rope = config.rope
-    rotary_dim = int(config.head_dim * rope.partial_rotary_factor)
-    theta = rope.rope_theta
-    if rope.rope_type == "dynamic":
-        theta = _dynamic_theta(rope, rotary_dim, config.max_position_embeddings, max_model_len)
+    theta = _dynamic_theta(rope, rotary_dim, max_model_len) if rope.rope_type == "dynamic" else rope.rope_theta
     wavelengths = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     frequencies = 1.0 / wavelengths
     if rope.frequency_factors is not None:
@@ -55,10 +59,15 @@ def rope_frequencies(config: DecoderConfig, max_model_len: int) -> tuple[Tensor,
         return _llama3(frequencies, rope), 1.0
     if rope.rope_type == "yarn":
         return _yarn(wavelengths, rotary_dim, rope), _yarn_attention_factor(rope)
+    if rope.rope_type == "longrope":
+        return _longrope(wavelengths, rope, max_model_len), _longrope_attention_factor(rope)
+    if rope.rope_type == "proportional":
+        return _proportional(frequencies, rope), 1.0
     return frequencies, 1.0
 
 
-def _dynamic_theta(rope: RopeConfig, rotary_dim: int, trained_len: int, max_model_len: int) -> float:
+def _dynamic_theta(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> float:
+    trained_len = rope.original_max_position_embeddings
     length = max(max_model_len, trained_len)
     stretch = rope.factor * length / trained_len - (rope.factor - 1)
     return rope.rope_theta * stretch ** (rotary_dim / (rotary_dim - 2))
@@ -102,3 +111,26 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
     return temperature(1.0)
+
+
+def _longrope(wavelengths: Tensor, rope: RopeConfig, max_model_len: int) -> Tensor:
+    """Each wavelength is stretched by a factor of its own, which was searched for."""
+    is_long = max_model_len > rope.original_max_position_embeddings
+    name, factors = ("long_factor", rope.long_factor) if is_long else ("short_factor", rope.short_factor)
+    if len(factors) != len(wavelengths):
+        raise ModelLoadError(f"rope parameter {name}: expected {len(wavelengths)} numbers, found {len(factors)}")
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * wavelengths)
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
+
+
+def _proportional(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """The slow ones stand still, as if they were infinitely slow."""
+    num_turned = int(rope.partial_rotary_factor * len(frequencies))
+    return torch.cat((frequencies[:num_turned], torch.zeros(len(frequencies) - num_turned))) / rope.factor

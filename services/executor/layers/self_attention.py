@@ -1,4 +1,4 @@
-"""The self-attention block: fused QKV projection; q/k norm, rotary embedding and KV write; paged attention; output."""
+"""Self-attention: fused QKV projection; q/k norm, rotary embedding and KV write; paged attention; output projection."""
 
 from __future__ import annotations
 
@@ -10,56 +10,145 @@ from pagewire.kernels import ops
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import RMSNorm
-from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.layers.paged_attention import PagedAttention, Sinks
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.row_order import rotary_pairs_apart
 from pagewire.services.executor.model_config import DecoderConfig
 from pagewire.services.executor.step_context import StepContext
 
 
-class SelfAttention:
-    """One layer's attention. `rotary` is shared by all layers."""
+class HeadAttention:
+    """What lies between the projections: heads are normalised and rotated where the model wants that, then attend."""
 
-    __slots__ = ("attention", "eps", "head_dim", "k_norm", "num_heads", "o", "out_size", "q_norm", "qkv", "rotary")
+    __slots__ = ("attention", "head_dim", "norms", "num_heads", "rotary", "sinks")
 
-    def __init__(self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding, placement: Placement) -> None:
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        out_size, kv_size = heads * head_dim, kv_heads * head_dim
-        shards = {"q_proj": out_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv = Linear(config.hidden_size, shards, placement, bias=config.qkv_bias)
-        self.o = Linear(out_size, {"o_proj": config.hidden_size}, placement, bias=config.attention_output_bias)
-        self.q_norm = RMSNorm("q_norm", head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
-        self.k_norm = RMSNorm("k_norm", head_dim, config.rms_norm_eps, placement) if config.qk_norm else None
+    def __init__(
+        self,
+        layer_idx: int,
+        num_heads: int,
+        spec: KVSpec,
+        rotary: RotaryEmbedding | None,
+        *,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+        norms: tuple[RMSNorm, RMSNorm] | None = None,
+        sinks: Sinks | None = None,
+    ) -> None:
+        """rotary: shared by layers; None: heads are not rotated.
+
+        scale: of scores, 1 / sqrt(head_dim) if None. soft_cap: of scores; 0 = off. norms: of each head of query and
+        key, for rotated heads only.
+        """
+        scale = spec.head_dim**-0.5 if scale is None else scale
+        self.attention = PagedAttention(layer_idx, spec, scale, soft_cap, sinks)
+        self.head_dim = spec.head_dim
+        self.num_heads = num_heads
         self.rotary = rotary
-        spec = KVSpec(kv_heads, head_dim, config.dtype, config.sliding_windows[layer_idx])
-        self.attention = PagedAttention(layer_idx, spec, head_dim**-0.5)
-        self.eps = config.rms_norm_eps
-        self.num_heads = heads
-        self.head_dim = head_dim
-        self.out_size = out_size
+        self.norms = norms
+        self.sinks = sinks
+
+    def __call__(self, qkv: Tensor, context: StepContext) -> Tensor:
+        """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim]"""
+        num_tokens = qkv.shape[0]
+        heads = qkv.view(num_tokens, -1, self.head_dim)  # of q, k and v side by side
+        query = heads.narrow(1, 0, self.num_heads)
+        attention = self.attention
+        if self.rotary is None:
+            key, value = heads.narrow(1, self.num_heads, heads.shape[1] - self.num_heads).chunk(2, dim=1)
+            return attention(query, key, value, context).view(num_tokens, -1)
+        q_norm, k_norm = self.norms or (None, None)
+        ops.rotary_store_kv(
+            context.positions,
+            heads,
+            self.rotary.cos_sin_cache if context.rope_table is None else context.rope_table,
+            attention.kv_cache,
+            attention.slots(context),
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            0.0 if q_norm is None else q_norm.eps,
+            attention.kv_scales,
+        )
+        return attention.attend(query, context).view(num_tokens, -1)
+
+    def leaves(self) -> Iterator[RMSNorm | Sinks | PagedAttention]:
+        if self.norms is not None:
+            yield from self.norms
+        if self.sinks is not None:
+            yield self.sinks
+        yield self.attention
+
+
+class SelfAttention:
+    """One layer's attention."""
+
+    __slots__ = ("heads", "o", "qkv")
+
+    def __init__(self, qkv: Linear, heads: HeadAttention, o: Linear) -> None:
+        self.qkv = qkv
+        self.heads = heads
+        self.o = o
 
     def __call__(self, hidden: Tensor, context: StepContext) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
-        num_tokens = hidden.shape[0]
-        qkv = self.qkv(hidden).view(num_tokens, -1, self.head_dim)  # heads of q, k and v side by side
-        attention = self.attention
-        ops.rotary_store_kv(
-            context.positions,
-            qkv,
-            self.rotary.cos_sin_cache,
-            attention.kv_cache,
-            context.slot_mapping,
-            None if self.q_norm is None else self.q_norm.weight,
-            None if self.k_norm is None else self.k_norm.weight,
-            self.eps,
-            attention.kv_scales,
-        )
-        output = attention.attend(qkv.narrow(1, 0, self.num_heads), context)
-        return self.o(output.view(num_tokens, self.out_size))
+        return self.o(self.heads(self.qkv(hidden), context))
 
-    def leaves(self) -> Iterator[Linear | RMSNorm | PagedAttention]:
+    def leaves(self) -> Iterator[Linear | RMSNorm | Sinks | PagedAttention]:
         yield self.qkv
-        if self.q_norm is not None and self.k_norm is not None:
-            yield from (self.q_norm, self.k_norm)
-        yield self.attention
+        yield from self.heads.leaves()
         yield self.o
+
+
+def llama_attention(
+    config: DecoderConfig,
+    layer_idx: int,
+    rotary: RotaryEmbedding | None,
+    placement: Placement,
+    *,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    norm: type[RMSNorm] = RMSNorm,
+    sinks: Sinks | None = None,
+    rotates_neighbours: bool = False,
+    output: str = "o_proj",
+) -> SelfAttention:
+    """As Llama's: three projections by its names, which most others have taken over.
+
+    scale, soft_cap, sinks: as `HeadAttention`. norm: of query and key heads, if the config wants one.
+    rotates_neighbours: elements (0, 1), (2, 3), ... of a head are rotated in place of those half a head apart. output:
+    the name of the last projection.
+    """
+    out_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    rotary_dim = config.rope.rotary_dim(config.head_dim)
+    rows = {
+        "q_proj": rotary_pairs_apart(config.num_heads, config.head_dim, rotary_dim),
+        "k_proj": rotary_pairs_apart(config.num_kv_heads, config.head_dim, rotary_dim),
+    }
+    shards = {"q_proj": out_size, "k_proj": kv_size, "v_proj": kv_size}
+    norms = None
+    if config.qk_norm:
+        q_norm = norm("q_norm", config.head_dim, config.rms_norm_eps, placement)
+        k_norm = norm("k_norm", config.head_dim, config.rms_norm_eps, placement)
+        norms = (q_norm, k_norm)
+    return SelfAttention(
+        Linear(config.hidden_size, shards, placement, bias=config.qkv_bias, rows=rows if rotates_neighbours else None),
+        head_attention(config, layer_idx, rotary, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks),
+        Linear(out_size, {output: config.hidden_size}, placement, bias=config.attention_output_bias),
+    )
+
+
+def head_attention(
+    config: DecoderConfig,
+    layer_idx: int,
+    rotary: RotaryEmbedding | None,
+    *,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    sinks: Sinks | None = None,
+) -> HeadAttention:
+    """With the sizes and the window that the config states; the others as `HeadAttention`."""
+    spec = KVSpec(config.num_kv_heads, config.head_dim, config.dtype, config.sliding_windows[layer_idx])
+    return HeadAttention(
+        layer_idx, config.num_heads, spec, rotary, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,6 +31,9 @@ class Dense:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.linear(x, self.tensor, bias)
 
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+        return ops.experts_linear(x, self.tensor, bias, order, starts)
+
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
@@ -45,6 +48,9 @@ class PackedDense:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.packed_linear(x, self.tensor, bias, self.shape[0])
+
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+        return ops.packed_experts_linear(x, self.tensor, bias, order, starts, self.shape[0])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids int64 [num_tokens] -> the rows [num_tokens, in_features] of the weight"""
@@ -98,6 +104,8 @@ class Shard:
     in_features: int
     format: WeightFormat | None  # None: <name>.weight, dense
     has_bias: bool = False  # <name>.bias is the layer's, not the format's
+    # int64: model row -> row in the checkpoint; None: the same
+    rows: Tensor | None = field(default=None, compare=False)
 
 
 @runtime_checkable

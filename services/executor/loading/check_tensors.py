@@ -9,7 +9,7 @@ import torch
 from pagewire.services.executor.loading.quantization.install import check_shard, tensor_specs
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 
 
@@ -39,7 +39,7 @@ def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
         raise ModelLoadError(
             f"{path}: the checkpoint does not fit its config: {_listing('missing', missing)}"
             f"{'; ' if missing and unexpected else ''}{_listing('unexpected', unexpected)}; "
-            "download it again, or use the config.json that belongs to it"
+            f"{_remedy(missing)}"
         )
     for name, target in targets.items():
         if weights.shapes[name] != tuple(target.shape):
@@ -47,6 +47,25 @@ def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
                 f"{path}: tensor {name}: expected shape {list(target.shape)}, found {list(weights.shapes[name])}"
             )
     return sum(weights.stored_bytes(name) for name in quantized)
+
+
+def has_own_head(config: ModelConfig, weights: WeightSource) -> bool:
+    """Whether a checkpoint that claims to share its embedding with its head has another head, as transformers tells."""
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    if not config.tie_word_embeddings or not {head, embedding} <= weights.shapes.keys():
+        return False
+    return weights.shapes[head] == weights.shapes[embedding] and not torch.equal(
+        weights.raw(head), weights.raw(embedding)
+    )
+
+
+def _remedy(missing: list[str]) -> str:
+    if missing == ["lm_head.weight"]:
+        return (
+            "the model was saved without its head; if that is its embedding, add "
+            """--hf-overrides '{"tie_word_embeddings": true}'"""
+        )
+    return "download it again, or use the config.json that belongs to it"
 
 
 def _listing(kind: str, names: list[str]) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pagewire.services.executor.layers.weight_format import Quantization
+from pagewire.services.executor.loading.config_file import architecture_of, dtype_of, merged, read_json, text_keys
 from pagewire.services.executor.loading.quantization.gguf import GgufQuantization
 from pagewire.services.executor.loading.quantization.registry import FORMATS, is_left_over, quantization_of
 from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.loading.weights.aliases import AliasedSource
 from pagewire.services.executor.loading.weights.gguf import (
     GgufSource,
     gguf_architecture,
@@ -21,46 +24,63 @@ from pagewire.services.executor.loading.weights.gguf import (
     named_tensors,
 )
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
+from pagewire.services.executor.loading.weights.prefix import renaming, with_prefix
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.models.registry import ARCHITECTURES
 
 
 class DirectoryCheckpoint:
-    """`config.json`, optionally `generation_config.json`, and safetensors."""
+    """`config.json`, optionally `generation_config.json`, and safetensors.
 
-    def __init__(self, path: Path) -> None:
+    overrides: put over the keys of `config.json`.
+    """
+
+    def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        self._raw = read_json(path / "config.json")
-        architectures = self._raw.get("architectures") or []
-        if len(architectures) != 1:
-            raise ModelLoadError(f"{path}/config.json: key architectures must name one class, found {architectures}")
-        self.architecture: str = architectures[0]
-        name = self._raw.get("dtype") or self._raw.get("torch_dtype")
-        self.dtype: torch.dtype | None = None
-        if name is not None:
-            self.dtype = getattr(torch, str(name), None)
-            if not isinstance(self.dtype, torch.dtype):
-                raise ModelLoadError(f"{path}/config.json: key dtype: {name!r} is not a torch dtype")
+        self.overrides = overrides or {}
+        self.keys = merged(read_json(path / "config.json"), self.overrides)
+        try:
+            self.architecture = architecture_of(self.keys)
+            self.dtype = dtype_of(text_keys(self.keys))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{path}/config.json: {error}") from error
 
     def config(self, dtype: torch.dtype) -> ModelConfig:
         """Only for our own architectures; `generation_config.json` wins over `config.json` for the stop tokens."""
+        own = ARCHITECTURES[self.architecture]
+        keys = {**(self.keys if own.has_parts else text_keys(self.keys)), "architectures": [self.architecture]}
         try:
-            config = ARCHITECTURES[self.architecture].read_config(self._raw, dtype)
+            config: ModelConfig = own.read_config(keys, dtype)
+            return dataclasses.replace(config, eos_token_ids=self.eos_token_ids(config.eos_token_ids))
         except ModelLoadError as error:
             raise ModelLoadError(f"{self.path}/config.json: {error}") from error
-        return dataclasses.replace(config, eos_token_ids=self.eos_token_ids(config.eos_token_ids))
 
     def eos_token_ids(self, default: tuple[int, ...]) -> tuple[int, ...]:
         path = self.path / "generation_config.json"
         return (token_ids(read_json(path).get("eos_token_id")) if path.is_file() else ()) or default
 
     def weights(self) -> WeightSource:
-        return SafetensorsSource(self.path)
+        source = SafetensorsSource(self.path)
+        own = ARCHITECTURES.get(self.architecture)
+        if own is None:
+            return source
+        if own.prefixes:
+            source.rename(partial(with_prefix, own.prefixes))
+        elif not any(name.startswith("model.layers.") for name in source.shapes):  # as nearly all are named
+            model = own.model(self.config(torch.bfloat16), 1, torch.device("meta"), None)
+            if (rename := renaming(source.shapes, model.load_targets())) is not None:
+                source.rename(rename)
+        if not own.aliases:
+            return source
+        try:
+            return AliasedSource(source, own.aliases)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self.path}: {error}") from error
 
     def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
         """weights: None if they are random. requested: by `--quantization`."""
-        file, config = "config.json", self._raw.get("quantization_config")
+        file, config = "config.json", self.keys.get("quantization_config")
         for stored in FORMATS.values():
             name = stored.config_file
             if config is None and name is not None and (self.path / name).is_file():
@@ -78,6 +98,7 @@ class GgufCheckpoint:
     """One `.gguf` file with metadata, tokenizer and weights."""
 
     dtype = None  # the weights are quantized: there is no dtype to keep
+    overrides: Mapping[str, Any] = {}
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,16 +122,21 @@ class GgufCheckpoint:
 Checkpoint = DirectoryCheckpoint | GgufCheckpoint
 
 
-def open_checkpoint(path: Path, load_format: str) -> Checkpoint:
-    """Raises ModelLoadError when `path` is not a model, or not one of the format asked for."""
+def open_checkpoint(path: Path, load_format: str, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Raises ModelLoadError when `path` is not a model, or not one of the format asked for.
+
+    overrides: as of `DirectoryCheckpoint`.
+    """
+    if path.is_dir() and load_format != "gguf" and (path / "config.json").is_file():
+        return DirectoryCheckpoint(path, overrides)
     if path.is_dir():
-        if load_format == "gguf" or not (path / "config.json").is_file():
-            return GgufCheckpoint(_only_gguf_file(path))
-        return DirectoryCheckpoint(path)
-    if not path.is_file():
+        path = _only_gguf_file(path)
+    elif not path.is_file():
         raise ModelLoadError(f"{path}: no such model directory or .gguf file")
     if path.suffix != ".gguf" or load_format == "safetensors":
         raise ModelLoadError(f"{path}: --load-format {load_format} needs a directory with config.json, or a .gguf file")
+    if overrides:
+        raise ModelLoadError(f"{path}: --hf-overrides: a .gguf file has no config.json; leave the flag out")
     return GgufCheckpoint(path)
 
 
@@ -122,13 +148,3 @@ def _only_gguf_file(directory: Path) -> Path:
             "name the file itself"
         )
     return files[0]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object")
-    return value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +14,10 @@ from torch import Tensor
 
 from pagewire.process import usable_cores
 from pagewire.services.executor import memory
+from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading import weights_report
-from pagewire.services.executor.loading.check_tensors import check_tensors
+from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head
 from pagewire.services.executor.loading.checkpoint import Checkpoint
 from pagewire.services.executor.loading.quantization.install import (
     install_jobs,
@@ -25,6 +28,7 @@ from pagewire.services.executor.loading.quantization.install import (
 )
 from pagewire.services.executor.loading.quantization.registry import check_requested
 from pagewire.services.executor.loading.weights import WeightSource
+from pagewire.services.executor.loading.weights.base_names import with_base_names
 from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.dummy import fill_random
 from pagewire.services.executor.loading.weights.jobs import Progress, run_jobs
@@ -33,6 +37,8 @@ from pagewire.services.executor.loading.weights.read import read_jobs, staging_f
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
+
+logger = logging.getLogger(__name__)
 
 _MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
 
@@ -51,20 +57,26 @@ def load_own(
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
-    weights = None if dummy_seed is not None else checkpoint.weights()
+    architecture = ARCHITECTURES[checkpoint.architecture]
+    weights = None if dummy_seed is not None else with_base_names(checkpoint.weights(), architecture.base)
+    if weights is not None and has_own_head(config, weights):
+        logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
+        config = dataclasses.replace(config, tie_word_embeddings=False)
     found = checkpoint.quantization(weights, quantization)
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
-    architecture = ARCHITECTURES[checkpoint.architecture]
-    shapes = architecture.model(config, length, torch.device("meta"), found)
+    make = partial(_make, checkpoint, config, length, found)
+    shapes = make(torch.device("meta"))
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
-    model = architecture.model(config, length, device, found)
+    model = make(device)
     filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
     if weights is not None and weights_cache is not None:
-        cache = WeightsCache.at(weights_cache, checkpoint.path, dtype, device, dequantize=dequantize)
+        cache = WeightsCache.at(
+            weights_cache, checkpoint.path, dtype, device, dequantize=dequantize, overrides=checkpoint.overrides
+        )
     if cache is None or not cache.load(model, filler.num_threads, progress):
         if weights is None:
             filler.fill_randomly(dummy_seed or 0)
@@ -74,8 +86,19 @@ def load_own(
             pack_dense(model)
         if cache is not None:
             cache.save(model)
+    model.finish_loading()
     weights_report.report(model, found, weights, dequantized=dequantize)
     return model
+
+
+def _make(
+    checkpoint: Checkpoint, config: ModelConfig, length: int, quantization: Quantization | None, device: torch.device
+) -> OwnModel:
+    """Without weights."""
+    try:
+        return ARCHITECTURES[checkpoint.architecture].model(config, length, device, quantization)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{checkpoint.path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -92,7 +115,7 @@ class _Filler:
         """weights: of the checkpoint at `path`."""
         targets = self.model.load_targets()
         staging = staging_for(self.device, self.num_threads, targets)
-        jobs = read_jobs(weights, targets, staging)
+        jobs = read_jobs(weights, targets, staging, self.model.row_orders())
         read = stored_shards(path, weights, self.model.config.dtype, self.device)
         jobs += install_jobs(self.model.quantized_modules(), read, partial(_stored_bytes, weights), self._dense())
         run_jobs(jobs, self.num_threads, self.progress)

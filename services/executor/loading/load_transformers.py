@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from pagewire.errors import StartupError
@@ -40,7 +40,7 @@ def load_transformers_model(
             "gguf_file": checkpoint.path.name,
         }
     try:
-        config = AutoConfig.from_pretrained(**source)
+        config = _read_config(checkpoint, source)
         check_architecture(config, checkpoint.architecture, max_model_len)
         options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION_NAME}
         with torch.device("meta"):
@@ -63,6 +63,22 @@ def load_transformers_model(
     causal_lm.to(device).eval().requires_grad_(False)
     eos_token_ids = checkpoint.eos_token_ids(token_ids(config.get_text_config().eos_token_id))
     return TransformersModel(causal_lm, eos_token_ids, device)
+
+
+def _read_config(checkpoint: Checkpoint, source: dict[str, Any]) -> Any:
+    if isinstance(checkpoint, GgufCheckpoint):
+        return AutoConfig.from_pretrained(**source)
+    model_type = checkpoint.keys.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        own_code = "auto_map" in checkpoint.keys
+        raise ModelLoadError(
+            f"{checkpoint.path}/config.json: transformers does not implement model_type {model_type!r}"
+            + ("; the checkpoint brings code of its own, which Pagewire never runs" if own_code else "")
+            + "; use a version of the model that transformers implements"
+        )
+    if not checkpoint.overrides:
+        return AutoConfig.from_pretrained(**source, trust_remote_code=False)
+    return CONFIG_MAPPING[model_type].from_dict(checkpoint.keys)
 
 
 def check_architecture(config: Any, architecture: str, max_model_len: int | None) -> None:

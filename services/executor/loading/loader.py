@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +35,7 @@ def load_model(
     quantization: str | None = None,
     weights_cache: str | None = None,
     seed: int = 0,
+    hf_overrides: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Loads weights into a model on `device`.
@@ -42,13 +45,13 @@ def load_model(
     dtype auto: the checkpoint's, if that has 16 bits, else bfloat16. max_model_len: longest request to serve, by
     default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
     checkpoint's if it has them, else 1. quantization: None runs weights as they are stored, a method insists on it,
-    "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. progress is called with
-    the fraction done and what was read.
+    "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: put over the
+    keys of `config.json`. progress is called with the fraction done and what was read.
 
     Raises ModelLoadError with the cause and the remedy.
     """
     progress = progress or _no_progress
-    checkpoint = open_checkpoint(Path(model), load_format)
+    checkpoint = open_checkpoint(Path(model), load_format, hf_overrides)
     torch_dtype = resolve_dtype(dtype, checkpoint.dtype)
     dummy_seed = seed if load_format == "dummy" else None
     own = checkpoint.architecture in ARCHITECTURES

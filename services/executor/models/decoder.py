@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear
@@ -13,39 +13,49 @@ from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import SelfAttention
+from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import DecoderConfig
-from pagewire.services.executor.models.protocol import Leaf, OwnModel
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.models.causal import Attention, CausalModel, FeedForward, Layer, PreNormLayer
+
+__all__ = ["Attention", "DecoderLayer", "DecoderModel", "FeedForward"]
 
 
-class DecoderLayer:
-    """Pre-norm attention and feed-forward. Each half returns its output not yet added to the residual stream."""
+class DecoderLayer(PreNormLayer):
+    """Llama's layer. Others replace one of its halves."""
 
-    __slots__ = ("attention", "input_norm", "mlp", "post_attention_norm")
+    __slots__ = ()
 
-    def __init__(self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding, placement: Placement) -> None:
+    def __init__(
+        self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
+    ) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm("input_layernorm", size, eps, placement)
-        self.attention = SelfAttention(config, layer_idx, rotary, placement.within("self_attn"))
-        self.post_attention_norm = RMSNorm("post_attention_layernorm", size, eps, placement)
-        self.mlp = GatedMLP(config, placement.within("mlp"))
+        super().__init__(
+            RMSNorm("input_layernorm", size, eps, placement),
+            self.self_attention(config, layer_idx, rotary, placement.within("self_attn")),
+            RMSNorm("post_attention_layernorm", size, eps, placement),
+            self.feed_forward(config, layer_idx, placement),
+        )
 
-    def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
-        """hidden is the previous layer's output; the sum of all layers so far is kept in `residual`, in place."""
-        hidden = self.attention(self.input_norm.add(hidden, residual), context)
-        return self.mlp(self.post_attention_norm.add(hidden, residual))
+    def self_attention(
+        self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
+    ) -> Attention:
+        return llama_attention(config, layer_idx, rotary, placement)
 
-    def leaves(self) -> Iterator[Leaf]:
-        yield self.input_norm
-        yield from self.attention.leaves()
-        yield self.post_attention_norm
-        yield from self.mlp.leaves()
+    def feed_forward(self, config: DecoderConfig, layer_idx: int, placement: Placement) -> FeedForward:
+        return GatedMLP(config, placement.within("mlp"))
 
 
-class DecoderModel(OwnModel):
-    """A decoder-only language model."""
+class LayerClass(Protocol):
+    """What makes a model's layers."""
+
+    def __call__(self, config: Any, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement) -> Layer: ...
+
+
+class DecoderModel(CausalModel):
+    """A decoder-only language model with Llama's names and its norm."""
+
+    layer: LayerClass = DecoderLayer
 
     def __init__(
         self,
@@ -53,43 +63,32 @@ class DecoderModel(OwnModel):
         max_model_len: int,
         device: torch.device,
         quantization: Quantization | None = None,
+        *,
+        body_name: str = "model",
+        head_name: str = "lm_head",
     ) -> None:
+        """body_name, head_name: what the checkpoint calls the decoder and its output projection."""
         placement = Placement(config.dtype, device, quantization)
-        body = placement.within("model")
-        rotary = RotaryEmbedding(config, max_model_len, device)
+        body = placement.within(body_name)
         self.config: DecoderConfig = config
+        self.head_name = head_name
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device)
         self.embed = Embedding(
             "embed_tokens", config.vocab_size, config.hidden_size, body, projects=config.tie_word_embeddings
         )
         self.layers = [
-            DecoderLayer(config, layer_idx, rotary, body.within(f"layers.{layer_idx}"))
-            for layer_idx in range(config.num_layers)
+            self.layer(config, layer_idx, rotary, body.within(f"layers.{layer_idx}"))
+            for layer_idx, rotary in enumerate(self.rotaries(config, max_model_len, device))
         ]
         self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, body)
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, {"lm_head": config.vocab_size}, placement, bias=False)
+            else Linear(config.hidden_size, {head_name: config.vocab_size}, placement, bias=False)
         )
 
-    def leaves(self) -> Iterator[Leaf]:
-        yield self.embed
-        for layer in self.layers:
-            yield from layer.leaves()
-        yield self.norm
-        if self.lm_head is not None:
-            yield self.lm_head
-
-    def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        hidden = self.embed(input_ids)
-        residual = torch.zeros_like(hidden)
-        for layer in self.layers:
-            hidden = layer(hidden, residual, context)
-        return self.norm.add(hidden, residual)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.embed.project(hidden) if self.lm_head is None else self.lm_head(hidden)
-
-    def ignored(self, name: str) -> bool:
-        tied_copy = self.config.tie_word_embeddings and name == "lm_head.weight"
-        return tied_copy or name.endswith("rotary_emb.inv_freq")
+    def rotaries(
+        self, config: DecoderConfig, max_model_len: int, device: torch.device
+    ) -> Sequence[RotaryEmbedding | None]:
+        """Each layer's, None for those that do not rotate. Here all have `self.rotary`."""
+        return [self.rotary] * config.num_layers

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.model_config import DecoderConfig, decoder_config, required
+from pagewire.services.executor.model_config import DecoderConfig, decoder_config, required, sliding_window
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
+from pagewire.services.executor.models.decoder import DecoderModel
 
 
 def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
@@ -24,4 +26,17 @@ def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
 def mistral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     """One window for all layers; null, as in Mistral 7B from version 0.2 on, means none, no key means 4096."""
     num_layers = required(raw, "num_hidden_layers")
-    return decoder_config(raw, dtype, sliding_windows=(raw.get("sliding_window", 4096) or 0,) * num_layers)
+    return decoder_config(raw, dtype, sliding_windows=(sliding_window(raw, 4096),) * num_layers)
+
+
+ARCHITECTURES = (
+    Architecture(
+        "LlamaForCausalLM",
+        "llama",
+        llama_config,
+        DecoderModel,
+        GgufForm("llama", interleaved_rotary=True),
+        quantizable=True,
+    ),
+    Architecture("MistralForCausalLM", "mistral", mistral_config, DecoderModel, quantizable=True),
+)

@@ -9,16 +9,33 @@ from typing import Protocol
 from torch import Tensor
 
 from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.model_config import ModelConfig
 from pagewire.services.executor.step_context import StepContext
+
+
+class Classifier(Protocol):
+    """A classification head."""
+
+    num_labels: int
+
+    def classify(self, hidden: Tensor, spans: Spans) -> Tensor:
+        """hidden [num_tokens, hidden_size] of a step -> logits [V, num_labels] of the requests that are pooled"""
+
+    def leaves(self) -> Iterator[Leaf]: ...
 
 
 class Model(Protocol):
     """What the model runner drives: our own models and transformers' look the same to it."""
 
     config: ModelConfig
-    capturable: bool  # whether a step may be recorded: its Python never looks at values
+    capturable: bool  # whether CUDA graphs may contain its steps: its Python never looks at values
+    generates: bool  # whether tokens can be sampled from it; an encoder only reads
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """Its classification head, if it has one."""
 
     @property
     def attention_layers(self) -> list[PagedAttention]:
@@ -48,10 +65,16 @@ class OwnModel(Model, Protocol):
     """
 
     capturable: bool = True
+    generates: bool = True
+    classifier: Classifier | None = None
 
     @abstractmethod
     def leaves(self) -> Iterator[Leaf]:
         """All, in the order of computation."""
+
+    def finish_loading(self) -> None:
+        """Called once, when all weights are as the checkpoint has them: for what is computed from them."""
+        return
 
     def ignored(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although the model has no place for it."""
@@ -72,6 +95,16 @@ class OwnModel(Model, Protocol):
     def load_targets(self) -> dict[str, Tensor]:
         """Name of a dense tensor (Hugging Face) -> the memory it is written to, of the shape it must have."""
         return {name: target for leaf in self.leaves() for name, target in leaf.load_targets()}
+
+    def row_orders(self) -> dict[str, Tensor]:
+        """Of the load targets whose rows have another order in the checkpoint: model row -> stored row."""
+        return {
+            f"{shard.name}.{suffix}": shard.rows
+            for module in self.modules()
+            for shard in module.shards
+            if shard.rows is not None
+            for suffix in ("weight", "bias")
+        }
 
     def vectors(self) -> dict[str, Tensor]:
         """The load targets that are not weights of modules: norms and biases."""

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
+from pagewire.services.executor.models.decoder import DecoderModel
 
 
 def qwen2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     return decoder_config(raw, dtype, qkv_bias=True, sliding_windows=layer_windows(raw))
+
+
+ARCHITECTURES = (
+    Architecture(
+        "Qwen2ForCausalLM", "qwen2", qwen2_config, DecoderModel, GgufForm("qwen2"), base="model.", quantizable=True
+    ),
+)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows, optional
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
+from pagewire.services.executor.models.decoder import DecoderModel
 
 
 def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
@@ -21,3 +23,10 @@ def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
         qk_norm=True,
         sliding_windows=layer_windows(raw),
     )
+
+
+ARCHITECTURES = (
+    Architecture(
+        "Qwen3ForCausalLM", "qwen3", qwen3_config, DecoderModel, GgufForm("qwen3"), base="model.", quantizable=True
+    ),
+)

@@ -93,8 +93,10 @@ class _HiddenStates(nn.Module):
 class TransformersModel:
     """A transformers causal language model, split into its decoder and its head, driven like our own models."""
 
-    # Its modelling code may look at values on the host, which a CUDA graph cannot replay.
+    # Its modelling code may look at values on the host, which a CUDA graph cannot replay; on a CPU, recording notices.
     capturable = False
+    generates = True
+    classifier = None
 
     def __init__(self, causal_lm: Any, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         self._state = AttentionLayers(type(causal_lm).__name__)
@@ -118,6 +120,15 @@ class TransformersModel:
             dtype=causal_lm.dtype,
             eos_token_ids=eos_token_ids,
         )
+        self._check_head(device)
+
+    def _check_head(self, device: torch.device) -> None:
+        """Some heads ask the decoder for more than its output."""
+        try:
+            with torch.inference_mode():
+                self.compute_logits(torch.zeros(1, self.config.hidden_size, dtype=self.config.dtype, device=device))
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            self._state.refuse(f"its head cannot run apart from its decoder ({error})")
 
     def _check_signature(self, causal_lm: Any) -> None:
         if self._decoder is causal_lm:

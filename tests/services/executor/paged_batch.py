@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.kv_cache import allocate
+from pagewire.services.executor.kv_cache import allocate, groups
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.step_context import StepContext
 
@@ -18,7 +18,7 @@ class PagedBatch:
     def __init__(self, model: Model, num_requests: int, max_len: int) -> None:
         max_blocks = -(-max_len // BLOCK_SIZE)
         num_blocks = num_requests * max_blocks + 1
-        self.kv_caches = allocate(model, num_blocks, BLOCK_SIZE, torch.device("cpu"))
+        self.kv_caches = allocate(model, [num_blocks] * len(groups(model)), BLOCK_SIZE, torch.device("cpu"))
         for cache in self.kv_caches:
             cache.fill_(torch.nan)  # wherever nothing was stored: reading past a request's tokens shows
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
@@ -43,8 +43,8 @@ class PagedBatch:
             rows=torch.tensor(requests, dtype=torch.int32),
             query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int(),
             seq_lens=torch.tensor([self.context_lens[request] for request in requests], dtype=torch.int32),
-            block_table=self.block_table[requests],
-            slot_mapping=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
+            block_tables=(self.block_table[requests],) * len(self.kv_caches),
+            slot_mappings=(blocks * BLOCK_SIZE + positions % BLOCK_SIZE,) * len(self.kv_caches),
             max_query_len=max(query_lens),
         )
         input_ids = torch.tensor([token for request in requests for token in tokens[request]])

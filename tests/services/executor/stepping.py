@@ -11,12 +11,13 @@ import torch
 
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import stats
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.proposer import Proposer
-from pagewire.services.executor.step import HostTokens, NewRequest, Step, StepOutput
+from pagewire.services.executor.step import Blocks, HostTokens, Image, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 
 CPU = torch.device("cpu")
@@ -82,7 +83,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @dataclass
 class Driver:
-    """Knows token and block counts, as a scheduler does, and no tensors."""
+    """Knows token and block counts, as a scheduler does, and no tensors. A request has equal blocks in every group."""
 
     runner: ModelRunner
     num_blocks: int
@@ -108,6 +109,7 @@ class Driver:
         num_prompt_tokens: int | None = None,
         shared_blocks: Iterable[int] = (),
         yields_vector: bool = False,
+        images: Sequence[Image] = (),
     ) -> None:
         """Enters with the next step. shared_blocks hold the KV of the first tokens (prefix hit)."""
         shared = list(shared_blocks)
@@ -121,9 +123,10 @@ class Driver:
                 token_ids=np.array(token_ids, dtype=np.int32),
                 num_prompt_tokens=num_prompt_tokens or len(token_ids),
                 num_computed_tokens=computed,
-                block_ids=np.array(blocks, dtype=np.int32),
+                blocks=[Blocks(0, np.array(blocks, dtype=np.int32))] * self.num_groups,
                 sampling=sampling,
                 yields_vector=yields_vector,
+                images=images,
             )
         )
 
@@ -133,6 +136,10 @@ class Driver:
         blocks = self._blocks_of.pop(request_id)
         self._free.extend(blocks)
         return blocks
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.runner.kv_groups)
 
     def blocks(self, request_id: int) -> list[int]:
         return self._blocks_of[request_id]
@@ -144,7 +151,7 @@ class Driver:
         """
         self._step_id += 1
         self._drafted[self._step_id] = dict(drafts or {})
-        new_blocks = {}
+        new_blocks, groups = {}, self.num_groups
         for request_id, count in scheduled.items():
             self._computed[request_id] += count
             needed = -(-self._computed[request_id] // BLOCK_SIZE) - len(self._blocks_of[request_id])
@@ -154,8 +161,10 @@ class Driver:
             step_id=self._step_id,
             request_ids=list(scheduled),
             num_scheduled_tokens=np.array(list(scheduled.values()), dtype=np.int64),
-            num_new_blocks=np.array([len(new_blocks[request_id]) for request_id in scheduled], dtype=np.int64),
-            new_block_ids=np.array([b for request_id in scheduled for b in new_blocks[request_id]], dtype=np.int32),
+            num_new_blocks=np.array([[len(new_blocks[request_id])] * groups for request_id in scheduled]),
+            new_block_ids=np.array(
+                [b for request_id in scheduled for b in new_blocks[request_id] * groups], dtype=np.int32
+            ),
             finished_request_ids=self._finished,
             new_requests=self._new,
             num_draft_tokens=np.array([drafts.get(id, 0) for id in scheduled]) if drafts else None,

@@ -11,7 +11,7 @@ from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
 from pagewire.v1.common_pb2 import SamplingParams
-from pagewire.v1.executor_pb2 import NewRequest, StepRequest, StepResult
+from pagewire.v1.executor_pb2 import Blocks, NewRequest, StepRequest, StepResult
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import CPU, LIMITS, alone, prompt, tiny_llama
 
@@ -34,7 +34,7 @@ def new_request(request_id: int, token_ids: list[int], params: SamplingParams | 
         request_id=request_id,
         token_ids=token_ids,
         num_prompt_tokens=len(token_ids),
-        block_ids=range(5 * request_id, 5 * request_id + 5),
+        blocks=[Blocks(ids=range(5 * request_id, 5 * request_id + 5))],
         sampling_params=params,
         yields_vector=params is None,
     )
@@ -94,5 +94,5 @@ def test_columns_that_are_not_parallel_are_refused() -> None:
 
 def test_describe_tells_how_much_is_drafted(model: DecoderModel) -> None:
     runner = ModelRunner(model, LIMITS, 8, CPU, proposer=KnownTexts([], 1.0, max_draft_tokens=5))
-    info = ExecutorInfo(1, "m", 96, 200, (2,), 8, 8, 8, 128, "cpu", "float32", 1, 1, runner.max_draft_tokens)
+    info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, runner.max_draft_tokens)
     assert describe_response(info).max_draft_tokens == 5

@@ -52,8 +52,8 @@ def graph_driver(model: DecoderModel) -> Driver:
     """The KV cache holds NaN wherever no request has written, after the capture too."""
     runner = ModelRunner(model, LIMITS, 64, CPU)
     runner.capture_graphs(SIZES, lambda fraction, text: None, ReplayedFunction)
-    for layer in model.layers:
-        layer.attention.attention.kv_cache.fill_(float("nan"))
+    for layer in model.attention_layers:
+        layer.kv_cache.fill_(float("nan"))
     return Driver(runner, 64)
 
 

@@ -89,7 +89,7 @@ async def test_a_fatal_device_error_ends_the_process(
         config: ExecutorConfig, model_path: str, progress: Callable[[float, str], None]
     ) -> tuple[ModelRunner, ExecutorInfo]:
         runner, info = start_runner(config, model_path, progress)
-        return BrokenRunner(tiny_llama(tmp_path / "broken"), runner.limits, runner.num_blocks, CPU), info
+        return BrokenRunner(tiny_llama(tmp_path / "broken"), runner.limits, info.num_blocks, CPU), info
 
     monkeypatch.setattr(main, "start_runner", start)
     serving = asyncio.create_task(main.serve(config))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import InvalidStep, NewRequest, Step
+from pagewire.services.executor.step import Blocks, InvalidStep, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
@@ -174,8 +174,8 @@ def test_a_request_may_finish_and_return_in_one_step(model: DecoderModel):
 def test_poison_in_free_blocks_does_not_leak(model: DecoderModel):
     """Slots that were never written by a request may hold anything, even in the block that it writes to."""
     driver = make_driver(model)
-    for layer in model.layers:
-        layer.attention.attention.kv_cache.fill_(float("nan"))
+    for layer in model.attention_layers:
+        layer.kv_cache.fill_(float("nan"))
     driver.add(0, prompt(11))
     driver.add(1, prompt(3, seed=2), SEEDED)
     driver.step({0: 11, 1: 3})
@@ -220,13 +220,18 @@ def test_dummy_run_leaves_nothing_behind(model: DecoderModel):
 # Misuse
 
 
+def blocks_of(*ids: int, first: int = 0) -> list[Blocks]:
+    """Of one group."""
+    return [Blocks(first, np.array(ids, dtype=np.int32))]
+
+
 def new_request(request_id: int = 0, num_tokens: int = 4, **changes: Any) -> NewRequest:
     request = NewRequest(
         request_id=request_id,
         token_ids=np.arange(3, 3 + num_tokens, dtype=np.int32),
         num_prompt_tokens=num_tokens,
         num_computed_tokens=0,
-        block_ids=np.zeros(-(-num_tokens // BLOCK_SIZE), dtype=np.int32),
+        blocks=blocks_of(*[0] * -(-num_tokens // BLOCK_SIZE)),
         sampling=GREEDY,
     )
     return replace(request, **changes)
@@ -240,7 +245,7 @@ def step_of(scheduled: dict[int, int], *new: NewRequest, blocks: list[int] | Non
         step_id=1,
         request_ids=list(scheduled),
         num_scheduled_tokens=np.array(list(scheduled.values()), dtype=np.int64),
-        num_new_blocks=np.array(counts, dtype=np.int64),
+        num_new_blocks=np.array(counts, dtype=np.int64)[:, None],
         new_block_ids=np.array(blocks or [], dtype=np.int32),
         new_requests=new,
     )
@@ -254,8 +259,11 @@ def step_of(scheduled: dict[int, int], *new: NewRequest, blocks: list[int] | Non
         (step_of({}, finished_request_ids=[9]), "unknown request 9"),
         (step_of({0: 5}, new_request()), "request 0: 5 tokens up to 5"),
         (step_of({0: 0}, new_request()), "request 0: 0 tokens"),
-        (step_of({0: 4}, new_request(block_ids=np.empty(0, dtype=np.int32))), "blocks for 0"),
-        (step_of({0: 4}, new_request(block_ids=np.array([64], dtype=np.int32))), "block id 64 is outside"),
+        (step_of({0: 4}, new_request(blocks=blocks_of())), "blocks for 0"),
+        (step_of({0: 4}, new_request(blocks=blocks_of(64))), "block id 64 is outside"),
+        (step_of({0: 4}, new_request(blocks=blocks_of(0, first=-1))), "before its block table"),
+        (step_of({0: 4}, new_request(blocks=[])), "blocks in 0 groups; there are 1"),
+        (step_of({0: 4}, new_request(), num_new_blocks=np.zeros((1, 2), dtype=np.int64)), "there are 1 groups"),
         (step_of({0: 4}, new_request(), blocks=[1, -1]), "block id -1 is outside"),
         (step_of({0: 4}, new_request(), blocks=[1] * 12), "more than the 12 blocks"),
         (step_of({0: 4}, new_request(), new_request()), "request 0 already has a row"),

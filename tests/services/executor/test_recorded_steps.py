@@ -15,6 +15,7 @@ from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
+from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.stepping import (
     CPU,
     GREEDY,
@@ -40,8 +41,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 def recorded_driver(model: DecoderModel, max_num_tokens: int = LIMITS.max_num_batched_tokens) -> Driver:
     runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, max_num_tokens))
-    for layer in model.layers:
-        layer.attention.attention.kv_cache.fill_(float("nan"))
+    for layer in model.attention_layers:
+        layer.kv_cache.fill_(float("nan"))
     return Driver(runner, 64)
 
 
@@ -52,6 +53,27 @@ def test_recording_changes_no_token(model: DecoderModel, data: st.DataObject) ->
     steps with prompts are padded."""
     driver = recorded_driver(model, data.draw(st.integers(0, LIMITS.max_num_batched_tokens)))
     check_random_steps(model, driver, data.draw(st.integers(0, 2**32)))
+
+
+def test_experts_are_chosen_anew_in_each_replay(tmp_path: Path) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
+    save_tiny(tmp_path, "Qwen2Moe", **experts, shared_expert_intermediate_size=32, vocab_size=200)
+    model = load(tmp_path)
+    assert isinstance(model, DecoderModel)
+    before = graph_steps("replayed")
+    check_random_steps(model, recorded_driver(model), 7)
+    assert graph_steps("replayed") > before
+
+
+@pytest.mark.parametrize("family", ["StableLm", "Gemma", "Phimoe"])
+def test_models_in_transformers_code(tmp_path: Path, family: str) -> None:
+    """Nothing in their steps depends on what Python sees, either."""
+    save_tiny(tmp_path, family, vocab_size=200, max_position_embeddings=96, head_dim=8)
+    model = load(tmp_path, model_impl="transformers")
+    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 16))
+    before = graph_steps("replayed")
+    check_random_steps(model, Driver(runner, 64), 7)
+    assert graph_steps("replayed") > before
 
 
 def test_which_steps_are_replayed(model: DecoderModel) -> None:

@@ -22,6 +22,7 @@ from tests.services.executor.stepping import CPU, sampling_params
 
 EOS = (2, 5)
 STALE_TOKEN = 7
+NOT_SAMPLED_BY = dict.fromkeys(("position_delta", "second_text_start"), 0)  # columns that no token depends on
 
 
 def random_logits(num_rows: int, vocab_size: int = 300, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -45,7 +46,7 @@ def sample_rows(
     for row, (row_params, tokens) in enumerate(zip(params, known, strict=True)):
         state.fill(row, row_params, num_prompt[row])
         counts = {"num_tokens": len(tokens), "num_computed_tokens": 0, "num_prompt_tokens": num_prompt[row]}
-        values.append({**counts, **column_values(row_params, vocab_size)})
+        values.append(NOT_SAMPLED_BY | counts | column_values(row_params, vocab_size))
         token_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
     rows, num_tokens = np.arange(num_rows), np.array([len(tokens) for tokens in known])
     columns.fill(rows, values)
@@ -72,7 +73,7 @@ def test_every_parameter_with_a_column_reaches_its_row():
     """Without naming one of them here: what is in the table is there for kernels to read."""
     params = sampling_params(**{parameter.name: a_value(parameter) for parameter in PARAMETERS})
     columns = RowColumns(3, CPU)
-    counts = {"num_tokens": 5, "num_computed_tokens": 1, "num_prompt_tokens": 4}
+    counts = NOT_SAMPLED_BY | {"num_tokens": 5, "num_computed_tokens": 1, "num_prompt_tokens": 4}
     columns.fill(np.array([2, 0]), [counts | column_values(each, 300) for each in (params, sampling_params(seed=9))])
     for parameter in PARAMETERS:
         if parameter.column is not None:

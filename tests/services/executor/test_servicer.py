@@ -14,6 +14,7 @@ import pytest
 
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.servicer import ExecutorServicer
@@ -31,7 +32,7 @@ INFO = ExecutorInfo(
     max_model_len=96,
     vocab_size=200,
     eos_token_ids=(2,),
-    num_blocks=NUM_BLOCKS,
+    kv_groups=(KVGroup(NUM_BLOCKS, 0),),
     block_size=BLOCK_SIZE,
     max_num_seqs=8,
     max_num_batched_tokens=128,
@@ -98,7 +99,7 @@ def first_step(
                 request_id=request_id,
                 token_ids=token_ids,
                 num_prompt_tokens=len(token_ids),
-                block_ids=[4, 2, 9, 1, 17],
+                blocks=[executor_pb2.Blocks(ids=[4, 2, 9, 1, 17])],
                 sampling_params=params,
             )
         ],
@@ -157,7 +158,8 @@ async def test_describe(service: Service):
     assert described.model_info == common_pb2.ModelInfo(
         model="tiny", max_model_len=96, vocab_size=200, eos_token_ids=[2], max_logprobs=20
     )
-    assert (described.num_blocks, described.block_size, described.device) == (NUM_BLOCKS, BLOCK_SIZE, "cpu")
+    assert list(described.kv_groups) == [executor_pb2.KVGroup(num_blocks=NUM_BLOCKS)]
+    assert (described.block_size, described.device) == (BLOCK_SIZE, "cpu")
 
 
 async def test_a_request_through_the_stream(service: Service, model: Model):

@@ -13,10 +13,12 @@ from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.kernels import cpu
 from pagewire.services.executor import kv_cache, memory, stats
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.memory import OutOfMemoryError
-from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.phases import Phases
+from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.startup import ExecutorInfo, Setup, cuda_cache_bytes, resolve_device, start_runner
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, write_tiny_llama
@@ -108,9 +110,9 @@ def test_steps_smaller_than_the_warm_up(directory: Path, max_num_seqs: int, max_
 
 def test_default_share_of_memory():
     one_gib = 2**30
-    assert kv_cache.default_cpu_bytes(8 * one_gib, 4096, 16, 10**9) == 2 * one_gib
-    assert kv_cache.default_cpu_bytes(400 * one_gib, 4096, 16, 10**9) == 4 * one_gib
-    assert kv_cache.default_cpu_bytes(400 * one_gib, 4096, 16, 33) == 3 * 4096
+    assert kv_cache.default_cpu_bytes(8 * one_gib, 10**12) == 2 * one_gib
+    assert kv_cache.default_cpu_bytes(400 * one_gib, 10**12) == 4 * one_gib
+    assert kv_cache.default_cpu_bytes(400 * one_gib, 3 * 4096) == 3 * 4096
 
 
 def test_weights_that_do_not_fit_are_refused_with_both_numbers(directory: Path, monkeypatch: pytest.MonkeyPatch):
@@ -181,10 +183,10 @@ def test_the_interpreter_is_refused_what_it_computes_wrongly(directory: Path, mo
 def test_the_cache_is_zero_and_of_the_dtype_asked_for(directory: Path, name: str, kv_scales: bool):
     model = load_model(directory, dtype=name, device=CPU, load_format="dummy", kv_scales=kv_scales)
     dtype = torch.float8_e4m3fn if kv_scales else getattr(torch, name)
-    (cache,) = kv_cache.allocate(model, 5, 16, CPU)
+    (cache,) = kv_cache.allocate(model, [5], 16, CPU)
     assert (cache.shape, cache.dtype) == ((5, 2, 2, 2, 16, 8), dtype)
     assert not cache.view(torch.uint8).any()
-    assert cache.nbytes == 5 * kv_cache.block_bytes(model, 16)
+    assert cache.nbytes == kv_cache.cache_bytes(model, 5, Limits(1, 1, 96, block_size=16))
     assert cache[3].is_contiguous(), "a page of all layers is one piece"
     assert [layer.kv_cache.data_ptr() for layer in model.attention_layers] == [cache[:, i].data_ptr() for i in (0, 1)]
 
@@ -242,8 +244,8 @@ def test_a_second_start_on_a_device_is_not_measured(directory: Path, tmp_path: P
     config = ExecutorConfig(gpu_memory_utilization=0.8, max_num_seqs=4)
     model = load_model(directory, dtype="float32", device=CPU, load_format="dummy")
 
-    def phases_of(limits: Limits) -> str:
-        setup = Setup(config, model, limits, (), CPU)
+    def phases_of(limits: Limits, pooling: Pooling = LAST_STATE) -> str:
+        setup = Setup(config, model, limits, (), CPU, pooling=pooling)
         phases = Phases()
         meter = FakeMeter(lambda: 0)
         # 10000 bytes, 600 of them outside of torch and 500 at the peak
@@ -254,6 +256,7 @@ def test_a_second_start_on_a_device_is_not_measured(directory: Path, tmp_path: P
     assert "cached" not in phases_of(limits)
     assert re.fullmatch(r"memory profile [\d.]+ s \(cached\)", phases_of(limits))
     assert "cached" not in phases_of(dataclasses.replace(limits, max_num_seqs=3))
+    assert "cached" not in phases_of(limits, dataclasses.replace(LAST_STATE, kind="embed"))
 
 
 def test_memory_that_runs_out_at_start_says_what_to_lower(directory: Path, monkeypatch: pytest.MonkeyPatch):

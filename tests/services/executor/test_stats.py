@@ -21,7 +21,7 @@ def step_of(*counts: int) -> Step:
         step_id=1,
         request_ids=list(range(len(counts))),
         num_scheduled_tokens=np.array(counts, dtype=np.int64),
-        num_new_blocks=np.zeros(len(counts), dtype=np.int64),
+        num_new_blocks=np.zeros((len(counts), 1), dtype=np.int64),
         new_block_ids=np.empty(0, dtype=np.int32),
     )
 
@@ -45,8 +45,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def new_request(request_id: int, traceparent: str) -> NewRequest:
-    empty = np.empty(0, dtype=np.int32)
-    return NewRequest(request_id, empty, 1, 0, empty, GREEDY, traceparent)
+    return NewRequest(request_id, np.empty(0, dtype=np.int32), 1, 0, [], GREEDY, traceparent)
 
 
 def test_a_traced_request_has_one_span_from_its_first_step_to_its_end(exporter: InMemorySpanExporter):

@@ -7,7 +7,7 @@ import torch
 
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention import decode_attention, paged_attention, prefill_attention
-from pagewire.services.executor.model_runner import Limits
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.warm_up import warm_up_steps
 
 
@@ -40,7 +40,9 @@ def test_warm_up_compiles_all_attention_kernels(
         kv_cache = torch.empty(1, 2, heads[1], 16, head_dim, device="meta")
         table = torch.empty(num_reqs, 64, dtype=torch.int32, device="meta")
         start_loc, seq_lens = (torch.empty(num_reqs + n, dtype=torch.int32, device="meta") for n in (1, 0))
-        paged_attention.paged_attention(query, kv_cache, table, start_loc, seq_lens, longest, 1.0, 0, 0.0, None, 0)
+        paged_attention.paged_attention(
+            query, kv_cache, table, start_loc, seq_lens, longest, 1.0, 0, 0.0, None, None, 0
+        )
 
     limits = Limits(max_num_seqs, max_num_batched_tokens, 4096, 16)
     for num_reqs, num_tokens in warm_up_steps(limits):

@@ -25,8 +25,9 @@ from pagewire.kernels import cpu, ops
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import Limits, ModelRunner
+from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.warm_up import warm_up
 from tests.kernels.grouped_weights import grouped_weight

@@ -75,17 +75,29 @@ many_arrivals = st.lists(arrivals(), min_size=4, max_size=10)
 
 
 ONE, NONE = st.just(1), st.just(0)
+NO_WINDOWS = st.just(list[int]())
 
 
 @st.composite
-def executors(draw: st.DrawFn, block_size: int, max_draft_tokens: st.SearchStrategy[int]) -> FakeExecutor:
+def executors(
+    draw: st.DrawFn,
+    block_size: int,
+    max_draft_tokens: st.SearchStrategy[int],
+    windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
+) -> FakeExecutor:
     min_blocks = -(-30 // block_size)  # the longest prompt and one token fit
     gains = random.Random(draw(st.integers(0, 1000)))
+    max_tokens = draw(st.integers(1, 40))
     return FakeExecutor(
         num_blocks=min_blocks + draw(st.integers(0, 2 * min_blocks)),
+        # A window and the tokens of a step behind it fit.
+        windows={
+            window: -(-(window + max_tokens) // block_size) + 1 + draw(st.integers(0, min_blocks))
+            for window in draw(windows)
+        },
         block_size=block_size,
         max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.integers(1, 40)),
+        max_num_batched_tokens=max_tokens,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS],
         max_draft_tokens=draw(max_draft_tokens),
@@ -95,10 +107,13 @@ def executors(draw: st.DrawFn, block_size: int, max_draft_tokens: st.SearchStrat
 
 @st.composite
 def lines(
-    draw: st.DrawFn, num_replicas: st.SearchStrategy[int] = ONE, max_draft_tokens: st.SearchStrategy[int] = NONE
+    draw: st.DrawFn,
+    num_replicas: st.SearchStrategy[int] = ONE,
+    max_draft_tokens: st.SearchStrategy[int] = NONE,
+    windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
 ) -> PureLine:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    replicas = [draw(executors(block_size, max_draft_tokens)) for _ in range(draw(num_replicas))]
+    replicas = [draw(executors(block_size, max_draft_tokens, windows)) for _ in range(draw(num_replicas))]
     # Without chunks, only prompts up to the budget are accepted.
     must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
     return PureLine(
@@ -162,7 +177,7 @@ class Story:
             elif kind.startswith("abort") and (live := [r for r in self.requests if not r.is_finished]):
                 request = live[int(kind[-1]) % len(live)]
                 self.line.abort(request)
-                assert not request.block_table
+                assert not request.held_blocks
                 self.aborted.add(request.request_id)
 
     def finish(self) -> None:
@@ -183,7 +198,7 @@ class Story:
                 assert line.outputs[request_id] == tokens_to_come
                 assert line.ends[request_id][0] in (FinishReason.STOP, FinishReason.LENGTH)
         for replica, executor in zip(line.scheduler.replicas, line.executors, strict=True):
-            assert replica.num_free_blocks == executor.num_blocks
+            assert replica.num_free_blocks == sum(group.num_blocks for group in executor.kv_groups)
         most = max(executor.max_num_batched_tokens for executor in line.executors)
         for step in line.steps:
             assert sum(step.num_scheduled_tokens) <= most
@@ -204,6 +219,21 @@ def test_every_request_ends_once_with_its_tokens(line: PureLine, to_come: list[A
 @given(line=lines(max_draft_tokens=st.integers(1, 6)), to_come=many_arrivals, script=events)
 def test_a_step_may_gain_several_tokens(line: PureLine, to_come: list[Arrival], script: list) -> None:
     """However many of its drafts are accepted, a request gets the tokens of plain decoding."""
+    story = Story(line, to_come)
+    story.play(script)
+    story.finish()
+
+
+@PROPERTY
+@given(
+    line=lines(
+        max_draft_tokens=st.sampled_from([0, 0, 3]),
+        windows=st.lists(st.integers(1, 12), min_size=1, max_size=2, unique=True),
+    ),
+    to_come=many_arrivals,
+    script=events,
+)
+def test_groups_with_windows_keep_what_is_still_read(line: PureLine, to_come: list[Arrival], script: list) -> None:
     story = Story(line, to_come)
     story.play(script)
     story.finish()

@@ -102,6 +102,15 @@ async def test_invalid_parameters_are_named(tmp_path: Path, fields: dict, messag
         assert message in (error.value.details() or "")
 
 
+async def test_images_come_from_the_tokenizer_service_only(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        request = generate_request([1, 2])
+        request.request.images.add(offset=0, num_tokens=1)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"send them to InferenceService\.Generate") as error:
+            await collect(line, request)
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

@@ -1,4 +1,7 @@
-"""The tokenizer service on a real socket, in front of a scheduler whose tokens are scripted."""
+"""The tokenizer service on a real socket, in front of a scheduler whose tokens are scripted.
+
+A request for a vector gets (0.6, 0, 0.8), or of a classifier the number of its tokens.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -34,6 +37,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     script: Script
     max_model_len: int = 1000
+    kind: int = common_pb2.MODEL_KIND_UNSPECIFIED
+    labels: tuple[str, ...] = ()
+    vector_size: int = 3  # without labels
     # A step follows each message and each step, or only step() makes one.
     auto: bool = True
     tokens_per_step: int = 1
@@ -49,7 +55,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_streams += 1
         stream_id, queue = self.num_streams, asyncio.Queue()
         info = common_pb2.ModelInfo(
-            model="fake", max_model_len=self.max_model_len, vocab_size=49_152, eos_token_ids=[EOS], max_logprobs=20
+            model="fake",
+            max_model_len=self.max_model_len,
+            vocab_size=49_152,
+            eos_token_ids=[EOS],
+            max_logprobs=20,
+            kind=self.kind,
+            labels=self.labels,
+            vector_size=len(self.labels) or self.vector_size,
         )
         yield scheduler_pb2.SchedulerServiceConnectResponse(hello=info)
 
@@ -115,6 +128,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 stops = bool(new) and new[-1] == EOS
                 reason = common_pb2.FINISH_REASON_STOP if stops else common_pb2.FINISH_REASON_LENGTH
                 del self._running[key]
+            if running.request.yields_vector:
+                self._running.pop(key, None)
+                reason = common_pb2.FINISH_REASON_STOP
+                values = [0.6, 0.0, 0.8] if not self.labels else [float(len(running.request.prompt_token_ids))]
+                message.vectors[len(message.request_ids)].values.extend(values)
             if running.request.sampling_params.HasField("logprobs"):
                 k = running.request.sampling_params.logprobs + 1
                 message.logprobs[len(message.request_ids)].CopyFrom(

@@ -14,7 +14,7 @@ from pagewire.kernels.quantized import FP8_BLOCK
 from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format, Int8Format
 from pagewire.services.executor.loading.quantization.integers import IntegerFormat
-from pagewire.services.executor.loading.quantization.settings import group_size_of, one_of, strings_of
+from pagewire.services.executor.loading.quantization.settings import EMBEDDINGS, group_size_of, one_of, strings_of
 from pagewire.services.executor.model_config import ModelLoadError
 
 _PACKED = "pack-quantized"
@@ -62,7 +62,7 @@ class CompressedTensorsQuantization:
         self._ignored = ignored
 
     def format(self, module: str) -> WeightFormat | None:
-        kind = "Embedding" if module.endswith("embed_tokens") else "Linear"
+        kind = "Embedding" if module.endswith(EMBEDDINGS) else "Linear"
         if any(_names(target, module) or target == kind for target in self._ignored):
             return None
         found = [weight_format for target, weight_format in self._formats if _names(target, module)]

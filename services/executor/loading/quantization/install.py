@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, pack, stack, to_device
+from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, pack, stack, take_rows, to_device
 from pagewire.services.executor.layers.weight_format import TensorSpec
 from pagewire.services.executor.layers.weights import Dense, Shard, WeightModule
 from pagewire.services.executor.loading.quantization.dequantize import dequantize_into
@@ -89,14 +89,27 @@ def stored_shards(path: Path, weights: WeightSource, dtype: torch.dtype, device:
     def read(shard: Shard) -> QuantizedWeight | Tensor:
         if shard.format is not None:
             try:
-                return read_shard(weights, shard, device)
+                return in_model_order(read_shard(weights, shard, device), shard)
             except ModelLoadError as error:
                 raise ModelLoadError(f"{path}: {error}") from error
         tensor = torch.empty(shard.out_features, shard.in_features, dtype=dtype)
-        weights.read_into(f"{shard.name}.weight", tensor)
+        weights.read_into(f"{shard.name}.weight", tensor, order=shard.rows)
         return tensor.to(device)
 
     return read
+
+
+def in_model_order(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
+    """A shard's weight with its rows where the model expects them."""
+    if shard.rows is None:
+        return weight
+    try:
+        return take_rows(weight, shard.rows)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"module {shard.name}: its rows must change places, but {error}; leave it unquantized, or use a format "
+            "with a scale per output"
+        ) from error
 
 
 def random_shards(seed: int, dtype: torch.dtype, device: torch.device) -> Read:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.services.executor.layers.weight_format import Quantization
-from pagewire.services.executor.loading.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from pagewire.services.executor.loading.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from pagewire.services.executor.model_config import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ FORMATS = {
         ),
         CheckpointFormat("fp8", fp8.quantization, bits=(8,), suffixes=(".weight_scale", ".weight_scale_inv")),
         CheckpointFormat("fbgemm_fp8", fp8.quantization, bits=(8,), suffixes=(".weight_scale", ".weight_scale_inv")),
+        CheckpointFormat("mxfp4", mxfp4.quantization, bits=(4,), suffixes=(".blocks",)),
         CheckpointFormat("bitsandbytes", bitsandbytes.quantization, bits=(4, 8), suffixes=(".weight.absmax", ".SCB")),
     )
 }

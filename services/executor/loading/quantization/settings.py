@@ -12,7 +12,9 @@ from pagewire.services.executor.model_config import ModelLoadError
 
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-_NOT_LINEAR = ("embed_tokens", "lm_head")  # what every format leaves dense unless it says otherwise
+# Last parts of names. Every format leaves both dense unless it says otherwise.
+EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
+HEADS = ("lm_head", "embed_out")
 
 Value = TypeVar("Value", int, str, bool)
 
@@ -64,7 +66,7 @@ def stored_quantized(
     if names is not None and f"{module}.weight" in names:
         return False
     last = module.rpartition(".")[2]
-    return not any(part in module for part in dense) and (last not in _NOT_LINEAR or (lm_head and last == "lm_head"))
+    return not any(part in module for part in dense) and (last not in EMBEDDINGS + HEADS or (lm_head and last in HEADS))
 
 
 def groups_of(in_features: int, group_size: int) -> tuple[int, int]:

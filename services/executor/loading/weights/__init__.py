@@ -23,5 +23,8 @@ class WeightSource(Protocol):
 
     def stored_bytes(self, name: str) -> int: ...
 
-    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
-        """Writes as many rows of the tensor as `target` (host memory) has, converted to target's dtype."""
+    def read_into(self, name: str, target: Tensor, first_row: int = 0, order: Tensor | None = None) -> None:
+        """Writes as many rows of the tensor as `target` (host memory) has, converted to target's dtype.
+
+        order: int64, row i is the stored row order[i].
+        """

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,17 +54,26 @@ class WeightsCache:
 
     @classmethod
     def at(
-        cls, directory: str, checkpoint: Path, dtype: torch.dtype, device: torch.device, *, dequantize: bool
+        cls,
+        directory: str,
+        checkpoint: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        dequantize: bool,
+        overrides: Mapping[str, Any],
     ) -> WeightsCache:
-        """directory: "auto" is `weights/` of the user's cache directory."""
+        """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
-        choices = {
+        choices: dict[str, Any] = {
             "layout": "cpu" if on_cpu else "cuda",
             "dtype": str(dtype),
             "dequantize": dequantize,
             "packs_dense": packs_dense(dtype, device),
         }
+        if overrides:
+            choices["overrides"] = dict(overrides)
         software = {"pagewire": pagewire.__version__, "code": code_digest()}
         key = {"checkpoint": model_key(checkpoint), "software": software, "choices": choices}
         name = f"{checkpoint.name}-{_digest(key['checkpoint']['path'])}-{_digest(choices)}.safetensors"

@@ -23,19 +23,32 @@ def staging_for(device: torch.device, num_threads: int, targets: Mapping[str, Te
     return cuda_staging(device, 2 * num_threads, max(_STAGING_BYTES, longest_row))
 
 
-def read_jobs(weights: WeightSource, targets: Mapping[str, Tensor], staging: Staging | None = None) -> list[Job]:
+def read_jobs(
+    weights: WeightSource,
+    targets: Mapping[str, Tensor],
+    staging: Staging | None = None,
+    orders: Mapping[str, Tensor] | None = None,
+) -> list[Job]:
     """Fill all targets.
+
+    orders: of targets whose rows are stored in another order, see `WeightSource.read_into`.
 
     staging: for targets that are not in host memory. Each tensor then travels in pieces, in the order of the file, in
     the narrower of its stored dtype and its target's; everything has arrived after `staging.finish()`.
     """
+    orders = orders or {}
     if staging is not None:
-        return list(_pieces(weights, targets, staging))
+        return list(_pieces(weights, targets, staging, orders))
     largest_first = sorted(targets, key=lambda name: -targets[name].nbytes)
-    return [Job(name, targets[name].nbytes, partial(weights.read_into, name, targets[name])) for name in largest_first]
+    return [
+        Job(name, targets[name].nbytes, partial(weights.read_into, name, targets[name], order=orders.get(name)))
+        for name in largest_first
+    ]
 
 
-def _pieces(weights: WeightSource, targets: Mapping[str, Tensor], staging: Staging) -> Iterator[Job]:
+def _pieces(
+    weights: WeightSource, targets: Mapping[str, Tensor], staging: Staging, orders: Mapping[str, Tensor]
+) -> Iterator[Job]:
     for name in weights.shapes:
         if (target := targets.get(name)) is None:
             continue
@@ -43,7 +56,7 @@ def _pieces(weights: WeightSource, targets: Mapping[str, Tensor], staging: Stagi
         rows = staging.buffer_bytes // (target[0].numel() * dtype.itemsize)
         for start in range(0, len(target), rows):
             piece = target[start : start + rows]
-            read = partial(weights.read_into, name, first_row=start)
+            read = partial(weights.read_into, name, first_row=start, order=orders.get(name))
             yield Job(name, piece.nbytes, partial(staging.write, piece, dtype, read))
 
 

@@ -1,8 +1,7 @@
-"""Weights from `model.safetensors`, or from the shards that `model.safetensors.index.json` lists."""
+"""Weights from safetensors files."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.services.executor.loading.weights.checkpoint_files import checkpoint_files
+from pagewire.services.executor.loading.weights.prefix import Rename
 
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TYPES = _FLOAT_TYPES | {
@@ -38,6 +39,7 @@ class SafetensorsSource:
         self._files: dict[str, Any] = {}  # tensor name -> open file
         self._paths: dict[str, Path] = {}
         self._types: dict[str, str] = {}  # tensor name -> safetensors' name of its type
+        self._stored_names: dict[str, str] = {}  # tensor name -> that in the file
         for path in checkpoint_files(directory):
             self._open(path)
 
@@ -50,10 +52,19 @@ class SafetensorsSource:
                     raise ModelLoadError(f"{path}: tensor {name} is also in {self._paths[name].name}")
                 self.shapes[name] = tuple(stored.get_shape())
                 self._types[name] = stored.get_dtype()
+                self._stored_names[name] = name
                 self._files[name] = file
                 self._paths[name] = path
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{path}: truncated or not a safetensors file ({error}); download it again") from error
+
+    def rename(self, rename: Rename) -> None:
+        """Every tensor goes by another name from now on."""
+        self.shapes = {rename(name): shape for name, shape in self.shapes.items()}
+        self._files = {rename(name): file for name, file in self._files.items()}
+        self._paths = {rename(name): path for name, path in self._paths.items()}
+        self._types = {rename(name): kind for name, kind in self._types.items()}
+        self._stored_names = {rename(name): stored for name, stored in self._stored_names.items()}
 
     def dtype(self, name: str) -> torch.dtype:
         if (dtype := _FLOAT_TYPES.get(self._types[name])) is None:
@@ -65,7 +76,7 @@ class SafetensorsSource:
 
     def raw(self, name: str) -> Tensor:
         try:
-            tensor: Tensor = self._files[name].get_tensor(name)  # a view of the mapped file
+            tensor: Tensor = self._files[name].get_tensor(self._stored_names[name])  # a view of the mapped file
         except SafetensorError as error:
             raise ModelLoadError(f"{self._paths[name]}: cannot read tensor {name} ({error})") from error
         return tensor
@@ -80,37 +91,10 @@ class SafetensorsSource:
     def stored_bytes(self, name: str) -> int:
         return math.prod(self.shapes[name]) * self.raw_dtype(name).itemsize
 
-    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
+    def read_into(self, name: str, target: Tensor, first_row: int = 0, order: Tensor | None = None) -> None:
         self.dtype(name)
         tensor = self.raw(name)
-        target.copy_(tensor.narrow(0, first_row, len(target)) if target.ndim else tensor)
-
-
-def checkpoint_files(directory: Path) -> list[Path]:
-    """The directory's safetensors files. Raises ModelLoadError when there are none or a shard is missing."""
-    index = directory / "model.safetensors.index.json"
-    single = directory / "model.safetensors"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise ModelLoadError(
-            f"{directory}: neither model.safetensors nor model.safetensors.index.json is there; other weight files "
-            "(.bin, .pth) are not supported, convert them to safetensors"
-        )
-    names = _shards(index)
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise ModelLoadError(f"{directory}: shards named in {index.name} are missing: {', '.join(missing)}")
-    return [directory / name for name in names]
-
-
-def _shards(index: Path) -> list[str]:
-    """Names of files beside the index."""
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelLoadError(f"{index}: not a valid index of safetensors shards ({error!r})") from error
-    for name in names:
-        if not isinstance(name, str) or name != Path(name).name:
-            raise ModelLoadError(f"{index}: weight_map names {name!r:.200}, expected a file in the same folder")
-    return names
+        if order is not None:
+            target.copy_(tensor[order[first_row : first_row + len(target)]])
+        else:
+            target.copy_(tensor.narrow(0, first_row, len(target)) if target.ndim else tensor)

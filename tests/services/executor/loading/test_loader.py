@@ -127,7 +127,7 @@ def test_legacy_rope_keys(tmp_path: Path) -> None:
     assert_same_logits(load(tmp_path), expected)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Olmo2"])
+@pytest.mark.parametrize("family", ["Llama", "StableLm"])
 def test_dummy_weights_need_only_a_config(tmp_path: Path, family: str) -> None:
     save_tiny(tmp_path, family)
     (tmp_path / "model.safetensors").unlink()
@@ -162,7 +162,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_transformers_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
-    save_tiny(tmp_path, "Olmo2")
+    save_tiny(tmp_path, "StableLm")
     edit_weights(tmp_path, model__norm__weight=None)
     with pytest.raises(ModelLoadError, match=r"1 missing tensors: model\.norm\.weight"):
         load(tmp_path)
@@ -186,10 +186,9 @@ def test_truncated_file_is_named(tmp_path: Path, model_impl: str, size: int) -> 
         ({"num_attention_heads": "six"}, "num_attention_heads: expected a positive integer"),
         ({"num_key_value_heads": 4}, "num_attention_heads .* multiple of num_key_value_heads"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"rope_parameters": {"rope_type": "su", "factor": 2.0}}, "rope_parameters: rope_type 'su'"),
+        ({"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, "rope_parameters: rope_type 'ntk'"),
         ({"rope_parameters": ..., "rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
-        ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, r"rope_parameters\.mrope_section"),
-        ({"architectures": []}, "architectures must name one class"),
+        ({"rope_parameters": {"rope_type": "default", "strange": 1}}, r"rope_parameters\.strange"),
     ],
 )
 def test_config_values_we_do_not_implement_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -200,7 +199,7 @@ def test_config_values_we_do_not_implement_are_named(tmp_path: Path, changes: di
 
 
 def test_quantized_checkpoints_are_refused_through_transformers(tmp_path: Path) -> None:
-    save_tiny(tmp_path, "Olmo2")
+    save_tiny(tmp_path, "StableLm")
     edit_config(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
     with pytest.raises(ModelLoadError, match="quantization_config"):
         load(tmp_path)
@@ -231,7 +230,7 @@ def test_paths_that_are_not_models(tmp_path: Path) -> None:
         load(tmp_path)
     save_tiny(tmp_path, "Llama")
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor .*convert"):
+    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor .*Convert it once"):
         load(tmp_path)
     with pytest.raises(ModelLoadError, match="--load-format safetensors needs a directory"):
         (tmp_path / "x.gguf").touch()
@@ -252,7 +251,7 @@ def edit_scales(path: Path, **scales: torch.Tensor) -> None:
         ({}, [[1.0, 1.0], [1.0, 1.0]]),
     ],
 )
-@pytest.mark.parametrize("family", ["Llama", "Olmo2"])
+@pytest.mark.parametrize("family", ["Llama", "StableLm"])
 def test_scales_of_an_fp8_cache(
     tmp_path: Path, family: str, scales: dict[str, torch.Tensor], expected: list[list[float]]
 ) -> None:

@@ -54,9 +54,9 @@ def test_layers_of_equal_need_share_one_allocation(tmp_path: Path) -> None:
         FULL: [0, 3],
         WINDOWED: [2],
     }
-    full, window = kv_cache.allocate(model, num_blocks=7, block_size=4, device=CPU)
-    assert full.shape == (7, 2, 2, 1, 4, 16) and window.shape == (7, 1, 2, 2, 4, 8)
-    assert full[5].is_contiguous() and full[5].nbytes + window[5].nbytes == kv_cache.block_bytes(model, 4)
+    full, window = kv_cache.allocate(model, [9, 7], block_size=4, device=CPU)
+    assert full.shape == (9, 2, 2, 1, 4, 16) and window.shape == (7, 1, 2, 2, 4, 8)
+    assert full[5].is_contiguous() and [layer.group for layer in model.attention_layers] == [0, 1, 0]
     for layer, (cache, index) in zip(model.attention_layers, [(full, 0), (window, 0), (full, 1)], strict=True):
         layer.kv_cache[6].fill_(layer.layer_idx + 1)
         assert bool((cache[6, index] == layer.layer_idx + 1).all()) and not cache[:6].any()
@@ -167,15 +167,15 @@ def test_the_executor_starts_with_it(tmp_path: Path, kinds: Sequence[str]) -> No
     runner, info = start_runner(config, str(write_toy(tmp_path, kinds)), lambda fraction, text: None)
     page = 16 * 2 * 16 * 4  # tokens, keys and values, elements, bytes
     assert info.kv_cache_bytes == info.num_blocks * page * (len(kinds) - kinds.count("free"))
-    assert info.num_blocks == 4 * 96 // 16
-    driver = Driver(runner, info.num_blocks)
+    assert info.num_blocks == (4 * 96 // 16 if "full" in kinds else 0)
+    driver = Driver(runner, 4 * 96 // 16)
     driver.add(0, prompt(12))
     assert len(driver.generate(0, 3, first=12)) == 3
 
 
 def test_a_model_without_a_kv_cache_runs(tmp_path: Path) -> None:
     model = with_telling_weights(load_toy(tmp_path, ("free",)))
-    assert kv_cache.allocate(model, 8, 4, CPU) == [] and kv_cache.block_bytes(model, 4) == 0
+    assert kv_cache.allocate(model, [], 4, CPU) == [] and kv_cache.kv_groups(model, 8, LIMITS) == ()
     driver = Driver(ModelRunner(model, LIMITS, 64, CPU), 64)
     driver.add(0, prompt(6))
     driver.step({0: 6})

@@ -19,8 +19,8 @@ from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelConfig
+from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
-from pagewire.services.executor.models.registry import Architecture
 from pagewire.services.executor.step_context import StepContext
 
 HIDDEN = 32

@@ -16,19 +16,22 @@ from pagewire.services.executor.layers.weight_format import WeightFormat
 from tests.services.executor.models.test_models import assert_same_logits, load, save_tiny
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+OTHERS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "qkv_proj", "gate_up_proj")
 
 # (module's name, weight [N, K]) -> the tensors that replace it, by suffix, and what they stand for; None: stays dense
 Packer = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor] | None]
 
 
-def save_quantized(path: Path, config: Mapping[str, Any], packer: Packer, **overrides: Any) -> PreTrainedModel:
-    """Saves a tiny Llama of which `packer` stored the linear layers; returns it with the weights that it stored."""
-    model = save_tiny(path, "Llama", **({"hidden_size": 96, "intermediate_size": 160} | overrides))
+def save_quantized(
+    path: Path, config: Mapping[str, Any], packer: Packer, *, family: str = "Llama", **overrides: Any
+) -> PreTrainedModel:
+    """Saves a tiny model of which `packer` stored the linear layers; returns it with the weights that it stored."""
+    model = save_tiny(path, family, **({"hidden_size": 96, "intermediate_size": 160} | overrides))
     tensors = load_file(path / "model.safetensors")
     parameters = dict(model.named_parameters())
     for name in list(tensors):
         module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] not in LINEAR or (packed := packer(module, tensors[name])) is None:
+        if module.rpartition(".")[2] not in LINEAR + OTHERS or (packed := packer(module, tensors[name])) is None:
             continue
         del tensors[name]
         tensors |= {f"{module}.{suffix}": tensor.contiguous().clone() for suffix, tensor in packed[0].items()}

@@ -71,6 +71,7 @@ CONFIGS: list[dict[str, Any]] = [
             },
         },
     },
+    {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     {
         "quant_method": "fp8",
         "fmt": "e4m3",

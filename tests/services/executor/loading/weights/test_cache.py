@@ -254,7 +254,7 @@ def test_what_a_writer_that_died_left_is_removed(model: Path, tmp_path: Path) ->
 
 def test_random_weights_and_foreign_models_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_tiny(tmp_path / "own", "Llama")
-    save_tiny(tmp_path / "foreign", "Olmo2")
+    save_tiny(tmp_path / "foreign", "StableLm")
     load(tmp_path / "own", tmp_path / "cache", load_format="dummy")
     with caplog.at_level(logging.INFO):
         load_model(tmp_path / "foreign", device=CPU, weights_cache=str(tmp_path / "cache"))

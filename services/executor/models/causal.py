@@ -1,0 +1,139 @@
+"""What decoder-only language models have in common, whatever their layers are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.layers.embedding import Embedding
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.norm import LayerNorm, RMSNorm
+from pagewire.services.executor.models.protocol import Leaf, OwnModel
+from pagewire.services.executor.step_context import StepContext
+
+
+class Layer(Protocol):
+    """One of a model's layers."""
+
+    def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        """Adds hidden, the previous layer's output, to the stream `residual` in place; returns its own output.
+
+        Both are [num_tokens, hidden_size].
+        """
+
+    def leaves(self) -> Iterator[Leaf]: ...
+
+
+class Attention(Protocol):
+    """The first half of a layer."""
+
+    def __call__(self, hidden: Tensor, context: StepContext) -> Tensor:
+        """hidden [num_tokens, hidden_size], same shape out"""
+
+    def leaves(self) -> Iterator[Leaf]: ...
+
+
+class FeedForward(Protocol):
+    """The second half of a layer."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [num_tokens, hidden_size], same shape out"""
+
+    def leaves(self) -> Iterator[Leaf]: ...
+
+
+class CausalModel(OwnModel):
+    """Embedding, layers, norm, head. A model's constructor makes them, by the names of its checkpoints."""
+
+    embed: Embedding
+    layers: Sequence[Layer]
+    norm: RMSNorm | LayerNorm
+    lm_head: Linear | None  # None: the embedding is the head
+    head_name: str = "lm_head"  # what the checkpoint calls it
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self.embed
+        for layer in self.layers:
+            yield from layer.leaves()
+        yield self.norm
+        if self.lm_head is not None:
+            yield self.lm_head
+
+    def embedded(self, input_ids: Tensor, context: StepContext) -> Tensor:
+        """What the first layer receives."""
+        return self.embed(input_ids)
+
+    def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
+        return self.decode(self.embedded(input_ids, context), context)
+
+    def decode(self, hidden: Tensor, context: StepContext) -> Tensor:
+        """As `forward`, from embeddings [num_tokens, hidden_size]."""
+        residual = torch.zeros_like(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, residual, context)
+        return self.norm.add(hidden, residual)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.embed.project(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+    def ignored(self, name: str) -> bool:
+        tied_copy = self.lm_head is None and name == f"{self.head_name}.weight"
+        return tied_copy or name.endswith("rotary_emb.inv_freq")
+
+
+class PreNormLayer:
+    """Attention, then feed-forward, each of the normalised stream."""
+
+    __slots__ = ("attention", "input_norm", "mlp", "post_attention_norm")
+
+    def __init__(
+        self,
+        input_norm: RMSNorm | LayerNorm,
+        attention: Attention,
+        post_attention_norm: RMSNorm | LayerNorm,
+        mlp: FeedForward,
+    ) -> None:
+        self.input_norm = input_norm
+        self.attention = attention
+        self.post_attention_norm = post_attention_norm
+        self.mlp = mlp
+
+    def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        hidden = self.attention(self.input_norm.add(hidden, residual), context)
+        return self.mlp(self.post_attention_norm.add(hidden, residual))
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self.input_norm
+        yield from self.attention.leaves()
+        yield self.post_attention_norm
+        yield from self.mlp.leaves()
+
+
+class ParallelLayer:
+    """Attention and feed-forward, both of the stream as it enters the layer."""
+
+    __slots__ = ("attention", "mlp", "mlp_norm", "norm")
+
+    def __init__(
+        self, norm: LayerNorm, attention: Attention, mlp: FeedForward, mlp_norm: LayerNorm | None = None
+    ) -> None:
+        """mlp_norm: None: both halves have the same norm."""
+        self.norm = norm
+        self.attention = attention
+        self.mlp = mlp
+        self.mlp_norm = mlp_norm
+
+    def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        normed = self.norm.add(hidden, residual)
+        output = self.attention(normed, context)
+        return output.add_(self.mlp(normed if self.mlp_norm is None else self.mlp_norm(residual)))
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self.norm
+        yield from self.attention.leaves()
+        if self.mlp_norm is not None:
+            yield self.mlp_norm
+        yield from self.mlp.leaves()

@@ -1,0 +1,149 @@
+"""DeepSeek-V2: latent attention, and routed experts beside shared ones from some layer on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP, Routing
+from pagewire.services.executor.layers.latent_attention import LatentAttention, LatentConfig
+from pagewire.services.executor.layers.mlp import GatedMLP
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError, decoder_config, optional, required
+from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.decoder import Attention, DecoderLayer, DecoderModel, FeedForward
+from pagewire.services.executor.models.protocol import Leaf
+from pagewire.services.executor.rope_config import RopeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekConfig(DecoderConfig):
+    """`head_dim` is that of the rotary part."""
+
+    latent: LatentConfig
+    experts: ExpertsConfig
+    shared_size: int  # intermediate_size of the shared experts together; 0: there are none
+    first_sparse_layer: int  # the first one with experts
+
+
+def deepseek_v2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekConfig:
+    method = raw.get("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelLoadError(f"config key topk_method: {method!r} is not one of greedy, group_limited_greedy")
+    if raw.get("norm_topk_prob"):
+        raise ModelLoadError("config key norm_topk_prob: true is not supported for DeepSeek-V2")
+    grouped = method == "group_limited_greedy"
+    routing = Routing(
+        top_k=required(raw, "num_experts_per_tok"),
+        scale=raw.get("routed_scaling_factor", 1.0),
+        num_groups=required(raw, "n_group") if grouped else 1,
+        topk_groups=required(raw, "topk_group") if grouped else 1,
+    )
+    return deepseek_config(raw, dtype, routing, first_sparse_layer=raw.get("first_k_dense_replace", 0))
+
+
+def deepseek_config(
+    raw: Mapping[str, Any], dtype: torch.dtype, routing: Routing, *, first_sparse_layer: int
+) -> DeepseekConfig:
+    """What all versions have in common."""
+    if raw.get("moe_layer_freq", 1) != 1:
+        raise ModelLoadError(f"config key moe_layer_freq: {raw['moe_layer_freq']!r} is not supported, only 1 is")
+    rotary_dim = required(raw, "qk_rope_head_dim")
+    decoder = decoder_config(
+        {**raw, "num_key_value_heads": None}, dtype, head_dim=rotary_dim, mlp_bias=raw.get("mlp_bias", False)
+    )
+    key_dim, rank = required(raw, "qk_nope_head_dim"), raw.get("q_lora_rank")
+    latent = LatentConfig(
+        num_heads=decoder.num_heads,
+        latent_dim=required(raw, "kv_lora_rank"),
+        rotary_dim=rotary_dim,
+        key_dim=key_dim,
+        value_dim=required(raw, "v_head_dim"),
+        query_rank=None if rank is None else required(raw, "q_lora_rank"),
+        scale=(key_dim + rotary_dim) ** -0.5 * _temperature(decoder.rope) ** 2,
+        interleaved=raw.get("rope_interleave", True) is not False,
+        bias=raw.get("attention_bias", False),
+    )
+    expert_size = required(raw, "moe_intermediate_size")
+    experts = ExpertsConfig(
+        num_experts=required(raw, "n_routed_experts"),
+        hidden_size=decoder.hidden_size,
+        intermediate_size=expert_size,
+        routing=routing,
+        activation=decoder.hidden_act,
+    )
+    return DeepseekConfig(
+        **vars(decoder),
+        latent=latent,
+        experts=experts,
+        shared_size=expert_size * optional(raw, "n_shared_experts", 0),
+        first_sparse_layer=first_sparse_layer,
+    )
+
+
+def _temperature(rope: RopeConfig) -> float:
+    """YaRN's `mscale`: of queries and of keys, so that scores have its square."""
+    if rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
+        return 1.0
+    return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
+
+
+class DeepseekMLP:
+    """`routed(x) + shared(x)`"""
+
+    __slots__ = ("routed", "shared")
+
+    def __init__(self, config: DeepseekConfig, placement: Placement) -> None:
+        self.routed = RoutedMLP(config.experts, placement)
+        shared = replace(config, intermediate_size=config.shared_size)
+        self.shared = GatedMLP(shared, placement.within("shared_experts")) if config.shared_size else None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [num_tokens, hidden_size], same shape out"""
+        routed = self.routed(hidden)
+        return routed if self.shared is None else routed + self.shared(hidden)
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield from self.routed.leaves()
+        if self.shared is not None:
+            yield from self.shared.leaves()
+
+
+class DeepseekLayer(DecoderLayer):
+    def self_attention(
+        self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
+    ) -> Attention:
+        assert isinstance(config, DeepseekConfig) and rotary is not None
+        return LatentAttention(config.latent, config.hidden_size, layer_idx, rotary, placement)
+
+    def feed_forward(self, config: DecoderConfig, layer_idx: int, placement: Placement) -> FeedForward:
+        assert isinstance(config, DeepseekConfig)
+        if layer_idx < config.first_sparse_layer:
+            return super().feed_forward(config, layer_idx, placement)
+        return DeepseekMLP(config, placement.within("mlp"))
+
+
+class DeepseekModel(DecoderModel):
+    layer = DeepseekLayer
+
+
+EXAMPLE = {
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 384,
+    "num_key_value_heads": 16,
+}
+
+ARCHITECTURES = (
+    Architecture("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2_config, DeepseekModel, example=EXAMPLE),
+)

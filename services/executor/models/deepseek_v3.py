@@ -1,0 +1,45 @@
+"""DeepSeek-V3 and R1: V2 with experts that sigmoids choose, balanced by a bias. Kimi K2 has the same form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pagewire.services.executor.layers.experts import Routing
+from pagewire.services.executor.model_config import ModelLoadError, optional, required
+from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.deepseek_v2 import EXAMPLE, DeepseekConfig, DeepseekModel, deepseek_config
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def deepseek_v3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekConfig:
+    for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        if raw.get(key, only) != only:
+            raise ModelLoadError(f"config key {key}: {raw[key]!r} is not supported for DeepSeek-V3, only {only!r} is")
+    routing = Routing(
+        top_k=required(raw, "num_experts_per_tok"),
+        scoring="sigmoid",
+        normalize=raw.get("norm_topk_prob", True),
+        scale=raw.get("routed_scaling_factor", 2.5),
+        num_groups=optional(raw, "n_group", 1),
+        topk_groups=optional(raw, "topk_group", 1),
+        group_best=2,
+        correction_bias="gate.e_score_correction_bias",
+    )
+    return deepseek_config(raw, dtype, routing, first_sparse_layer=raw.get("first_k_dense_replace", 3))
+
+
+class DeepseekV3Model(DeepseekModel):
+    def ignored(self, name: str) -> bool:
+        """Layers behind the last one predict several tokens at once, which we do not use."""
+        layer = _LAYER.match(name)
+        return (layer is not None and int(layer[1]) >= self.config.num_layers) or super().ignored(name)
+
+
+ARCHITECTURES = (
+    Architecture("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3_config, DeepseekV3Model, example=EXAMPLE),
+)

@@ -1,0 +1,108 @@
+"""GPT-2: learned positions, and weights that checkpoints have transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.layers.embedding import Embedding
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.mlp import MLP, plain_activation
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
+from pagewire.services.executor.layers.weight_format import Quantization
+from pagewire.services.executor.model_config import ModelLoadError, optional, required
+from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.causal import Layer, PreNormLayer
+from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values
+from pagewire.services.executor.models.protocol import Leaf
+from pagewire.services.executor.step_context import StepContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config(LayerNormConfig):
+    scales_scores: bool  # by 1 / sqrt(head_dim)
+    divides_by_layer: bool  # scores of layer i by i + 1
+
+
+def gpt2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GPT2Config:
+    if raw.get("add_cross_attention"):
+        raise ModelLoadError("config key add_cross_attention: a decoder of an encoder's states cannot be served")
+    hidden_size = required(raw, "n_embd")
+    keys = {
+        "hidden_size": hidden_size,
+        "intermediate_size": optional(raw, "n_inner", 4 * hidden_size),
+        "num_hidden_layers": required(raw, "n_layer"),
+        "num_attention_heads": required(raw, "n_head"),
+        "num_key_value_heads": required(raw, "n_head"),
+        "max_position_embeddings": required(raw, "n_positions"),
+        "hidden_act": raw.get("activation_function", "gelu_new"),
+        "tie_word_embeddings": True,
+    }
+    values = layer_norm_values(
+        {**raw, **keys},
+        dtype,
+        eps="layer_norm_epsilon",
+        qkv_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+    )
+    return GPT2Config(
+        **values,
+        scales_scores=raw.get("scale_attn_weights", True),
+        divides_by_layer=raw.get("scale_attn_by_inverse_layer_idx", False),
+    )
+
+
+class GPT2Model(LayerNormModel):
+    body_name = "transformer"
+    embed_name = "wte"
+    layers_name = "h"
+    norm_name = "ln_f"
+    config: GPT2Config
+
+    def __init__(
+        self, config: GPT2Config, max_model_len: int, device: torch.device, quantization: Quantization | None = None
+    ) -> None:
+        super().__init__(config, max_model_len, device, quantization)
+        body = Placement(config.dtype, device, quantization).within(self.body_name)
+        self.positions = Embedding("wpe", config.max_position_embeddings, config.hidden_size, body)
+
+    def layer(self, layer_idx: int, placement: Placement) -> Layer:
+        config, size, inner = self.config, self.config.hidden_size, self.config.intermediate_size
+        scale = config.head_dim**-0.5 if config.scales_scores else 1.0
+        if config.divides_by_layer:
+            scale /= layer_idx + 1
+        attention, mlp = placement.within("attn"), placement.within("mlp")
+        return PreNormLayer(
+            self.layer_norm("ln_1", placement),
+            SelfAttention(
+                Linear(size, {"c_attn": 3 * size}, attention, bias=True, transposed=True),
+                head_attention(config, layer_idx, None, scale=scale),
+                Linear(size, {"c_proj": size}, attention, bias=True, transposed=True),
+            ),
+            self.layer_norm("ln_2", placement),
+            MLP(
+                Linear(size, {"c_fc": inner}, mlp, bias=True, transposed=True),
+                plain_activation(config.hidden_act),
+                Linear(inner, {"c_proj": size}, mlp, bias=True, transposed=True),
+            ),
+        )
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self.positions
+        yield from super().leaves()
+
+    def embedded(self, input_ids: Tensor, context: StepContext) -> Tensor:
+        return self.embed(input_ids).add_(self.positions(context.positions))
+
+    def ignored(self, name: str) -> bool:
+        """Also masks, which old files have."""
+        return super().ignored(name) or name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
+ARCHITECTURES = (Architecture("GPT2LMHeadModel", "gpt2", gpt2_config, GPT2Model),)

@@ -1,0 +1,121 @@
+"""GPT-OSS: experts in every layer, every other layer with a window, and a sink in the attention of each head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.layers.experts import ClampedSwiglu, ExpertsConfig, RoutedExperts, Routing
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.paged_attention import Sinks
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.self_attention import llama_attention
+from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows, optional, required
+from pagewire.services.executor.models.architecture import Architecture, Interleaved
+from pagewire.services.executor.models.decoder import Attention, DecoderLayer, DecoderModel, FeedForward
+from pagewire.services.executor.models.protocol import Leaf
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptOssConfig(DecoderConfig):
+    experts: ExpertsConfig
+
+
+def gpt_oss_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GptOssConfig:
+    bias, size = raw.get("attention_bias", True), required(raw, "intermediate_size")
+    decoder = decoder_config(
+        raw,
+        dtype,
+        head_dim=optional(raw, "head_dim", 64),
+        qkv_bias=bias,
+        attention_output_bias=bias,
+        rms_norm_eps=raw.get("rms_norm_eps", 1e-5),
+        sliding_windows=_windows(raw),
+    )
+    experts = ExpertsConfig(
+        num_experts=required(raw, "num_local_experts"),
+        hidden_size=decoder.hidden_size,
+        intermediate_size=size,
+        routing=Routing(top_k=required(raw, "num_experts_per_tok"), scoring="softmax_of_chosen"),
+        activation=ClampedSwiglu(float(raw.get("swiglu_alpha", 1.702)), float(raw.get("swiglu_limit", 7.0))),
+        bias=True,
+    )
+    return GptOssConfig(**vars(decoder), experts=experts)
+
+
+def _windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Where `layer_types` is missing, that of the first layer and of every other one."""
+    types = raw.get("layer_types") or [
+        "full_attention" if layer_idx % 2 else "sliding_attention"
+        for layer_idx in range(required(raw, "num_hidden_layers"))
+    ]
+    window = optional(raw, "sliding_window", 128)
+    return layer_windows({**raw, "layer_types": types, "use_sliding_window": True, "sliding_window": window})
+
+
+class GptOssMLP:
+    """A router with a bias, and its experts."""
+
+    __slots__ = ("experts", "router")
+
+    def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
+        self.router = Linear(config.hidden_size, {"router": config.num_experts}, placement, bias=True)
+        self.experts = RoutedExperts(config, placement)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.experts(hidden, self.router(hidden))
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self.router
+        yield from self.experts.leaves()
+
+
+class GptOssLayer(DecoderLayer):
+    def self_attention(
+        self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
+    ) -> Attention:
+        return llama_attention(config, layer_idx, rotary, placement, sinks=Sinks("sinks", config.num_heads, placement))
+
+    def feed_forward(self, config: DecoderConfig, layer_idx: int, placement: Placement) -> FeedForward:
+        assert isinstance(config, GptOssConfig)
+        return GptOssMLP(config.experts, placement.within("mlp"))
+
+
+class GptOssModel(DecoderModel):
+    layer = GptOssLayer
+
+
+def _aliases() -> dict[str, tuple[str, ...] | Interleaved]:
+    """The checkpoint has one tensor for all experts, and rows of gate and up projections in turns."""
+    projections = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    # Dense weights are transposed, MXFP4 has each row's blocks and their scales.
+    suffixes = {
+        "": ("weight", True),
+        "_bias": ("bias", False),
+        "_blocks": ("blocks", False),
+        "_scales": ("scales", False),
+    }
+    return {
+        f"mlp.experts.{stored}{end}": Interleaved(
+            tuple(f"mlp.experts.{{}}.{name}.{suffix}" for name in names), transposed
+        )
+        for stored, names in projections.items()
+        for end, (suffix, transposed) in suffixes.items()
+    }
+
+
+ARCHITECTURES = (
+    Architecture(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        gpt_oss_config,
+        GptOssModel,
+        aliases=_aliases(),
+        example={"num_local_experts": 8, "intermediate_size": 1024},
+    ),
+)

@@ -1,0 +1,85 @@
+"""What models with a LayerNorm at their end share; their layers, and the names in their checkpoints, differ."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagewire.services.executor.layers.embedding import Embedding
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.mlp import MLP, plain_activation
+from pagewire.services.executor.layers.norm import LayerNorm
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.weight_format import Quantization
+from pagewire.services.executor.model_config import DecoderConfig, decoder_config, positive_number
+from pagewire.services.executor.models.causal import CausalModel, Layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormConfig(DecoderConfig):
+    """`rms_norm_eps` has no meaning here."""
+
+    layer_norm_eps: float
+
+
+def layer_norm_values(
+    raw: Mapping[str, Any], dtype: torch.dtype, *, eps: str = "layer_norm_eps", **family: Any
+) -> dict[str, Any]:
+    """The values of a `LayerNormConfig`; eps: the key that has it. family: as for `decoder_config`."""
+    return {**vars(decoder_config(raw, dtype, **family)), "layer_norm_eps": positive_number(raw, eps, 1e-5)}
+
+
+class LayerNormModel(CausalModel):
+    """A model states its names, and how a layer is made."""
+
+    body_name: str = "model"
+    embed_name: str = "embed_tokens"
+    layers_name: str = "layers"
+    norm_name: str = "norm"
+    norm_has_bias: bool = True
+    head_has_bias: bool = False
+
+    def __init__(
+        self,
+        config: LayerNormConfig,
+        max_model_len: int,
+        device: torch.device,
+        quantization: Quantization | None = None,
+    ) -> None:
+        placement = Placement(config.dtype, device, quantization)
+        body = placement.within(self.body_name)
+        size, tied = config.hidden_size, config.tie_word_embeddings
+        self.config: LayerNormConfig = config
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device)
+        self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied)
+        self.layers = [
+            self.layer(layer_idx, body.within(f"{self.layers_name}.{layer_idx}"))
+            for layer_idx in range(config.num_layers)
+        ]
+        self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, body, bias=self.norm_has_bias)
+        self.lm_head = (
+            None if tied else Linear(size, {self.head_name: config.vocab_size}, placement, bias=self.head_has_bias)
+        )
+
+    @abstractmethod
+    def layer(self, layer_idx: int, placement: Placement) -> Layer:
+        """placement: the layer's in the checkpoint."""
+
+    def layer_norm(self, name: str, placement: Placement) -> LayerNorm:
+        """As the model's last one, of another name."""
+        config = self.config
+        return LayerNorm(name, config.hidden_size, config.layer_norm_eps, placement, bias=self.norm_has_bias)
+
+    def plain_mlp(self, up: str, down: str, placement: Placement) -> MLP:
+        """Two projections by their names, with an activation between."""
+        config = self.config
+        return MLP(
+            Linear(config.hidden_size, {up: config.intermediate_size}, placement, bias=config.mlp_bias),
+            plain_activation(config.hidden_act),
+            Linear(config.intermediate_size, {down: config.hidden_size}, placement, bias=config.mlp_bias),
+        )

@@ -1,0 +1,60 @@
+"""Texts, and pairs of texts, to the tokens that a model for vectors reads; too long ones may be cut."""
+
+from collections.abc import Sequence
+
+from tokenizers import Encoding, Tokenizer
+
+# Token ids, and where among them the second text of a pair begins (0: there is none, or the model does not tell).
+EncodedInput = tuple[list[int], int]
+
+
+def encode_inputs(
+    backend: Tokenizer, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, max_tokens: int | None
+) -> list[EncodedInput]:
+    """max_tokens: what longer ones are cut to, special tokens included; of a pair the longer text is cut first.
+
+    Raises ValueError if special tokens leave no room for a text.
+    """
+    if max_tokens is None:
+        whole = [text if pair is None else (text, pair) for text, pair in texts]
+        encodings = backend.encode_batch(whole, add_special_tokens=add_special_tokens)
+    else:
+        encodings = _cut(backend, texts, add_special_tokens, max_tokens)
+    return [(encoding.ids, _second_text_start(encoding)) for encoding in encodings]
+
+
+def _cut(
+    backend: Tokenizer, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, max_tokens: int
+) -> list[Encoding]:
+    firsts = backend.encode_batch([text for text, _ in texts], add_special_tokens=False)
+    pairs = [pair for _, pair in texts if pair is not None]
+    seconds = iter(backend.encode_batch(pairs, add_special_tokens=False))
+    encodings = []
+    for first, (_, pair) in zip(firsts, texts, strict=True):
+        second = None if pair is None else next(seconds)
+        room = max_tokens - (backend.num_special_tokens_to_add(pair is not None) if add_special_tokens else 0)
+        if room < 1:
+            raise ValueError(f"truncate_prompt_tokens {max_tokens} leaves no room for a text beside special tokens")
+        if second is None:
+            first.truncate(room)
+        elif len(first) + len(second) > room:
+            first_room, second_room = _rooms(len(first), len(second), room)
+            first.truncate(first_room)
+            second.truncate(second_room)
+        encodings.append(backend.post_process(first, second, add_special_tokens))
+    return encodings
+
+
+def _rooms(first: int, second: int, room: int) -> tuple[int, int]:
+    """What is left of two lengths that exceed the room: the longer is cut until both are equal, then both (the
+    library's longest_first)."""
+    shorter = min(first, second)
+    longer = max(shorter, room - shorter)
+    if shorter + longer > room:
+        shorter, longer = room // 2, room - room // 2
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def _second_text_start(encoding: Encoding) -> int:
+    types = encoding.type_ids
+    return types.index(1) if 1 in types else 0

@@ -1,0 +1,22 @@
+"""What the model is served for, and what is said to who asks it for something else."""
+
+from pagewire.rpc import RpcError
+from pagewire.services.tokenizer.prompts import invalid
+from pagewire.v1.common_pb2 import MODEL_KIND_CLASSIFY, MODEL_KIND_EMBED, MODEL_KIND_UNSPECIFIED, ModelInfo
+
+_SERVED = {
+    MODEL_KIND_UNSPECIFIED: "generates text: call Generate, or start it with --runner pooling",
+    MODEL_KIND_EMBED: "is served for embeddings: call Embed",
+    MODEL_KIND_CLASSIFY: "is served as a classifier: call Classify, or Score if it has one label",
+}
+
+
+def wrong_kind(info: ModelInfo) -> RpcError:
+    """INVALID_ARGUMENT, which names the right call."""
+    return invalid(f"the model {_SERVED[info.kind]}")
+
+
+def check_generates(info: ModelInfo | None) -> None:
+    """Raises RpcError for a model that is served for vectors. None: it is not known yet."""
+    if info is not None and info.kind != MODEL_KIND_UNSPECIFIED:
+        raise wrong_kind(info)

@@ -1,0 +1,230 @@
+"""Embed, Classify and Score: how texts become tokens, what is refused, and that nothing is lost with the scheduler."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from pagewire.services.tokenizer import vectors
+from pagewire.services.tokenizer.detokenizer import Detokenizers
+from pagewire.services.tokenizer.input_encoding import encode_inputs
+from pagewire.services.tokenizer.loading import LoadedTokenizer
+from pagewire.services.tokenizer.sentence_config import read_sentence_config
+from pagewire.v1 import common_pb2
+from pagewire.v1.inference_pb2 import (
+    ClassifyRequest,
+    EmbedRequest,
+    GenerateRequest,
+    InputOptions,
+    InputText,
+    ScoreRequest,
+    TokenIds,
+)
+from tests.services.tokenizer.service_line import FakeScheduler, TokenizerLine
+
+EMBED, CLASSIFY = common_pb2.MODEL_KIND_EMBED, common_pb2.MODEL_KIND_CLASSIFY
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", *"abcdefg", "##b", "##,", "do", "not", "'", "s", ".", "n't"]
+CLS, SEP = 2, 3
+
+
+def word_pieces() -> Tokenizer:
+    """BERT's kind."""
+    backend = Tokenizer(models.WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=False)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    return backend
+
+
+def save(path: Path, **files: Any) -> Path:
+    word_pieces().save(str(path / "tokenizer.json"))
+    (path / "config.json").write_text("{}")
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+@asynccontextmanager
+async def line(path: Path, kind: int, labels: tuple[str, ...] = (), **options: Any) -> AsyncIterator[TokenizerLine]:
+    scheduler = FakeScheduler(lambda request: [7, 7], kind=kind, labels=labels, **options)
+    async with TokenizerLine(path, scheduler, path).running() as running:
+        await running.scheduler.until(lambda: running.link.model_info is not None)
+        yield running
+
+
+def texts(*given: str) -> list[InputText]:
+    return [InputText(text=text) for text in given]
+
+
+async def test_texts_are_embedded_in_order(tmp_path: Path) -> None:
+    async with line(save(tmp_path), EMBED) as running:
+        inputs = [*texts("a b", "c"), InputText(token_ids=TokenIds(ids=[9, 9, 9, 9]))]
+        answer = await running.stub.Embed(EmbedRequest(inputs=inputs))
+        assert list(answer.num_tokens) == [4, 3, 4]
+        assert [list(vector.values) for vector in answer.embeddings] == [pytest.approx([0.6, 0, 0.8])] * 3
+        seen = {tuple(request.prompt_token_ids) for request in running.scheduler.requests}
+        assert seen == {(CLS, 6, 7, SEP), (CLS, 8, SEP), (9, 9, 9, 9)}
+        assert all(request.yields_vector for request in running.scheduler.requests)
+        shorter = await running.stub.Embed(EmbedRequest(inputs=texts("a"), dimensions=2))
+        assert list(shorter.embeddings[0].values) == pytest.approx([1, 0])
+
+
+async def test_prompts_and_lower_case_of_sentence_transformers(tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "document"}
+    save(tmp_path, config_sentence_transformers=prompts, sentence_bert_config={"do_lower_case": True})
+    async with line(tmp_path, EMBED) as running:
+        await running.stub.Embed(EmbedRequest(inputs=texts("A"), prompt_name="query"))
+        await running.stub.Embed(EmbedRequest(inputs=texts("A")))
+        ids = [list(request.prompt_token_ids) for request in running.scheduler.requests]
+        assert ids == [[CLS, 4, 5, 6, SEP], [CLS, 6, SEP]]
+        with pytest.raises(grpc.aio.AioRpcError, match="'code' is not one of the model's: query, document"):
+            await running.stub.Embed(EmbedRequest(inputs=texts("A"), prompt_name="code"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "a"}, {"default_prompt_name": ["a"]}],
+)
+def test_wrong_prompts_are_named(tmp_path: Path, content: dict[str, Any]) -> None:
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="prompts must be an object of strings, and default_prompt_name the name"):
+        read_sentence_config(tmp_path)
+
+
+async def test_pairs_are_scored_and_classified(tmp_path: Path) -> None:
+    async with line(save(tmp_path), CLASSIFY, ("relevant",)) as running:
+        pair = InputText(text="a b", text_pair="c")
+        answer = await running.stub.Score(ScoreRequest(pairs=[pair, InputText(text="a", text_pair="b")]))
+        assert list(answer.scores) == [6, 5]
+        assert running.scheduler.requests[0].second_text_start == 4
+        classes = await running.stub.Classify(ClassifyRequest(inputs=[pair, *texts("a")]))
+        assert [list(scores.values) for scores in classes.scores] == [[6], [3]]
+        assert list(classes.labels) == ["relevant"]
+        with pytest.raises(grpc.aio.AioRpcError, match=r"pairs\[0\] has no text_pair"):
+            await running.stub.Score(ScoreRequest(pairs=texts("a")))
+
+
+async def test_too_long_an_input_is_refused_or_cut(tmp_path: Path) -> None:
+    async with line(save(tmp_path), EMBED, max_model_len=5) as running:
+        long = texts("a", "a b c d e f")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"inputs\[1\] has 8 tokens, the model takes 5") as caught:
+            await running.stub.Embed(EmbedRequest(inputs=long))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for limit, lengths in ((-1, [3, 5]), (4, [3, 4])):
+            options = InputOptions(truncate_prompt_tokens=limit)
+            answer = await running.stub.Embed(EmbedRequest(inputs=long, options=options))
+            assert list(answer.num_tokens) == lengths
+        for limit, cause in ((6, "within 1..5"), (2, "leaves no room")):
+            options = InputOptions(truncate_prompt_tokens=limit)
+            with pytest.raises(grpc.aio.AioRpcError, match=cause):
+                await running.stub.Embed(EmbedRequest(inputs=long, options=options))
+
+
+async def test_more_vectors_than_an_answer_holds_are_refused_at_once(tmp_path: Path) -> None:
+    async with line(save(tmp_path), EMBED, vector_size=100_000) as running:
+        many = texts(*["a"] * 163)
+        with pytest.raises(grpc.aio.AioRpcError, match="163 entries; one answer holds 162 vectors of 100000 numbers"):
+            await running.stub.Embed(EmbedRequest(inputs=many))
+        assert not running.scheduler.requests
+        answer = await running.stub.Embed(EmbedRequest(inputs=many, dimensions=2))
+        assert len(answer.embeddings) == 163
+
+
+async def test_calls_that_the_model_does_not_answer(tmp_path: Path) -> None:
+    async with line(save(tmp_path), EMBED) as running:
+        with pytest.raises(grpc.aio.AioRpcError, match="served for embeddings: call Embed") as caught:
+            await anext(aiter(running.stub.Generate(GenerateRequest(text="a"))))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="call Embed"):
+            await running.stub.Classify(ClassifyRequest(inputs=texts("a")))
+        for wrong, cause in (([], "inputs has 0 entries"), ([InputText()], r"inputs\[0\] must have text")):
+            with pytest.raises(grpc.aio.AioRpcError, match=cause):
+                await running.stub.Embed(EmbedRequest(inputs=wrong))
+
+
+async def test_a_model_for_text_embeds_nothing(tmp_path: Path) -> None:
+    async with line(save(tmp_path), common_pb2.MODEL_KIND_UNSPECIFIED) as running:
+        with pytest.raises(grpc.aio.AioRpcError, match="generates text: call Generate, or start"):
+            await running.stub.Embed(EmbedRequest(inputs=texts("a")))
+
+
+async def test_vectors_outlive_the_scheduler(tmp_path: Path) -> None:
+    async with line(save(tmp_path), EMBED, auto=False) as running:
+        call = asyncio.create_task(_embed(running, "a", "b"))
+        await running.scheduler.until(lambda: running.scheduler.num_running == 2)
+        await running.kill_scheduler()
+        await running.start_scheduler()
+        await running.scheduler.until(lambda: len(running.scheduler.requests) == 4)
+        assert [request.resubmitted for request in running.scheduler.requests] == [False, False, True, True]
+        running.scheduler.step()
+        assert len((await call).embeddings) == 2
+
+
+async def test_who_goes_away_and_who_fails_take_all_their_requests_along(tmp_path: Path) -> None:
+    async with line(save(tmp_path), EMBED, auto=False) as running:
+        call = asyncio.create_task(_embed(running, "a", "b", "c"))
+        await running.scheduler.until(lambda: running.scheduler.num_running == 3)
+        call.cancel()
+        await running.scheduler.until(lambda: running.scheduler.num_running == 0)
+        error = common_pb2.RequestError(code=8, message="too many wait")
+        running.scheduler.errors[4] = error
+        with pytest.raises(grpc.aio.AioRpcError, match="too many wait"):
+            await _embed(running, "a", "b", "c")
+        await running.scheduler.until(lambda: running.scheduler.num_running == 0)
+
+
+async def test_a_call_of_many_texts_leaves_the_scheduler_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "MAX_IN_FLIGHT", 2)
+    async with line(save(tmp_path), EMBED, auto=False) as running:
+        call = asyncio.create_task(_embed(running, *"abcdefg"))
+        for num_seen in (2, 4, 6, 7):
+            await running.scheduler.until(lambda: len(running.scheduler.requests) == num_seen)  # noqa: B023
+            assert running.scheduler.num_running <= 2
+            running.scheduler.step()
+        assert len((await call).embeddings) == 7
+        # One that fails ends the call before the others are submitted.
+        running.scheduler.errors[8] = common_pb2.RequestError(code=8, message="too many wait")
+        call = asyncio.create_task(_embed(running, *"abcdefg"))
+        await running.scheduler.until(lambda: len(running.scheduler.requests) == 9)
+        running.scheduler.step()
+        with pytest.raises(grpc.aio.AioRpcError, match="too many wait"):
+            await call
+        assert len(running.scheduler.requests) <= 10
+
+
+async def _embed(running: TokenizerLine, *given: str) -> Any:
+    return await running.stub.Embed(EmbedRequest(inputs=texts(*given)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(first=st.integers(0, 9), second=st.none() | st.integers(0, 9), limit=st.integers(4, 22))
+def test_cutting_is_that_of_the_library(first: int, second: int | None, limit: int) -> None:
+    ours, theirs = word_pieces(), word_pieces()
+    theirs.enable_truncation(limit)
+    text, pair = " ".join("abcdefg"[i % 7] for i in range(first)), None if second is None else "g " * second
+    ((token_ids, start),) = encode_inputs(ours, [(text, pair)], add_special_tokens=True, max_tokens=limit)
+    expected = theirs.encode(text, pair)
+    assert token_ids == expected.ids
+    assert start == (expected.type_ids.index(1) if 1 in expected.type_ids else 0)
+
+
+@given(token_ids=st.lists(st.integers(0, len(WORDS) - 1)), skip=st.booleans())
+def test_word_pieces_are_streamed_as_they_are_decoded(token_ids: list[int], skip: bool) -> None:
+    backend = word_pieces()
+    tokenizer = LoadedTokenizer(backend, {}, None, clean_up_spaces=False)
+    detokenizer = Detokenizers(tokenizer).make(skip_special_tokens=skip)
+    text = "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+    assert text == tokenizer.decode(token_ids, skip_special_tokens=skip)
