@@ -193,8 +193,8 @@ def _split_merges(merges: list[str], vocab: dict[str, int]) -> list[tuple[str, s
     pairs = []
     for index, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
-        if left not in vocab or right not in vocab:
-            raise GgufTokenizerError(f"tokenizer.ggml.merges[{index}] {merge!r} joins tokens that do not exist")
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            raise GgufTokenizerError(f"tokenizer.ggml.merges[{index}] {merge!r:.100} needs tokens that do not exist")
         pairs.append((left, right))
     return pairs
 

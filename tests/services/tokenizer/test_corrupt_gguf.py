@@ -88,6 +88,14 @@ def test_numbers_and_bits(tmp_path: Path, data: st.DataObject) -> None:
     loads_or_names_the_file(path)
 
 
+@pytest.mark.parametrize("merge", ["zz b", "a zz", "b b"])
+def test_a_merge_of_or_into_a_token_that_does_not_exist(tmp_path: Path, merge: str) -> None:
+    path = tmp_path / "merge.gguf"
+    path.write_bytes(header(SOUND | MODELS["gpt2"] | {"tokenizer.ggml.merges": ["a b", merge]}, []))
+    with pytest.raises(ValueError, match=rf"merge\.gguf: tokenizer\.ggml\.merges\[1\] '{merge}' needs tokens"):
+        load_tokenizer(path)
+
+
 @pytest.mark.timeout(60)
 def test_a_token_of_a_megabyte(tmp_path: Path) -> None:
     """Every cut of a token is looked up where merges follow from scores: that would take hours."""
