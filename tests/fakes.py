@@ -87,8 +87,8 @@ class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
     KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
-    it, for speed. Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied; one that begins with
-    refused_token_id is answered with an error.
+    it, for speed. Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied; a new one that
+    begins with refused_token_id is answered with an error.
     """
 
     def __init__(

@@ -85,10 +85,8 @@ class Qwen25VLModel(VisionLanguageModel):
             num_text = image.offset - num_tokens
             pieces.append(np.tile(np.arange(position, position + num_text), (3, 1)))
             position += num_text
-            time, height, width = image.tensors["image_grid_thw"].reshape(3) // [
-                1,
-                *[self.config.image_form.merge_size] * 2,
-            ]
+            merge = self.config.image_form.merge_size
+            time, height, width = image.tensors["image_grid_thw"].reshape(3) // [1, merge, merge]
             pieces.append(np.indices((time, height, width)).reshape(3, -1) + position)
             position += int(max(height, width))
             num_tokens = image.offset + image.num_tokens
