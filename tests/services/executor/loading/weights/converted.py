@@ -22,11 +22,13 @@ def write(
     model: PreTrainedModel,
     arch: str,
     tensors: Mapping[str, np.ndarray | None] | None = None,
+    types: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     **metadata: Any,
 ) -> Path:
     """metadata: by key without the architecture's name, with __ for a dot; None leaves a key out.
 
-    tensors: replaces, adds or (None) removes tensors by their GGUF name.
+    tensors: replaces, adds or (None) removes tensors by their GGUF name. types: of those that are
+    given as blocks.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
@@ -45,9 +47,9 @@ def write(
             stored = names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert stored is not None, part
             arrays[stored] = array
-    for name, array in (arrays | dict(tensors or {})).items():
-        if array is not None:
-            writer.add_tensor(name, np.ascontiguousarray(array))
+    for name, stored_array in (arrays | dict(tensors or {})).items():
+        if stored_array is not None:
+            writer.add_tensor(name, np.ascontiguousarray(stored_array), raw_dtype=(types or {}).get(name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -74,6 +76,17 @@ def _metadata(config: Any) -> dict[str, Any]:
         "attention.layer_norm_epsilon": None if rms_eps else next((value for value in eps if value), None),
         "rope.freq_base": float(rope.get("rope_theta", 10000.0)),
         "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
+        **(_yarn(rope) if rope.get("rope_type") == "yarn" else {}),
+    }
+
+
+def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(rope["factor"]),
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
+        "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
     }
 
 
@@ -100,6 +113,17 @@ def _converted(arch: str, name: str, array: np.ndarray, config: Any) -> Iterator
         apart = array.reshape(kv_heads, heads // kv_heads + 2, config.hidden_size // heads, *array.shape[1:])
         parts = (apart[:, :-2], apart[:, -2], apart[:, -1])
         yield name, np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+    elif name.endswith(".sinks"):
+        yield f"{name}.weight", array
+    elif arch == "gpt-oss" and ".experts." in name:
+        dense = array if name.endswith("_bias") else array.swapaxes(-1, -2)
+        suffix = "bias" if name.endswith("_bias") else "weight"
+        place, _, projection = name.removesuffix("_bias").rpartition(".")
+        if projection == "down_proj":
+            yield f"{place}.down_proj.{suffix}", dense
+        else:
+            yield f"{place}.gate_proj.{suffix}", dense[:, ::2]
+            yield f"{place}.up_proj.{suffix}", dense[:, 1::2]
     elif arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         yield name, array.T
     else:

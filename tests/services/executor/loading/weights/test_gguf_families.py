@@ -75,6 +75,29 @@ FURTHER: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
+WINDOWED = {"sliding_window": 5, "num_hidden_layers": 4}
+FULL_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+FURTHER |= {
+    "olmo3": (
+        "olmo2",
+        "Olmo3",
+        {**WINDOWED, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        {"attention__sliding_window": 5, "attention__sliding_window_pattern": [False, True] * 2},
+    ),
+    "olmo3 without a pattern, scaled where there is no window": (
+        "olmo2",
+        "Olmo3",
+        {
+            **WINDOWED,
+            "rope_parameters": {
+                "full_attention": FULL_YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        {"attention__sliding_window": 5},
+    ),
+}
+
 
 @pytest.mark.parametrize("case", FURTHER)
 def test_forms_of_one_architecture(tmp_path: Path, case: str) -> None:
@@ -111,14 +134,17 @@ def test_long_and_short_factors_of_phi3(tmp_path: Path, served: int) -> None:
     rope |= {**factors, "original_max_position_embeddings": 32}
     expected = tiny_model("Phi3", rope_parameters=rope, original_max_position_embeddings=32)
     attention = float(np.sqrt(1 + np.log(2) / np.log(32)))
-    metadata = {"rope__scaling__original_context_length": 32, "rope__scaling__attn_factor": attention}
+    metadata: dict[str, Any] = {"rope__scaling__original_context_length": 32, "rope__scaling__attn_factor": attention}
     path = write(tmp_path / "tiny.gguf", expected, "phi3", **metadata)
     ids = torch.randint(67, (served - 3,)).tolist()
     logits = PagedBatch(load(path, max_model_len=served), num_requests=1, max_len=served).step({0: ids})[0]
     torch.testing.assert_close(logits, expected(torch.tensor([ids])).logits[0], atol=2e-4, rtol=1e-4)
 
 
-def test_olmo3_under_the_name_of_olmo2_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "tiny.gguf", tiny_model("Olmo2"), "olmo2", attention__sliding_window=16)
-    with pytest.raises(ModelLoadError, match=r"tiny\.gguf: config key sliding_window: .* safetensors"):
+def test_a_pattern_of_windows_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    metadata: dict[str, Any] = {"attention__sliding_window": 5, "attention__sliding_window_pattern": [False, True]}
+    path = write(tmp_path / "tiny.gguf", tiny_model("Olmo3", **WINDOWED), "olmo2", **metadata)
+    with pytest.raises(
+        ModelLoadError, match=r"tiny\.gguf: .*sliding_window_pattern: .* each of 4 layers, .*convert it"
+    ):
         load(path)
