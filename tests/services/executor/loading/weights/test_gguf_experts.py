@@ -217,8 +217,8 @@ def test_split_projections_in_blocks(tmp_path: Path) -> None:
         for name, part in (("k", weight[:, :32].transpose(1, 2)), ("v", weight[:, 32:])):
             stored = f"blk.{layer}.attn_{name}_b.weight"
             types[stored] = gguf.GGMLQuantizationType.Q8_0
-            tensors[stored] = gguf.quantize(part.contiguous().numpy(), types[stored])
-            part.copy_(torch.from_numpy(gguf.dequantize(tensors[stored], types[stored])))
+            tensors[stored] = blocks = gguf.quantize(part.contiguous().numpy(), types[stored])
+            part.copy_(torch.from_numpy(gguf.dequantize(blocks, types[stored])))
     path = write(tmp_path / "tiny.gguf", expected, "deepseek2", tensors, types, **keys)
     for _ in range(2):  # written, read
         assert_same_logits(load(path, weights_cache=str(tmp_path / "cache")), expected)
