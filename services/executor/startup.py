@@ -19,6 +19,7 @@ from pagewire.process import release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, memory_profile, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.config_file import parse_overrides
@@ -27,10 +28,12 @@ from pagewire.services.executor.loading.pooling import pooling_of
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.memory import MemoryProfile, mib
 from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
+from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -158,7 +161,10 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         runner = setup.runner(num_blocks, replace(limits, max_model_len=longest))
     progress(1.0, "warm-up")
     with phases("warm_up"):
-        warm_up(runner, device)
+        try:
+            warm_up(runner, device)
+        except InvalidStep as error:
+            raise ModelLoadError(f"{model_path}: {error}") from error
     if device.type == "cpu":
         release_unused_memory()  # what loading and packing have left
     if setup.graph_sizes:
@@ -285,12 +291,14 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
     with phases("memory_profile", notes):
         profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
         notes += ["cached"] * was_known
-    num_bytes = memory.kv_cache_bytes(before, utilization, profile)
+    kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
+    num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
     logger.info(
-        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs",
+        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs - %s "
+        "images (--mm-encoder-cache-bytes)",
         *map(mib, (num_bytes, before.total)),
         utilization,
-        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes)),
+        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes, kept_images)),
     )
     return num_bytes
 
