@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 # Those that the attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
 _MIN_CUDA_MAJOR = 8  # of the compute capability
+# By default, where a prompt must be in one step: memory for activations grows with it.
+_MAX_WHOLE_PROMPT = 8192
 
 Progress = Callable[[float, str], None]
 
@@ -220,15 +222,21 @@ def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, in
 
 
 def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torch.device) -> Limits:
-    """Where prompts are computed whole, a step takes the longest, or a prompt is no longer than what a step takes."""
+    """Where prompts are computed whole, a step takes the longest that is asked for, by default up to
+    _MAX_WHOLE_PROMPT tokens; longer prompts are refused."""
     max_num_seqs, max_tokens = _batch_limits(config, device)
     max_len = config.max_model_len or min(
         model.config.max_position_embeddings, pooling.max_model_len or model.config.max_position_embeddings
     )
     if pooling.whole_prompts and config.max_num_batched_tokens is None:
-        max_tokens = max(max_tokens, max_len)
-    if pooling.whole_prompts:
-        max_len = min(max_len, max_tokens)
+        max_tokens = max(max_tokens, config.max_model_len or min(max_len, _MAX_WHOLE_PROMPT))
+    if pooling.whole_prompts and max_len > max_tokens:
+        logger.warning(
+            "%s reads a prompt in one step, of up to %d tokens: longer prompts are refused, although it takes %d; "
+            "raise --max-num-batched-tokens for them, which costs memory",
+            *(model.config.architecture, max_tokens, max_len),
+        )
+        max_len = max_tokens
     return Limits(max_num_seqs, max_tokens, max_len, config.block_size)
 
 
