@@ -85,8 +85,10 @@ class FakeRow:
 class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
-    KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
-    it, for speed. Of a group of states it is (group, block) -> fingerprint of the tokens that the state is after. Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied.
+    KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does
+    without it, for speed. Of states it is (group, block) -> fingerprint of the tokens that the state is after.
+
+    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied.
     """
 
     def __init__(
@@ -372,9 +374,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             incarnation=self.incarnation,
             model_info=self._model_info,
             kv_groups=[
-                executor_pb2.KVGroup(
-                    num_blocks=group.num_blocks, window=group.window, state_tokens=group.state_tokens
-                )
+                executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window, state_tokens=group.state_tokens)
                 for group in self.executor.kv_groups
             ],
             block_size=self.executor.block_size,

@@ -61,12 +61,12 @@ from pagewire.kernels.ops.state_space import (
 
 __all__ = [
     "DEFINITIONS",
-    "Definition",
     "MAX_CONV_WIDTH",
     "MAX_HEAD_DIM",
     "MAX_LATENT_DIM",
     "MAX_STATE_HEAD_DIM",
     "MAX_STATE_SIZE",
+    "Definition",
     "accept_tokens",
     "add_layer_norm",
     "add_rms_norm",

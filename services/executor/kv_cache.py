@@ -46,8 +46,8 @@ def check_drafts(model: Model, max_draft_tokens: int) -> None:
     """Raises StartupError if tokens are to be drafted for a model that could not take them back."""
     if max_draft_tokens and any(isinstance(spec, StateSpec) for spec in groups(model)):
         raise StartupError(
-            f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong cannot "
-            "be taken back; serve it without speculative decoding"
+            f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong "
+            "cannot be taken back; serve it without speculative decoding"
         )
 
 

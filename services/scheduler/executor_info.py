@@ -43,8 +43,8 @@ class ExecutorInfo:
 
     @property
     def max_num_tokens(self) -> int:
-        """Longest request, prompt plus output, that the model takes and the KV cache can hold. (That windows and states fit,
-        the executor has seen to.)"""
+        """Longest request, prompt plus output, that the model takes and the KV cache can hold. (That windows and states
+        fit, the executor has seen to.)"""
         capacities = [group.num_blocks * self.block_size for group in self.kv_groups if group.keeps_all]
         return min([self.max_model_len, *capacities])
 

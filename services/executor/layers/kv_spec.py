@@ -63,6 +63,8 @@ CacheSpec: TypeAlias = KVSpec | StateSpec
 class CachingLayer(Protocol):
     """A layer that keeps something between steps."""
 
+    layer_idx: int  # of the decoder layer, as checkpoints number them
+
     def kv_spec(self) -> CacheSpec: ...
 
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:

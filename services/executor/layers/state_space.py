@@ -65,14 +65,15 @@ class StateSpaceConfig:
 class States:
     """What one layer keeps; `bind` tells it where that is, when it is allocated."""
 
-    __slots__ = ("block_tokens", "config", "conv", "group", "heads")
+    __slots__ = ("block_tokens", "config", "conv", "group", "heads", "layer_idx")
 
     conv: Tensor  # fp32 [num_blocks, conv_width - 1, conv_size]
     heads: Tensor  # fp32 [num_blocks, num_heads, head_dim, state_size]
     group: int  # whose block tables say where in them a request's states are
     block_tokens: int  # tokens that a block is for
 
-    def __init__(self, config: StateSpaceConfig) -> None:
+    def __init__(self, layer_idx: int, config: StateSpaceConfig) -> None:
+        self.layer_idx = layer_idx
         self.config = config
 
     def kv_spec(self) -> StateSpec:
@@ -89,21 +90,17 @@ class States:
         """None: `StateSpace` has the weights."""
         return iter(())
 
-    def places(self, context: StepContext) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Where the states of a step's requests are: what the ops are told last."""
-        return context.block_tables[self.group], context.query_start_loc, context.seq_lens, self.block_tokens
-
 
 class StateSpace:
     """The convolution and the recurrence of one layer: all of its weights but the projections'."""
 
     __slots__ = ("a", "config", "conv_bias", "conv_weight", "d", "dt_bias", "name", "norm_weight", "states")
 
-    def __init__(self, config: StateSpaceConfig, placement: Placement) -> None:
+    def __init__(self, layer_idx: int, config: StateSpaceConfig, placement: Placement) -> None:
         in_fp32 = replace(placement, dtype=torch.float32)
         self.name = placement.prefix
         self.config = config
-        self.states = States(config)
+        self.states = States(layer_idx, config)
         self.conv_weight = placement.empty(config.conv_width, config.conv_size)
         self.conv_bias = placement.empty(config.conv_size) if config.conv_bias else None
         self.norm_weight = placement.empty(config.inner_size)
@@ -114,9 +111,11 @@ class StateSpace:
     def __call__(self, projected: Tensor, context: StepContext) -> Tensor:
         """projected [num_tokens, inner_size + conv_size + num_heads] -> [num_tokens, inner_size]"""
         config, states = self.config, self.states
+        table, starts, lens = context.block_tables[states.group], context.query_start_loc, context.seq_lens
         gate, convolved, dt = projected.split([config.inner_size, config.conv_size, config.num_heads], dim=1)
-        places = states.places(context)
-        convolved = ops.causal_conv(convolved, self.conv_weight, self.conv_bias, states.conv, *places)
+        convolved = ops.causal_conv(
+            convolved, self.conv_weight, self.conv_bias, states.conv, table, starts, lens, states.block_tokens
+        )
         shared = config.num_groups * config.state_size
         x, b, c = convolved.split([config.inner_size, shared, shared], dim=1)
         y = ops.state_scan(
@@ -129,7 +128,10 @@ class StateSpace:
             self.dt_bias,
             *config.dt_limit,
             states.heads,
-            *places,
+            table,
+            starts,
+            lens,
+            states.block_tokens,
         )
         group_size = config.inner_size // config.num_groups
         return ops.gated_rms_norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, group_size)
@@ -152,10 +154,10 @@ class Mamba2Mixer:
 
     __slots__ = ("input", "output", "state_space")
 
-    def __init__(self, config: StateSpaceConfig, hidden_size: int, placement: Placement) -> None:
+    def __init__(self, layer_idx: int, config: StateSpaceConfig, hidden_size: int, placement: Placement) -> None:
         size = config.inner_size + config.conv_size + config.num_heads
         self.input = Linear(hidden_size, {"in_proj": size}, placement, bias=config.bias)
-        self.state_space = StateSpace(config, placement)
+        self.state_space = StateSpace(layer_idx, config, placement)
         self.output = Linear(config.inner_size, {"out_proj": hidden_size}, placement, bias=config.bias)
 
     def __call__(self, hidden: Tensor, context: StepContext) -> Tensor:

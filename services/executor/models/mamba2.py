@@ -1,6 +1,6 @@
 """Mamba-2: layers that keep a state instead of keys and values, and nothing else.
 
-    for each layer:  stream += mixer(norm(stream))          (`layers/state_space.py`)
+for each layer:  stream += mixer(norm(stream))          (`layers/state_space.py`)
 """
 
 from __future__ import annotations
@@ -87,16 +87,18 @@ def _dt_limit(raw: Mapping[str, Any]) -> tuple[float, float]:
         if not 0 <= least < most:
             raise ValueError
     except (TypeError, ValueError, KeyError):
-        raise ModelLoadError(f"config key time_step_limit: expected two rising numbers, found {limits!r:.100}") from None
+        raise ModelLoadError(
+            f"config key time_step_limit: expected two rising numbers, found {limits!r:.100}"
+        ) from None
     return least, most
 
 
 class Mamba2Layer:
     __slots__ = ("mixer", "norm")
 
-    def __init__(self, config: Mamba2Config, placement: Placement) -> None:
+    def __init__(self, layer_idx: int, config: Mamba2Config, placement: Placement) -> None:
         self.norm = RMSNorm("norm", config.hidden_size, config.norm_eps, placement)
-        self.mixer = Mamba2Mixer(config.mixer, config.hidden_size, placement.within("mixer"))
+        self.mixer = Mamba2Mixer(layer_idx, config.mixer, config.hidden_size, placement.within("mixer"))
 
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         return self.mixer(self.norm.add(hidden, residual), context)
@@ -115,7 +117,7 @@ class Mamba2Model(CausalModel):
         self.config: Mamba2Config = config
         self.embed = Embedding("embeddings", config.vocab_size, size, body, projects=config.tie_word_embeddings)
         self.layers: list[Mamba2Layer] = [
-            Mamba2Layer(config, body.within(f"layers.{layer_idx}")) for layer_idx in range(config.num_layers)
+            Mamba2Layer(layer_idx, config, body.within(f"layers.{layer_idx}")) for layer_idx in range(config.num_layers)
         ]
         self.norm = RMSNorm("norm_f", size, config.norm_eps, body)
         self.lm_head = (
