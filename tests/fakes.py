@@ -21,6 +21,7 @@ from pagewire.services.scheduler.step import StepResult
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 
 _MASK = (1 << 64) - 1
+_REFUSAL = common_pb2.RequestError(code=3, message="the fake executor refuses it")
 EMPTY_HISTORY = 0x9E3779B97F4A7C15
 
 
@@ -85,10 +86,11 @@ class FakeRow:
 class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
-    KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does
-    without it, for speed. Of states it is (group, block) -> fingerprint of the tokens that the state is after.
+    KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
+    it, for speed. Of states it is (group, block) -> fingerprint of the tokens that the state is after.
 
-    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied.
+    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied; a new one that begins with
+    refused_token_id is answered with an error.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class FakeExecutor:
         eos_token_ids: Collection[int] = (),
         check_kv: bool = True,
         deadly_token_id: int | None = None,
+        refused_token_id: int | None = None,
         max_draft_tokens: int = 0,
         draw_gain: Callable[[int], int] | None = None,
     ) -> None:
@@ -124,6 +127,7 @@ class FakeExecutor:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.check_kv = check_kv
         self.deadly_token_id = deadly_token_id
+        self.refused_token_id = refused_token_id
         self.max_draft_tokens = max_draft_tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.num_executed_tokens = 0
@@ -144,9 +148,10 @@ class FakeExecutor:
         assert sum(step.num_scheduled_tokens) <= self.max_num_batched_tokens, "more tokens than a step may compute"
         if any(self.rows[request_id].token_ids[0] == self.deadly_token_id for request_id in step.request_ids):
             raise FakeExecutorDied
+        refused = {new.request_id: _REFUSAL for new in step.new_requests if new.token_ids[0] == self.refused_token_id}
         drafts = list(step.num_draft_tokens) or [0] * len(step.request_ids)
         self._write_kv(step, drafts)
-        result = StepResult(step.step_id, [], [], [], {}, {})
+        result = StepResult(step.step_id, [], [], [], {}, {}, refused)
         for request_id, num_drafts in zip(step.request_ids, drafts, strict=True):
             row = self.rows[request_id]
             if self.check_kv:
@@ -420,6 +425,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 token_ids=result.token_ids,
                 logprobs=result.logprobs,
                 vectors=result.vectors,
+                errors=result.errors,
                 execute_ns=int(self.step_seconds * 1e9),
                 idle_ns=idle_ns,
             )

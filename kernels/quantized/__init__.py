@@ -13,6 +13,7 @@ from pagewire.kernels.quantized.weights import (
     stack,
     take_rows,
     to_device,
+    weight_only,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "take_rows",
     "to_device",
     "unpack",
+    "weight_only",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "stack",
     "take_rows",
     "to_device",
+    "weight_only",
 ]
 
 BITS = (2, 3, 4, 5, 6, 8)
@@ -254,6 +255,18 @@ def _take(tensor: Tensor, order: Tensor) -> Tensor:
     if tensor.dtype.itemsize == 1:  # not every torch build can index fp8
         return tensor.view(torch.uint8)[order].view(tensor.dtype)
     return tensor[order]
+
+
+def weight_only(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same numbers, for products with activations as they are. It stacks with others whatever their sizes are, and
+    whatever the scales of their inputs were.
+    """
+    if isinstance(weight, GroupedWeight):
+        return weight
+    ends_in_block = isinstance(weight, Fp8Weight) and weight.scales.dim() == 2 and weight.shape[0] % FP8_BLOCK != 0
+    if isinstance(weight, Int8Weight) or ends_in_block:
+        return weight.as_grouped()
+    return replace(weight, input_scale=None)
 
 
 def to_device(weight: Weight, device: torch.device) -> Weight:

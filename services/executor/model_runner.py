@@ -210,6 +210,7 @@ class ModelRunner:
             num_tokens=batch.num_tokens,
             pending=PendingResults.fetch(results, self._copy_stream) if results else None,
             drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
+            refusals={request.request_id: request.refusal for request in step.new_requests if request.refusal},
         )
 
     def capture_graphs(

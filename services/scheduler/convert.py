@@ -175,6 +175,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         list(message.token_ids),
         dict(message.logprobs) if message.logprobs else {},
         dict(message.vectors) if message.vectors else {},
+        dict(message.errors) if message.errors else {},
     )
 
 

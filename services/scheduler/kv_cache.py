@@ -98,10 +98,10 @@ class KVCacheManager:
 
     def cache_blocks(self, request: Request) -> None:
         """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
-        earlier one."""
+        earlier one; none before the executor has accepted the request."""
         # Once per request and step: `num_certain_tokens`, without a call.
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        if num_full <= request.num_cached_blocks or not self._enable_prefix_caching:
+        if num_full <= request.num_cached_blocks or not self._enable_prefix_caching or not request.is_accepted:
             return
         hashes = self._hashes(request, num_full)
         for group, held in zip(self._groups, request.held_blocks, strict=True):
@@ -199,6 +199,8 @@ class KVCacheManager:
         if not self._windows:
             return
         for request in requests:
+            if not request.is_accepted:
+                continue  # its blocks may yet have to be found
             self.cache_blocks(request)  # results may have come since it ran
             for index, group in self._windows:
                 group.release_behind(request.held_blocks[index], request.num_certain_tokens)

@@ -172,6 +172,23 @@ def test_linear(
     torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    num_tokens=st.one_of(st.integers(17, 60), st.integers(510, 520)),
+    in_features=st.integers(1, 210),
+    out_features=st.integers(1, 150),
+    with_bias=st.booleans(),
+)
+def test_linear_of_many_tokens_in_fp32(num_tokens: int, in_features: int, out_features: int, with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(num_tokens + in_features * out_features)
+    x, weight = (torch.randn(n, in_features, generator=generator) for n in (num_tokens, out_features))
+    bias = torch.randn(out_features, generator=generator) if with_bias else None
+    actual = native.linear(x, weight, bias)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(actual.double(), expected, atol=1e-6 * in_features, rtol=0)
+    assert torch.equal(native.linear(x[5:], weight, bias)[:17], actual[5:22]) or num_tokens < 22, "depends on the batch"
+
+
 def op_arguments() -> dict[str, tuple[Any, ...]]:
     batch = make_batch([1, 5], [20, 0], num_heads=4, num_kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32)
     x, weight = torch.randn(6, 64), torch.randn(64)

@@ -16,6 +16,7 @@ from pagewire.kernels import ops
 from pagewire.kernels.quantized.packed import TILES
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weight_format import WeightOnly
 from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, Shard
 from pagewire.services.executor.model_config import ModelLoadError
 
@@ -98,7 +99,11 @@ class ExpertsWeight(Protocol):
 
 
 class ExpertsLinear:
-    """A projection of every expert: as `Linear`, with the same shards for each, expert by expert."""
+    """A projection of every expert: as `Linear`, with the same shards for each, expert by expert.
+
+    Inputs are not quantized, even where the checkpoint has scales for them: a scale per expert would be another input
+    per expert.
+    """
 
     __slots__ = ("bias", "num_experts", "shards", "weight")
 
@@ -108,9 +113,10 @@ class ExpertsLinear:
         self, config: ExpertsConfig, in_features: int, shards: Mapping[str, int], placement: Placement
     ) -> None:
         self.shards = tuple(
-            Shard(expert.name(name), size, in_features, expert.format(name), config.bias)
+            Shard(expert.name(name), size, in_features, found and WeightOnly(found), config.bias)
             for expert in (placement.within(config.expert.format(i)) for i in range(config.num_experts))
             for name, size in shards.items()
+            for found in [expert.format(name)]
         )
         self.num_experts = config.num_experts
         out_features = config.num_experts * sum(shards.values())
@@ -132,8 +138,7 @@ class ExpertsLinear:
         return (self.weight,)
 
     def install(self, parts: Sequence[PackedWeight]) -> None:
-        refusal = self._refusal(parts)
-        if refusal is not None:
+        if (refusal := self._refusal(parts)) is not None:
             raise ModelLoadError(
                 f"module {self.shards[0].name}: {refusal}; add --quantization none to dequantize weights"
             )
@@ -141,19 +146,16 @@ class ExpertsLinear:
 
     def _refusal(self, parts: Sequence[PackedWeight]) -> str | None:
         """Why experts with these weights cannot be multiplied together."""
-        weight = parts[0]
+        if any(isinstance(part, PackedGrouped) and part.permutation is not None for part in parts):
+            return "experts whose inputs act-order permutes are not supported"
         if len(parts) > 1:
             return f"experts that differ in their quantized form ({len(parts)} forms in this layer) are not supported"
-        if not isinstance(weight, ExpertsWeight):
-            return f"experts as {type(weight).__name__} are not supported on this device"
-        if isinstance(weight, PackedGrouped):
-            if weight.permutation is not None:
-                return "experts whose inputs act-order permutes are not supported"
-            outputs, tile = weight.shape[0] // self.num_experts, TILES[weight.layout]
-            if outputs % tile:
-                return (
-                    f"quantized experts of {outputs} outputs are not supported on this device, only multiples of {tile}"
-                )
+        weight, outputs = parts[0], parts[0].shape[0] // self.num_experts
+        if isinstance(weight, PackedGrouped) and outputs % TILES[weight.layout]:
+            return (
+                f"quantized experts of {outputs} outputs are not supported on this device, only multiples of "
+                f"{TILES[weight.layout]}"
+            )
         return None
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:

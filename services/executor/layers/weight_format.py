@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pagewire.kernels.quantized import QuantizedWeight
+from pagewire.kernels.quantized import QuantizedWeight, weight_only
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,22 @@ class WeightFormat(Protocol):
 
     def random(self, out_features: int, in_features: int, generator: torch.Generator) -> QuantizedWeight:
         """Random numbers of a plausible size in the form that `read` gives; for `--load-format dummy`."""
+
+
+@dataclass(frozen=True)
+class WeightOnly:
+    """As `format`, but inputs stay as they are even where it quantizes them."""
+
+    format: WeightFormat
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        return self.format.tensors(out_features, in_features)
+
+    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        return weight_only(self.format.read(tensors, out_features, in_features))
+
+    def random(self, out_features: int, in_features: int, generator: torch.Generator) -> QuantizedWeight:
+        return weight_only(self.format.random(out_features, in_features, generator))
 
 
 class Quantization(Protocol):

@@ -44,9 +44,9 @@ def changed(params: SamplingParams, **fields: Any) -> SamplingParams:
 GREEDY = sampling_params(temperature=0)
 
 
-def write_tiny_llama(directory: Path) -> Path:
-    """A directory that `load_format="dummy"` makes a model of."""
-    config = {
+def write_tiny_llama(directory: Path, **changes: Any) -> Path:
+    """A directory that `load_format="dummy"` makes a model of. changes: of its config."""
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": VOCAB_SIZE,
@@ -64,13 +64,13 @@ def write_tiny_llama(directory: Path) -> Path:
         "eos_token_id": 2,
     }
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps(config | changes))
     return directory
 
 
-def tiny_llama(directory: Path) -> DecoderModel:
-    """fp32, with weights large enough that tokens depend on the whole context."""
-    model = load_model(write_tiny_llama(directory), dtype="float32", device=CPU, load_format="dummy")
+def tiny_llama(directory: Path, **changes: Any) -> DecoderModel:
+    """fp32, with weights large enough that tokens depend on the whole context. changes: of its config."""
+    model = load_model(write_tiny_llama(directory, **changes), dtype="float32", device=CPU, load_format="dummy")
     assert isinstance(model, DecoderModel)
     generator = torch.Generator().manual_seed(1)
     for name, target in model.load_targets().items():

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.services.executor.triton_executor import generate
+from tests.services.executor.triton_executor import MODELS, generate
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 ROOT = Path(__file__).parents[3]
 
 
-def answer_of(module: str, *arguments: Path | int, **environment: str) -> Any:
+def answer_of(module: str, *arguments: Path | int | str, **environment: str) -> Any:
     """What the module prints, as JSON."""
     result = subprocess.run(
         [sys.executable, "-m", f"tests.services.executor.{module}", *map(str, arguments)],
@@ -33,10 +33,11 @@ def answer_of(module: str, *arguments: Path | int, **environment: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path) -> None:
-    answer = answer_of("triton_executor", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, model: str) -> None:
+    answer = answer_of("triton_executor", tmp_path, model, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
     assert answer["backend"] == "triton"
-    assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path)
+    assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path, model)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 130])
