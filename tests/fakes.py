@@ -336,10 +336,12 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         max_model_len: int = 4096,
         max_logprobs: int = 20,
         step_seconds: float = 0.0,
+        whole_prompts: bool = False,
     ) -> None:
         self.incarnation = random.getrandbits(63)
         self.executor = make_executor()
         self.step_seconds = step_seconds
+        self.whole_prompts = whole_prompts
         self.num_steps = 0
         self.num_streams = 0
         self.terms: list[int] = []  # of the streams
@@ -386,6 +388,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             max_num_seqs=self.executor.max_num_seqs,
             max_num_batched_tokens=self.executor.max_num_batched_tokens,
             max_draft_tokens=self.executor.max_draft_tokens,
+            whole_prompts=self.whole_prompts,
             device="fake",
             dtype="none",
         )

@@ -1,8 +1,8 @@
 """Images of prompts: encoded once each, and handed to the steps that compute their placeholder tokens.
 
-An image is encoded when a step first computes one of its tokens. Its embeddings are kept while its request's prompt is
-not computed, however many steps that takes, and beyond that as long as there is room: the next prompt with the same
-image finds them by the image's hash.
+An image is encoded when a step first computes one of its tokens. Its embeddings are kept until its last token is
+computed, however many steps that takes, and beyond that as long as there is room: the next prompt with the same image
+finds them by the image's hash.
 
 Images are checked when their request enters, here, as only a model knows what it reads. One that is not what the model
 reads is its sender's fault: the request is computed as text, and the scheduler is told to end it.
@@ -80,6 +80,28 @@ class ImageInputs:
         """Forgets all requests; the embeddings stay."""
         self._prompts.clear()
 
+    @property
+    def smallest(self) -> int:
+        """Tokens of the smallest image; 0: the model reads none."""
+        if not isinstance(self._model, VisionModel):
+            return 0
+        form = self._model.image_form
+        return form.num_tokens(form.largest(1, 0)) or 0
+
+    def filled(self, request: NewRequest) -> NewRequest:
+        """A fake request with the largest images that its prompt has room for, up to the prompt's end."""
+        if not isinstance(self._model, VisionModel):
+            return request
+        form, end = self._model.image_form, request.num_prompt_tokens
+        tensors = form.largest(end, MAX_IMAGE_BYTES)
+        num_tokens = form.num_tokens(tensors)
+        assert num_tokens is not None, "it has pixels"
+        token_ids = request.token_ids.copy()
+        token_ids[end % num_tokens :] = self._model.image_token_id
+        offsets = range(end % num_tokens, end, num_tokens)
+        images = [Image(b"%d" % offset, offset, num_tokens, tensors) for offset in offsets]
+        return replace(request, token_ids=token_ids, images=images)
+
     def update(self, step: Step) -> Step:
         """Takes in who leaves and who enters; returns the step with what rows are to know of it, and with a refusal
         of each request whose images are not what the model reads."""
@@ -134,16 +156,16 @@ class ImageInputs:
     def _check(self, image: Image, placeholders: np.ndarray, num_computed_tokens: int) -> None:
         """Raises InvalidImage unless the model can encode it for these places [k] of the prompt."""
         assert isinstance(self._model, VisionModel)
-        num_bytes = sum(tensor.nbytes for tensor in image.tensors.values())
-        if num_bytes > MAX_IMAGE_BYTES:
-            raise InvalidImage(f"its tensors have {num_bytes} bytes; {MAX_IMAGE_BYTES} are possible")
+        pixels = image.tensors.get(PIXELS)
+        if pixels is not None and pixels.nbytes > MAX_IMAGE_BYTES:
+            raise InvalidImage(f"its {PIXELS} have {pixels.nbytes} bytes; {MAX_IMAGE_BYTES} are possible")
         num_tokens = self._model.image_form.num_tokens(image.tensors)
         if num_tokens is not None and num_tokens != len(placeholders):
             raise InvalidImage(
                 f"it stands for {num_tokens} placeholder tokens (id {self._model.image_token_id}); the prompt has "
                 f"{len(placeholders)} at its place"
             )
-        if PIXELS not in image.tensors and any(placeholders >= num_computed_tokens):
+        if pixels is None and any(placeholders >= num_computed_tokens):
             raise InvalidImage(f"there is no {PIXELS}, and its tokens are still to be computed")
 
     def of(self, batch: InputBatch, step: Step, state: RequestState) -> StepImages | None:
@@ -176,6 +198,8 @@ class ImageInputs:
                     prompt.embeddings[index] = self._encode(prompt.images[index], len(places))
                 parts.embeddings.append(prompt.embeddings[index][low:high])
                 parts.tokens.append(places[low:high] + shift)
+                if high == len(places):
+                    del prompt.embeddings[index]
 
     def _encode(self, image: Image, num_placeholders: int) -> Tensor:
         """[num_placeholders, hidden_size]"""
@@ -187,7 +211,10 @@ class ImageInputs:
             embeddings = self._model.embed_image(upload(self._device, dict(image.tensors)))
             self._cache.put(key, embeddings)
         if len(embeddings) != num_placeholders:
-            raise InvalidStep(f"an image has {len(embeddings)} embeddings for {num_placeholders} placeholder tokens")
+            raise InvalidStep(
+                f"an image has {len(embeddings)} embeddings for {num_placeholders} placeholder tokens: config.json and "
+                "the model's vision tower disagree"
+            )
         return embeddings
 
 

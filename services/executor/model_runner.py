@@ -97,6 +97,11 @@ class ModelRunner:
         return 0 if self._proposer is None else self._proposer.max_draft_tokens
 
     @property
+    def smallest_image(self) -> int:
+        """Tokens of the smallest image; 0: the model reads none."""
+        return self._images.smallest
+
+    @property
     def num_requests(self) -> int:
         """Rows in use."""
         return len(self._state)
@@ -247,13 +252,15 @@ class ModelRunner:
         context_len: int = 0,
         sampling: SamplingParams = DUMMY_SAMPLING,
         num_draft_tokens: int = 0,
+        with_images: bool = False,
     ) -> None:
         """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
 
         The first ones are as long as they can be, the others have one token. Every request samples a token, so that
         the sampler's part is in the profile too. The very first has up to context_len tokens more, as if computed
         before. The last num_draft_tokens of each are drafts, not counted among the others' one. All write to block 0,
-        which therefore must not be in use.
+        which therefore must not be in use. with_images: the first request's prompt is the largest images it has room
+        for, of a model that reads some.
         """
         limits, shortest = self.limits, 1 + num_draft_tokens
         num_tokens = min(num_tokens, limits.max_num_batched_tokens)
@@ -263,8 +270,22 @@ class ModelRunner:
             lens.append(min(left - others * shortest, limits.max_model_len - 1))
             left -= lens[-1]
         context_lens = [min(context_len, limits.max_model_len - 1 - lens[0]), *[0] * (num_reqs - 1)]
+        requests = [
+            NewRequest(
+                request_id=index,
+                token_ids=np.zeros(context + length - num_draft_tokens, dtype=np.int32),
+                num_prompt_tokens=context + length - num_draft_tokens,
+                num_computed_tokens=context,
+                blocks=[self._dummy_blocks(context + length)] * len(self.kv_groups),
+                sampling=sampling,
+                yields_vector=not self.pooling.generates,
+            )
+            for index, (context, length) in enumerate(zip(context_lens, lens, strict=True))
+        ]
+        if with_images:
+            requests[0] = self._images.filled(requests[0])
         self.reset()
-        self.execute(
+        output = self.execute(
             Step(
                 step_id=0,
                 request_ids=list(range(num_reqs)),
@@ -272,20 +293,11 @@ class ModelRunner:
                 num_draft_tokens=np.full(num_reqs, num_draft_tokens, dtype=np.int64),
                 num_new_blocks=np.zeros((num_reqs, len(self.kv_groups)), dtype=np.int64),
                 new_block_ids=np.empty(0, dtype=np.int32),
-                new_requests=[
-                    NewRequest(
-                        request_id=index,
-                        token_ids=np.zeros(context + length - num_draft_tokens, dtype=np.int32),
-                        num_prompt_tokens=context + length - num_draft_tokens,
-                        num_computed_tokens=context,
-                        blocks=[self._dummy_blocks(context + length)] * len(self.kv_groups),
-                        sampling=sampling,
-                        yields_vector=not self.pooling.generates,
-                    )
-                    for index, (context, length) in enumerate(zip(context_lens, lens, strict=True))
-                ],
+                new_requests=requests,
             )
-        ).wait()
+        )
+        assert not output.refusals, output.refusals
+        output.wait()
         self.reset()
 
     def _dummy_blocks(self, num_tokens: int) -> Blocks:

@@ -201,6 +201,7 @@ class Engine:
         return traceparents
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
+        info = info.within_steps_of(self._config.max_num_batched_tokens)
         try:
             ended = self.scheduler.attach(replica, info)
         except NotInterchangeable as difference:

@@ -1,6 +1,6 @@
 """What an executor says about itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,12 @@ class ExecutorInfo:
     def max_prompt_tokens(self, yields_vector: bool) -> int:
         """Longest prompt. One that yields no vector leaves room for a token of output."""
         return self.max_num_tokens if yields_vector else self.max_num_tokens - 1
+
+    def within_steps_of(self, max_num_batched_tokens: int | None) -> "ExecutorInfo":
+        """As clients are to see it where steps have no more tokens: prompts that are read whole are no longer."""
+        if max_num_batched_tokens is None or not self.whole_prompts:
+            return self
+        return replace(self, max_model_len=min(self.max_model_len, max_num_batched_tokens))
 
     def is_interchangeable_with(self, other: "ExecutorInfo") -> bool:
         """Whether a request that was let in here may go on there: model, limits and block size are the same. How many

@@ -173,7 +173,7 @@ def test_a_tile_of_zeros_is_a_tile(served: Served) -> None:
 def test_an_image_that_memory_was_not_set_aside_for_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_inputs, "MAX_IMAGE_BYTES", 10_000)
     prompt = ImagePrompt(served.config, [5], tensors(served.config, 2, (6, 6)), [6])
-    message = r"images\[0\]: its tensors have 13848 bytes; 10000 are possible"
+    message = r"images\[0\]: its pixel_values have 13824 bytes; 10000 are possible"
     assert_refused(served, prompt.token_ids, as_message(prompt.images[0]), message)
 
 
