@@ -93,6 +93,7 @@ def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
     }
     stated = {
         **{key: file.positive(f"{arch}.{name}") for name, key in form.sizes.items()},
+        **{key: file.integer(f"{arch}.{name}", 0) for name, key in form.counts.items()},
         **{key: file.number(f"{arch}.{name}") for name, key in form.numbers.items()},
         **{key: file.flag(f"{arch}.{name}") for name, key in form.flags.items()},
     }
