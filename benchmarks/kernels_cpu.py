@@ -11,6 +11,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,6 +96,22 @@ def linear_contenders(packed: list[Tensor], weights: list[Tensor], num_tokens: i
     if num_tokens <= 32:
         contenders["ours, direct"] = for_each(weights, lambda weight: native.linear(x, weight, None))
     return contenders
+
+
+def bench_linear_fp32() -> None:
+    print("\nlinear in fp32, µs")
+    for in_features, out_features in ((384, 384), (384, 1536), (1536, 384), (576, 960), (1536, 576)):
+        weights = [torch.randn(out_features, in_features) for _ in range(8)]
+        for num_tokens in (17, 64, 512, 2048):
+            x = torch.randn(num_tokens, in_features)
+            calls = max(1, min(8, MOST_WORK // (num_tokens * in_features * out_features)))
+            contenders = {
+                "ours": for_each(weights[:calls], partial(native.linear, x, bias=None)),
+                "F.linear": for_each(weights[:calls], partial(F.linear, x)),
+            }
+            times = best_times(contenders, calls)
+            flops = 2 * num_tokens * in_features * out_features / times["ours"] / 1e9
+            print_row(f"{in_features}->{out_features} T={num_tokens}", times, f"{flops:.0f} GFLOP/s")
 
 
 def bench_decode() -> None:

@@ -18,7 +18,7 @@ from pagewire.services.executor.loading.checkpoint import (
     open_checkpoint,
 )
 from pagewire.services.executor.loading.loader import resolve_dtype
-from pagewire.services.executor.loading.weights.gguf import gguf_config_keys
+from pagewire.services.executor.loading.weights.gguf_config import gguf_config_keys
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.model_config import DecoderConfig
 from pagewire.services.executor.models.registry import ARCHITECTURES

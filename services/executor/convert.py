@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import grpc
 import numpy as np
 
+from pagewire.rpc import RpcError
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import (
@@ -11,6 +16,7 @@ from pagewire.services.executor.step import (
     Blocks,
     HostTokens,
     Image,
+    InvalidImage,
     InvalidStep,
     NewRequest,
     Step,
@@ -24,6 +30,7 @@ _KINDS = {
     "classify": common_pb2.MODEL_KIND_CLASSIFY,
 }
 _TENSOR_DTYPES = ("float32", "int64")
+_MAX_DIMENSIONS = 8
 # Of a request that yields a vector.
 _NO_SAMPLING = common_pb2.SamplingParams(temperature=0)
 
@@ -58,6 +65,7 @@ def step_from_proto(message: executor_pb2.StepRequest) -> Step:
 
 
 def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewRequest:
+    images, refusal = _images(message.images)
     return NewRequest(
         request_id=message.request_id,
         token_ids=np.array(message.token_ids, dtype=np.int32),
@@ -68,26 +76,36 @@ def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewReque
         traceparent=traceparent,
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
-        images=[_image(image) for image in message.images],
+        images=images,
+        refusal=refusal,
     )
 
 
-def _image(message: common_pb2.PromptImage) -> Image:
-    """Raises InvalidStep for a tensor that is none."""
-    tensors = {name: _tensor(name, tensor) for name, tensor in message.tensors.items()}
-    return Image(message.hash, message.offset, message.num_tokens, tensors)
+def _images(messages: Sequence[common_pb2.PromptImage]) -> tuple[list[Image], str]:
+    """The images, and why their request is refused if a tensor is none: that is its sender's fault, not the step's."""
+    images = []
+    for index, message in enumerate(messages):
+        try:
+            tensors = {name: _tensor(name, tensor) for name, tensor in message.tensors.items()}
+        except InvalidImage as error:
+            return [], f"images[{index}]: {error}"
+        images.append(Image(message.hash, message.offset, message.num_tokens, tensors))
+    return images, ""
 
 
 def _tensor(name: str, message: common_pb2.Tensor) -> np.ndarray:
     if message.dtype not in _TENSOR_DTYPES:
-        raise InvalidStep(
-            f"tensor {name} of an image has dtype {message.dtype!r}; {', '.join(_TENSOR_DTYPES)} are taken"
+        raise InvalidImage(f"{name!r:.50} has dtype {message.dtype!r:.20}; {', '.join(_TENSOR_DTYPES)} are taken")
+    shape, dtype = tuple(message.shape), np.dtype(message.dtype)
+    if len(shape) > _MAX_DIMENSIONS or any(size < 1 for size in shape):
+        sizes = f"up to {_MAX_DIMENSIONS} sizes from 1 on"
+        raise InvalidImage(f"{name!r:.50} has the shape {list(shape)!r:.100}; {sizes} are taken")
+    if len(message.data) != (num_bytes := math.prod(shape) * dtype.itemsize):
+        raise InvalidImage(
+            f"{name!r:.50} has {len(message.data)} bytes; {message.dtype} of the shape {list(shape)} takes {num_bytes}"
         )
-    try:
-        # A copy: what is uploaded may be written to, the message's bytes may not.
-        return np.frombuffer(message.data, dtype=message.dtype).reshape(message.shape).copy()
-    except ValueError as error:
-        raise InvalidStep(f"tensor {name} of an image: {error}") from error
+    # A copy: what is uploaded may be written to, the message's bytes may not.
+    return np.frombuffer(message.data, dtype=dtype).reshape(shape).copy()
 
 
 def _sampling(message: common_pb2.SamplingParams, request_id: int) -> common_pb2.SamplingParams:
@@ -114,6 +132,10 @@ def result_to_proto(
         token_ids=tokens.token_ids.tolist(),
         logprobs=_logprobs(output, tokens),
         vectors=vectors,
+        errors={
+            request_id: RpcError(grpc.StatusCode.INVALID_ARGUMENT, refusal).to_message()
+            for request_id, refusal in output.refusals.items()
+        },
         execute_ns=execute_ns,
         queue_ns=queue_ns,
         idle_ns=idle_ns,
@@ -153,7 +175,10 @@ def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
             labels=info.labels,
             vector_size=info.vector_size,
         ),
-        kv_groups=[executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window) for group in info.kv_groups],
+        kv_groups=[
+            executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window, state_tokens=group.state_tokens)
+            for group in info.kv_groups
+        ],
         block_size=info.block_size,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,

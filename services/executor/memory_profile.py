@@ -94,10 +94,13 @@ class CudaMeter:
 
 
 def profile_run(runner: ModelRunner) -> None:
-    """The largest steps there can be: all rows and tokens, every feature of the sampler, a request of full length."""
+    """The largest steps there can be: all rows and tokens, every feature of the sampler, a request of full length,
+    images without text between them."""
     limits = runner.limits
     for num_tokens in (limits.max_num_batched_tokens, limits.max_num_seqs):
         runner.dummy_run(limits.max_num_seqs, num_tokens, context_len=limits.max_model_len, sampling=COSTLY_SAMPLING)
+    if 0 < runner.smallest_image < limits.max_model_len:
+        runner.dummy_run(1, limits.max_num_batched_tokens, context_len=limits.max_model_len, with_images=True)
     if runner.max_draft_tokens:
         runner.uniform_run(
             BatchShape.uniform(limits.max_num_seqs, 1 + runner.max_draft_tokens), sampling=COSTLY_SAMPLING

@@ -65,13 +65,15 @@ class ModelRunner:
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.kv_groups = kv_cache.kv_groups(model, num_blocks, limits)
         pool_sizes = [group.num_blocks for group in self.kv_groups]
-        self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device)
+        self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device, limits.state_tokens)
         config, max_blocks = model.config, -(-limits.max_model_len // limits.block_size)
         self._state = RequestState(
             limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
         )
-        self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, device)
+        block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
+        self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
         self._proposer = proposer
+        kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
         self._inputs = InputBuffers(
@@ -93,6 +95,11 @@ class ModelRunner:
     def max_draft_tokens(self) -> int:
         """Most drafts of a request in one step."""
         return 0 if self._proposer is None else self._proposer.max_draft_tokens
+
+    @property
+    def smallest_image(self) -> int:
+        """Tokens of the smallest image; 0: the model reads none."""
+        return self._images.smallest
 
     @property
     def num_requests(self) -> int:
@@ -136,7 +143,7 @@ class ModelRunner:
     def _make_batch(self, step: Step) -> InputBatch:
         rows = self._state.rows(step.request_ids)
         self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
-        num_slots = self._block_tables.num_slots(rows, self.limits.block_size)
+        num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
         return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens)
 
     def _propose(self, batch: InputBatch) -> None:
@@ -208,6 +215,7 @@ class ModelRunner:
             num_tokens=batch.num_tokens,
             pending=PendingResults.fetch(results, self._copy_stream) if results else None,
             drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
+            refusals={request.request_id: request.refusal for request in step.new_requests if request.refusal},
         )
 
     def capture_graphs(
@@ -244,13 +252,15 @@ class ModelRunner:
         context_len: int = 0,
         sampling: SamplingParams = DUMMY_SAMPLING,
         num_draft_tokens: int = 0,
+        with_images: bool = False,
     ) -> None:
         """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
 
         The first ones are as long as they can be, the others have one token. Every request samples a token, so that
         the sampler's part is in the profile too. The very first has up to context_len tokens more, as if computed
         before. The last num_draft_tokens of each are drafts, not counted among the others' one. All write to block 0,
-        which therefore must not be in use.
+        which therefore must not be in use. with_images: the first request's prompt is the largest images it has room
+        for, of a model that reads some.
         """
         limits, shortest = self.limits, 1 + num_draft_tokens
         num_tokens = min(num_tokens, limits.max_num_batched_tokens)
@@ -260,8 +270,22 @@ class ModelRunner:
             lens.append(min(left - others * shortest, limits.max_model_len - 1))
             left -= lens[-1]
         context_lens = [min(context_len, limits.max_model_len - 1 - lens[0]), *[0] * (num_reqs - 1)]
+        requests = [
+            NewRequest(
+                request_id=index,
+                token_ids=np.zeros(context + length - num_draft_tokens, dtype=np.int32),
+                num_prompt_tokens=context + length - num_draft_tokens,
+                num_computed_tokens=context,
+                blocks=[self._dummy_blocks(context + length)] * len(self.kv_groups),
+                sampling=sampling,
+                yields_vector=not self.pooling.generates,
+            )
+            for index, (context, length) in enumerate(zip(context_lens, lens, strict=True))
+        ]
+        if with_images:
+            requests[0] = self._images.filled(requests[0])
         self.reset()
-        self.execute(
+        output = self.execute(
             Step(
                 step_id=0,
                 request_ids=list(range(num_reqs)),
@@ -269,20 +293,11 @@ class ModelRunner:
                 num_draft_tokens=np.full(num_reqs, num_draft_tokens, dtype=np.int64),
                 num_new_blocks=np.zeros((num_reqs, len(self.kv_groups)), dtype=np.int64),
                 new_block_ids=np.empty(0, dtype=np.int32),
-                new_requests=[
-                    NewRequest(
-                        request_id=index,
-                        token_ids=np.zeros(context + length - num_draft_tokens, dtype=np.int32),
-                        num_prompt_tokens=context + length - num_draft_tokens,
-                        num_computed_tokens=context,
-                        blocks=[self._dummy_blocks(context + length)] * len(self.kv_groups),
-                        sampling=sampling,
-                        yields_vector=not self.pooling.generates,
-                    )
-                    for index, (context, length) in enumerate(zip(context_lens, lens, strict=True))
-                ],
+                new_requests=requests,
             )
-        ).wait()
+        )
+        assert not output.refusals, output.refusals
+        output.wait()
         self.reset()
 
     def _dummy_blocks(self, num_tokens: int) -> Blocks:

@@ -19,7 +19,9 @@ from pagewire.process import release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, memory_profile, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.kv_cache import KVGroup
+from pagewire.services.executor.layers.kv_spec import KVSpec, StateSpec
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
@@ -27,10 +29,12 @@ from pagewire.services.executor.loading.pooling import pooling_of
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.memory import MemoryProfile, mib
 from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
+from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,8 @@ logger = logging.getLogger(__name__)
 # Those that the attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
 _MIN_CUDA_MAJOR = 8  # of the compute capability
+# By default, where a prompt must be in one step: memory for activations grows with it.
+_MAX_WHOLE_PROMPT = 8192
 
 Progress = Callable[[float, str], None]
 
@@ -158,7 +164,10 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         runner = setup.runner(num_blocks, replace(limits, max_model_len=longest))
     progress(1.0, "warm-up")
     with phases("warm_up"):
-        warm_up(runner, device)
+        try:
+            warm_up(runner, device)
+        except InvalidStep as error:
+            raise ModelLoadError(f"{model_path}: {error}") from error
     if device.type == "cpu":
         release_unused_memory()  # what loading and packing have left
     if setup.graph_sizes:
@@ -196,11 +205,13 @@ def _check_model(model: Model, device: torch.device) -> None:
     """Refuses what no kernel computes, before a step finds out."""
     config = model.config
     for spec in kv_cache.groups(model):
-        if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
+        if isinstance(spec, KVSpec) and (spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM):
             raise StartupError(
                 f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {MAX_HEAD_DIM}; "
                 f"this model's have {spec.head_dim}"
             )
+        if isinstance(spec, StateSpec) and device.type == "cuda":
+            raise StartupError(f"{config.architecture}: layers with a state run on a CPU only; use --device cpu")
     if device.type == "cpu" and cpu_backend() == "triton" and config.dtype == torch.bfloat16:
         raise StartupError(
             "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
@@ -214,16 +225,22 @@ def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, in
 
 
 def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torch.device) -> Limits:
-    """Where prompts are computed whole, a step takes the longest, or a prompt is no longer than what a step takes."""
+    """Where prompts are computed whole, a step takes the longest that is asked for, by default up to
+    _MAX_WHOLE_PROMPT tokens; longer prompts are refused."""
     max_num_seqs, max_tokens = _batch_limits(config, device)
     max_len = config.max_model_len or min(
         model.config.max_position_embeddings, pooling.max_model_len or model.config.max_position_embeddings
     )
     if pooling.whole_prompts and config.max_num_batched_tokens is None:
-        max_tokens = max(max_tokens, max_len)
-    if pooling.whole_prompts:
-        max_len = min(max_len, max_tokens)
-    return Limits(max_num_seqs, max_tokens, max_len, config.block_size)
+        max_tokens = max(max_tokens, config.max_model_len or min(max_len, _MAX_WHOLE_PROMPT))
+    if pooling.whole_prompts and max_len > max_tokens:
+        logger.warning(
+            "%s reads a prompt in one step, of up to %d tokens: longer prompts are refused, although it takes %d; "
+            "raise --max-num-batched-tokens for them, which costs memory",
+            *(model.config.architecture, max_tokens, max_len),
+        )
+        max_len = max_tokens
+    return Limits(max_num_seqs, max_tokens, max_len, config.block_size, config.state_block_size)
 
 
 def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
@@ -254,7 +271,7 @@ def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progre
         num_bytes = kv_cache.cache_bytes(setup.model, config.num_gpu_blocks_override, limits)
         memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
         return config.num_gpu_blocks_override
-    if not setup.model.attention_layers:
+    if not setup.model.caching_layers:
         return 0
     flag = "--kv-cache-memory-bytes"
     if config.kv_cache_memory_bytes is not None:
@@ -285,12 +302,14 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
     with phases("memory_profile", notes):
         profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
         notes += ["cached"] * was_known
-    num_bytes = memory.kv_cache_bytes(before, utilization, profile)
+    kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
+    num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
     logger.info(
-        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs",
+        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs - %s "
+        "images (--mm-encoder-cache-bytes)",
         *map(mib, (num_bytes, before.total)),
         utilization,
-        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes)),
+        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes, kept_images)),
     )
     return num_bytes
 

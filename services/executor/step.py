@@ -18,6 +18,10 @@ class InvalidStep(ValueError):
     """A step that contradicts what the executor was told before; the scheduler has to start a new stream."""
 
 
+class InvalidImage(ValueError):
+    """An image that the model cannot read; the message says what was expected, for the client."""
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Consecutive entries of a block table."""
@@ -48,6 +52,7 @@ class NewRequest:
     yields_vector: bool = False  # what its tokens are pooled to, instead of more tokens
     second_text_start: int = 0  # of a pair of texts, in token_ids; 0 = there is only one
     images: Sequence[Image] = ()  # in the order of the prompt
+    refusal: str = ""  # why it is not computed, for the client
     position_delta: int = 0  # see `StepContext.position_deltas`
 
 
@@ -103,6 +108,7 @@ class StepOutput:
     num_tokens: int  # computed
     pending: PendingResults | None
     drafted: DraftedStep | None = None
+    refusals: Mapping[int, str] = field(default_factory=dict)  # request id -> why it is to end, for the client
 
     def wait(self) -> HostTokens:
         results = {} if self.pending is None else self.pending.wait()

@@ -13,7 +13,10 @@ from pagewire.services.executor.model_runner import ModelRunner
 
 
 def warm_up(runner: ModelRunner, device: torch.device) -> None:
-    """Compiles and faults in what the first requests would otherwise wait for: prefill, mixed and decode steps."""
+    """Compiles and faults in what the first requests would otherwise wait for: prefill, mixed and decode steps, and an
+    image. Raises InvalidStep if the vision tower has another number of embeddings for it than the config says."""
+    if 0 < runner.smallest_image < min(runner.limits.max_model_len, runner.limits.max_num_batched_tokens + 1):
+        runner.dummy_run(1, runner.smallest_image, with_images=True)
     if device.type == "cpu":
         runner.dummy_run(2, 32)
         runner.dummy_run(2, 2)

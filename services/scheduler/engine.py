@@ -201,6 +201,7 @@ class Engine:
         return traceparents
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
+        info = info.within_steps_of(self._config.max_num_batched_tokens)
         try:
             ended = self.scheduler.attach(replica, info)
         except NotInterchangeable as difference:
@@ -326,6 +327,9 @@ class Engine:
             pending = live.outbox.put(live.number, output)
             if live.max_unread is not None and not output.is_last and len(pending.token_ids) > live.max_unread:
                 self._end_unread(live)
+        for request, error in outputs.refused:
+            if (live := self._live.get(request.request_id)) is not None:
+                self._end(live, RpcError.from_message(error))
 
     def _end_unread(self, live: LiveRequest) -> None:
         self.scheduler.abort(live.request, FinishReason.ERROR)

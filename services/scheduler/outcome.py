@@ -20,6 +20,8 @@ class Outputs:
     vectors: dict[int, Any] = field(default_factory=dict)
     # Who has its last token now, and why it is the last.
     ends: list[tuple[Request, FinishReason]] = field(default_factory=list)
+    # Who has ended because the executor refused it, and with what error.
+    refused: list[tuple[Request, Any]] = field(default_factory=list)
 
 
 def outcome(step: ScheduledStep, result: StepResult) -> Outputs:

@@ -10,6 +10,7 @@ Feature code does not belong here: memory is `kv_cache.py`'s, order is `policy.p
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.executor_info import ExecutorInfo
@@ -106,7 +107,7 @@ class Replica:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         assert self._kv is not None
         step = ScheduledStep(self._last_step_id + 1)
-        self._kv.release_behind_windows(self._running)
+        self._kv.start_step(self._running)
         self._make_room_for_higher_priority(self._kv, waiting, takes)
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(self._kv, step, waiting, takes)
@@ -132,13 +133,27 @@ class Replica:
         step = self._in_flight[0]
         step.check(result)  # before it is let go: who is in it is charged if the executor is given up
         self._in_flight.popleft()
+        refused = self._end_refused(step, result) if step.num_image_bytes or result.errors else []
         outputs = outcome(step, result)
+        outputs.refused = refused
         for request, reason in outputs.ends:
             self._release(request)
             request.finish(reason)
-        if outputs.ends:
+        if outputs.ends or refused:
             self._running = [request for request in self._running if not request.is_finished]
         return outputs
+
+    def _end_refused(self, step: ScheduledStep, result: StepResult) -> list[tuple[Request, Any]]:
+        """Ends those whom the executor took and cannot compute; the others' blocks may be found from now on."""
+        refused = []
+        for request in step.admitted:
+            if request.request_id not in result.errors:
+                request.is_accepted = True
+            elif request.status is RequestStatus.RUNNING and request.replica_id == self.replica_id:
+                self._release(request)
+                request.finish(FinishReason.ERROR)
+                refused.append((request, result.errors[request.request_id]))
+        return refused
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
@@ -287,6 +302,7 @@ class Replica:
         """A waiting request takes a row."""
         request.status = RequestStatus.RUNNING
         request.replica_id = self.replica_id
+        request.is_accepted = not request.images.images
         request.num_computed_tokens = computed.num_tokens
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(computed.num_tokens, request.num_prompt_tokens)

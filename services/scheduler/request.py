@@ -62,6 +62,7 @@ class Request:
         "finish_reason",
         "held_blocks",
         "images",
+        "is_accepted",
         "is_resubmitted",
         "max_num_tokens",
         "num_cached_blocks",
@@ -123,6 +124,7 @@ class Request:
         self.epoch = 0
         # Place in the queues, smaller first; given by the policy.
         self.order: tuple[int, int] = (0, 0)
+        self.is_accepted = True  # by the executor, which looks at images when a request enters
         self.replica_id: int | None = None  # of the replica that runs it; None = it waits or has ended
 
         # Resolved against an executor's model and capacity by `resolve`.

@@ -110,6 +110,8 @@ class StepResult:
     logprobs: Mapping[int, Any] = field(default_factory=dict)
     # Index into request_ids -> the vector that a request yields instead of tokens.
     vectors: Mapping[int, Any] = field(default_factory=dict)
+    # Id of a request that entered with the step -> why it is to end, which the scheduler only passes on.
+    errors: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

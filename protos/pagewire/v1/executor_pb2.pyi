@@ -12,12 +12,14 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class KVGroup(_message.Message):
-    __slots__ = ("num_blocks", "window")
+    __slots__ = ("num_blocks", "window", "state_tokens")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    STATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     window: int
-    def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
+    state_tokens: int
+    def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ..., state_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups")
@@ -102,7 +104,7 @@ class StepRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., finished_request_ids: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns", "idle_ns", "vectors")
+    __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns", "idle_ns", "vectors", "errors")
     class LogprobsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +119,13 @@ class StepResult(_message.Message):
         key: int
         value: _common_pb2.Vector
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_common_pb2.Vector, _Mapping]] = ...) -> None: ...
+    class ErrorsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: _common_pb2.RequestError
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ...) -> None: ...
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +135,7 @@ class StepResult(_message.Message):
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     IDLE_NS_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -135,4 +145,5 @@ class StepResult(_message.Message):
     queue_ns: int
     idle_ns: int
     vectors: _containers.MessageMap[int, _common_pb2.Vector]
-    def __init__(self, step_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., execute_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., idle_ns: _Optional[int] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ...) -> None: ...
+    errors: _containers.MessageMap[int, _common_pb2.RequestError]
+    def __init__(self, step_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., execute_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., idle_ns: _Optional[int] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ...) -> None: ...

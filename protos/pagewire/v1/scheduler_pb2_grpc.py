@@ -84,7 +84,8 @@ class SchedulerServiceServicer:
 
     def Connect(self, request_iterator, context):
         """What tokenizers use: all requests of one tokenizer over one long-lived stream. The first response is `hello`; the
-        client sends nothing before it has come.
+        client sends nothing before it has come. It is for tokenizers only: what they say of an image, its hash for one, is
+        believed, and decides whose KV a request shares.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

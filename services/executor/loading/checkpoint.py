@@ -16,14 +16,10 @@ from pagewire.services.executor.loading.quantization.gguf import GgufQuantizatio
 from pagewire.services.executor.loading.quantization.registry import FORMATS, is_left_over, quantization_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.aliases import AliasedSource
-from pagewire.services.executor.loading.weights.gguf import (
-    GgufSource,
-    gguf_architecture,
-    gguf_config,
-    gguf_eos_token_ids,
-    named_tensors,
-)
+from pagewire.services.executor.loading.weights.gguf import GgufSource
+from pagewire.services.executor.loading.weights.gguf_config import gguf_architecture, gguf_config, gguf_eos_token_ids
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
+from pagewire.services.executor.loading.weights.gguf_names import named_tensors
 from pagewire.services.executor.loading.weights.prefix import renaming, with_prefix
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, token_ids

@@ -32,6 +32,9 @@ DECODER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+# A tensor of queries, keys and values one behind the other
+FUSED_HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
 # Names in llama.cpp of what a mixture of experts has in place of `ffn_gate`, `ffn_up` and `ffn_down`; {} is the expert
 EXPERTS_NAMES = {
     "ffn_gate_inp": "mlp.gate",
@@ -61,12 +64,21 @@ class GgufForm:
 
     name: str  # metadata key general.architecture
     interleaved_rotary: bool = False  # neighbouring rows of q and k are rotated, not rows half a head apart
-    names: Mapping[str, str] = field(default_factory=lambda: DECODER_NAMES)
-    has_experts: bool = False  # by which Mixtral is told from Llama, as llama.cpp calls both llama
+    qkv_apart: bool = False  # `query_key_value` has all queries, all keys, all values, not head by head
+    layers: str = "model.layers"  # what blocks are parts of
+    # Module (or tensor, where that has a name of its own) -> its name within a block, or outside of all. Three names:
+    # queries, keys and values one behind the other. In a name, {} is the expert, of a tensor that has all experts.
+    names: Mapping[str, str | tuple[str, str, str]] = field(default_factory=lambda: DECODER_NAMES)
     norms_with_one: bool = False  # 1 was added to the weights of norms
-    numbers: Mapping[str, str] = field(default_factory=dict)  # metadata key without the name -> key of config.json
-    # Keys of config.json that follow from those that all files have (`gguf_config_keys`).
-    derived_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    # Metadata key without the architecture's name -> key of config.json
+    sizes: Mapping[str, str] = field(default_factory=dict)  # positive and whole; none may be missing
+    counts: Mapping[str, str] = field(default_factory=dict)  # whole, 0 where they are missing
+    numbers: Mapping[str, str] = field(default_factory=dict)  # positive
+    flags: Mapping[str, str] = field(default_factory=dict)
+    # What the file states (`GgufFile.stated`) -> whether it is this architecture, where llama.cpp calls several alike.
+    when: Callable[[Mapping[str, Any]], bool] = lambda stated: True
+    # Keys of config.json that follow from those that all files have (`gguf_config_keys`), and from what else is stated.
+    derived_keys: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

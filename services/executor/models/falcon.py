@@ -10,16 +10,18 @@ import torch
 
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import ModelLoadError, optional, required
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, ParallelLayer, PreNormLayer
 from pagewire.services.executor.models.gpt_neox import fused_attention
 from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values
+
+_ONE_NORM = ("input_layernorm",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FalconConfig(LayerNormConfig):
     parallel: bool  # attention and feed-forward
-    two_norms: bool  # one for each of them, where they are parallel
+    norms: tuple[str, ...]  # where they are parallel: one of both, or one of attention and one of feed-forward
 
 
 def falcon_config(raw: Mapping[str, Any], dtype: torch.dtype) -> FalconConfig:
@@ -45,10 +47,9 @@ def falcon_config(raw: Mapping[str, Any], dtype: torch.dtype) -> FalconConfig:
         attention_output_bias=bias,
         mlp_bias=bias,
     )
+    norms = ("ln_attn", "ln_mlp") if is_new and optional(raw, "num_ln_in_parallel_attn", 2) == 2 else _ONE_NORM
     return FalconConfig(
-        **values,
-        parallel=is_new or raw.get("parallel_attn", True),
-        two_norms=is_new and optional(raw, "num_ln_in_parallel_attn", 2) == 2,
+        **values, parallel=is_new or raw.get("parallel_attn", True), norms=tuple(raw.get("norms") or norms)
     )
 
 
@@ -62,14 +63,41 @@ class FalconModel(LayerNormModel):
     def layer(self, layer_idx: int, placement: Placement) -> Layer:
         attention = fused_attention(self.config, layer_idx, self.rotary, placement.within("self_attention"))
         mlp = self.plain_mlp("dense_h_to_4h", "dense_4h_to_h", placement.within("mlp"))
-        if self.config.two_norms:
-            return ParallelLayer(
-                self.layer_norm("ln_attn", placement), attention, mlp, self.layer_norm("ln_mlp", placement)
-            )
-        input_norm = self.layer_norm("input_layernorm", placement)
+        first, *second = (self.layer_norm(name, placement) for name in self.config.norms)
         if self.config.parallel:
-            return ParallelLayer(input_norm, attention, mlp)
-        return PreNormLayer(input_norm, attention, self.layer_norm("post_attention_layernorm", placement), mlp)
+            return ParallelLayer(first, attention, mlp, *second)
+        return PreNormLayer(first, attention, self.layer_norm("post_attention_layernorm", placement), mlp)
 
 
-ARCHITECTURES = (Architecture("FalconForCausalLM", "falcon", falcon_config, FalconModel),)
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The first norm has the same name whether it is one of two, that of feed-forward, or the only one."""
+    two_norms = "blk.0.attn_norm_2.weight" in stated
+    return {
+        "new_decoder_architecture": True,  # as which any number of KV heads can be stated
+        "num_kv_heads": keys["num_key_value_heads"],
+        "ffn_hidden_size": keys["intermediate_size"],
+        "bias": keys["attention_bias"],
+        "norms": ("ln_attn", *_ONE_NORM) if two_norms else _ONE_NORM,
+    }
+
+
+_GGUF = GgufForm(
+    "falcon",
+    qkv_apart=True,
+    layers="transformer.h",
+    names={
+        "token_embd": "transformer.word_embeddings",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+        "attn_norm": "input_layernorm",
+        "attn_norm_2": "ln_attn",
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    },
+    numbers={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    derived_keys=_gguf_keys,
+)
+
+ARCHITECTURES = (Architecture("FalconForCausalLM", "falcon", falcon_config, FalconModel, _GGUF),)

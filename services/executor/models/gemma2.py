@@ -186,7 +186,7 @@ def gemma_query_scalar(keys: Mapping[str, Any], layers_of_27b: int) -> int:
     return int(keys["head_dim"])
 
 
-def _gguf_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     return {"query_pre_attn_scalar": gemma_query_scalar(keys, layers_of_27b=46)}
 
 

@@ -100,7 +100,7 @@ def _ropes(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return full | (by_type.get("full_attention") or {}), local | (by_type.get("sliding_attention") or {})
 
 
-def _gguf_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": gemma_query_scalar(keys, layers_of_27b=62),
         "rope_parameters": {"full_attention": keys["rope_parameters"]},

@@ -13,7 +13,7 @@ from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.self_attention import SelfAttention, llama_attention
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config
-from pagewire.services.executor.models.architecture import Architecture, GgufForm
+from pagewire.services.executor.models.architecture import FUSED_HEADS, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderLayer, DecoderModel, FeedForward
 from pagewire.services.executor.models.phi3 import FUSED_NAMES, fused_gated_mlp
 from pagewire.services.executor.models.protocol import Leaf
@@ -68,13 +68,16 @@ class Glm4Model(DecoderModel):
     layer = Glm4Layer
 
 
-_GGUF_NAMES = {
+_GGUF4_NAMES = {
     **FUSED_NAMES,
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
 }
 
+# ChatGLM's own form has queries, keys and values in one tensor.
+_GGUF = GgufForm("chatglm", names={**FUSED_NAMES, "attn_qkv": FUSED_HEADS})
+
 ARCHITECTURES = (
-    Architecture("GlmForCausalLM", "glm", glm_config, GlmModel),
-    Architecture("Glm4ForCausalLM", "glm4", glm_config, Glm4Model, GgufForm("glm4", names=_GGUF_NAMES)),
+    Architecture("GlmForCausalLM", "glm", glm_config, GlmModel, _GGUF),
+    Architecture("Glm4ForCausalLM", "glm4", glm_config, Glm4Model, GgufForm("glm4", names=_GGUF4_NAMES)),
 )

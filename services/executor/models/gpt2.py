@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, and weights that checkpoints have transposed."""
+"""GPT-2: learned positions, and weights that checkpoints other than GGUF files have transposed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelLoadError, optional, required
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, PreNormLayer
 from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values
 from pagewire.services.executor.models.protocol import Leaf
@@ -27,6 +27,7 @@ from pagewire.services.executor.step_context import StepContext
 class GPT2Config(LayerNormConfig):
     scales_scores: bool  # by 1 / sqrt(head_dim)
     divides_by_layer: bool  # scores of layer i by i + 1
+    transposed: bool  # the checkpoint has weights as [in_features, out_features]
 
 
 def gpt2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GPT2Config:
@@ -55,6 +56,7 @@ def gpt2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GPT2Config:
         **values,
         scales_scores=raw.get("scale_attn_weights", True),
         divides_by_layer=raw.get("scale_attn_by_inverse_layer_idx", False),
+        transposed=raw.get("transposed", True),
     )
 
 
@@ -81,15 +83,15 @@ class GPT2Model(LayerNormModel):
         return PreNormLayer(
             self.layer_norm("ln_1", placement),
             SelfAttention(
-                Linear(size, {"c_attn": 3 * size}, attention, bias=True, transposed=True),
+                Linear(size, {"c_attn": 3 * size}, attention, bias=True, transposed=config.transposed),
                 head_attention(config, layer_idx, None, scale=scale),
-                Linear(size, {"c_proj": size}, attention, bias=True, transposed=True),
+                Linear(size, {"c_proj": size}, attention, bias=True, transposed=config.transposed),
             ),
             self.layer_norm("ln_2", placement),
             MLP(
-                Linear(size, {"c_fc": inner}, mlp, bias=True, transposed=True),
+                Linear(size, {"c_fc": inner}, mlp, bias=True, transposed=config.transposed),
                 plain_activation(config.hidden_act),
-                Linear(inner, {"c_proj": size}, mlp, bias=True, transposed=True),
+                Linear(inner, {"c_proj": size}, mlp, bias=True, transposed=config.transposed),
             ),
         )
 
@@ -105,4 +107,34 @@ class GPT2Model(LayerNormModel):
         return super().ignored(name) or name.endswith((".attn.bias", ".attn.masked_bias"))
 
 
-ARCHITECTURES = (Architecture("GPT2LMHeadModel", "gpt2", gpt2_config, GPT2Model),)
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "n_embd": keys["hidden_size"],
+        "n_inner": keys["intermediate_size"],
+        "n_layer": keys["num_hidden_layers"],
+        "n_head": keys["num_attention_heads"],
+        "n_positions": keys["max_position_embeddings"],
+        "transposed": False,
+    }
+
+
+_GGUF = GgufForm(
+    "gpt2",
+    layers="transformer.h",
+    names={
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
+    numbers={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    derived_keys=_gguf_keys,
+)
+
+ARCHITECTURES = (Architecture("GPT2LMHeadModel", "gpt2", gpt2_config, GPT2Model, _GGUF),)

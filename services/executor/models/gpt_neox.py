@@ -17,7 +17,7 @@ from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.row_order import qkv_apart
 from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.model_config import DecoderConfig, required
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, ParallelLayer, PreNormLayer
 from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values
 
@@ -75,4 +75,23 @@ class GPTNeoXModel(LayerNormModel):
         return super().ignored(name) or name.endswith((".attention.bias", ".attention.masked_bias"))
 
 
-ARCHITECTURES = (Architecture("GPTNeoXForCausalLM", "gpt_neox", gpt_neox_config, GPTNeoXModel),)
+_GGUF = GgufForm(
+    "gptneox",
+    qkv_apart=True,
+    layers="gpt_neox.layers",
+    names={
+        "token_embd": "gpt_neox.embed_in",
+        "output_norm": "gpt_neox.final_layer_norm",
+        "output": "embed_out",
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "attention.query_key_value",
+        "attn_output": "attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    },
+    numbers={"attention.layer_norm_epsilon": "layer_norm_eps"},
+    flags={"use_parallel_residual": "use_parallel_residual"},
+)
+
+ARCHITECTURES = (Architecture("GPTNeoXForCausalLM", "gpt_neox", gpt_neox_config, GPTNeoXModel, _GGUF),)

@@ -14,7 +14,13 @@ from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows, optional, required
-from pagewire.services.executor.models.architecture import Architecture, Interleaved
+from pagewire.services.executor.models.architecture import (
+    DECODER_NAMES,
+    EXPERTS_NAMES,
+    Architecture,
+    GgufForm,
+    Interleaved,
+)
 from pagewire.services.executor.models.decoder import Attention, DecoderLayer, DecoderModel, FeedForward
 
 
@@ -91,12 +97,30 @@ def _aliases() -> dict[str, tuple[str, ...] | Interleaved]:
     }
 
 
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp has no word for whether YaRN's ramp begins and ends at whole dimensions; here it does not."""
+    return {"rope_parameters": keys["rope_parameters"] | {"truncate": False}}
+
+
+_GGUF = GgufForm(
+    "gpt-oss",
+    names={
+        **DECODER_NAMES,
+        **EXPERTS_NAMES,
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_gate_inp": "mlp.router",
+    },
+    derived_keys=_gguf_keys,
+)
+
 ARCHITECTURES = (
     Architecture(
         "GptOssForCausalLM",
         "gpt_oss",
         gpt_oss_config,
         GptOssModel,
+        _GGUF,
         aliases=_aliases(),
         example={"num_local_experts": 8, "intermediate_size": 1024},
     ),

@@ -35,7 +35,7 @@ ARCHITECTURES = (
         "llama",
         llama_config,
         DecoderModel,
-        GgufForm("llama", interleaved_rotary=True),
+        GgufForm("llama", interleaved_rotary=True, when=lambda stated: not stated.get("expert_count")),
         quantizable=True,
     ),
     Architecture("MistralForCausalLM", "mistral", mistral_config, DecoderModel, quantizable=True),

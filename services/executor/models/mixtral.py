@@ -46,11 +46,16 @@ class MixtralModel(DecoderModel):
 
 
 _GGUF_NAMES = {
+    **DECODER_NAMES,
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+
+_GGUF = GgufForm(
+    "llama", interleaved_rotary=True, names=_GGUF_NAMES, when=lambda stated: bool(stated.get("expert_count"))
+)
 
 # As transformers holds them, and saves them with save_original_format=False
 _ALIASES = {
@@ -65,7 +70,7 @@ ARCHITECTURES = (
         "mixtral",
         mixtral_config,
         MixtralModel,
-        GgufForm("llama", interleaved_rotary=True, names=DECODER_NAMES | _GGUF_NAMES, has_experts=True),
+        _GGUF,
         aliases=_ALIASES,
     ),
 )

@@ -16,7 +16,7 @@ from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.self_attention import head_attention
-from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError, layer_windows, optional, required
+from pagewire.services.executor.model_config import DecoderConfig, layer_windows, optional, required
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.llama import llama_config
@@ -35,8 +35,6 @@ class Olmo2Config(DecoderConfig):
 
 
 def olmo2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Olmo2Config:
-    if raw.get("sliding_window"):  # a GGUF file of OLMo 3, which llama.cpp calls olmo2
-        raise ModelLoadError("config key sliding_window: OLMo 2 has no window; use OLMo 3 from safetensors")
     decoder = llama_config({"rms_norm_eps": _EPS, **raw}, dtype)
     return Olmo2Config(**vars(decoder), window_rope=decoder.rope)
 
@@ -136,7 +134,21 @@ _GGUF_NAMES = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+
+def _has_windows(stated: Mapping[str, Any]) -> bool:
+    return bool(stated.get("attention.sliding_window"))
+
+
+def _gguf3_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    rope = keys["rope_parameters"]
+    window = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {"rope_parameters": {"full_attention": rope, "sliding_attention": window}}
+
+
+_GGUF2 = GgufForm("olmo2", names=_GGUF_NAMES, when=lambda stated: not _has_windows(stated))
+_GGUF3 = GgufForm("olmo2", names=_GGUF_NAMES, when=_has_windows, derived_keys=_gguf3_keys)
+
 ARCHITECTURES = (
-    Architecture("Olmo2ForCausalLM", "olmo2", olmo2_config, Olmo2Model, GgufForm("olmo2", names=_GGUF_NAMES)),
-    Architecture("Olmo3ForCausalLM", "olmo3", olmo3_config, Olmo2Model),
+    Architecture("Olmo2ForCausalLM", "olmo2", olmo2_config, Olmo2Model, _GGUF2),
+    Architecture("Olmo3ForCausalLM", "olmo3", olmo3_config, Olmo2Model, _GGUF3),
 )

@@ -72,7 +72,7 @@ ARCHITECTURES = (
         "olmoe",
         olmoe_config,
         OlmoeModel,
-        GgufForm("olmoe", names=DECODER_NAMES | EXPERTS_NAMES, has_experts=True),
+        GgufForm("olmoe", names=DECODER_NAMES | EXPERTS_NAMES),
         aliases=EXPERTS_ALIASES,
     ),
 )

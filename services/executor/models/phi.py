@@ -10,7 +10,7 @@ import torch
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import DECODER_NAMES, FUSED_HEADS, Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, ParallelLayer
 from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values
 
@@ -39,4 +39,17 @@ class PhiModel(LayerNormModel):
         )
 
 
-ARCHITECTURES = (Architecture("PhiForCausalLM", "phi", phi_config, PhiModel),)
+_GGUF = GgufForm(
+    "phi2",
+    names={
+        **DECODER_NAMES,
+        "output_norm": "model.final_layernorm",
+        "attn_qkv": FUSED_HEADS,
+        "attn_output": "self_attn.dense",
+        "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+    },
+    numbers={"attention.layer_norm_epsilon": "layer_norm_eps"},
+)
+
+ARCHITECTURES = (Architecture("PhiForCausalLM", "phi", phi_config, PhiModel, _GGUF),)

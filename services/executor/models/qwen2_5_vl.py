@@ -7,6 +7,7 @@ counts as many positions as its longer side, fewer than its tokens, so all that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.weight_format import Quantization
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.model_config import ModelLoadError, required
 from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.image_forms import Patches
 from pagewire.services.executor.models.qwen2 import qwen2_config
 from pagewire.services.executor.models.vision_language import (
     VisionLanguageConfig,
@@ -33,7 +35,7 @@ from pagewire.services.executor.step_context import StepContext, StepImages
 @dataclass(frozen=True, kw_only=True)
 class Qwen25VLConfig(VisionLanguageConfig):
     mrope_section: tuple[int, int, int]  # pairs of dimensions that rotate by time, height and width
-    merge_size: int  # patches of a side that make one token
+    image_form: Patches
 
 
 def qwen2_5_vl_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen25VLConfig:
@@ -42,8 +44,11 @@ def qwen2_5_vl_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen25VLCon
     text["tie_word_embeddings"] = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     rope = dict(text.get("rope_parameters") or {})
     section = tuple(rope.pop("mrope_section", (16, 24, 24)))
+    vision = full["vision_config"]
+    sizes = [required(vision, key) for key in ("in_channels", "temporal_patch_size", "patch_size", "patch_size")]
+    form = Patches(math.prod(sizes), required(vision, "spatial_merge_size"))
     config = vision_language_config(
-        raw, qwen2_config(text | {"rope_parameters": rope}, dtype), image_token_id(full, "image_token_id")
+        raw, qwen2_config(text | {"rope_parameters": rope}, dtype), image_token_id(full, "image_token_id"), form
     )
     if len(section) != 3 or sum(section) * 2 != config.text.head_dim:
         raise ModelLoadError(
@@ -53,7 +58,6 @@ def qwen2_5_vl_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen25VLCon
     return Qwen25VLConfig(
         **{name: getattr(config, name) for name in config.__dataclass_fields__},
         mrope_section=section,
-        merge_size=full["vision_config"]["spatial_merge_size"],
     )
 
 
@@ -81,7 +85,8 @@ class Qwen25VLModel(VisionLanguageModel):
             num_text = image.offset - num_tokens
             pieces.append(np.tile(np.arange(position, position + num_text), (3, 1)))
             position += num_text
-            time, height, width = image.tensors["image_grid_thw"].reshape(3) // [1, *[self.config.merge_size] * 2]
+            merge = self.config.image_form.merge_size
+            time, height, width = image.tensors["image_grid_thw"].reshape(3) // [1, merge, merge]
             pieces.append(np.indices((time, height, width)).reshape(3, -1) + position)
             position += int(max(height, width))
             num_tokens = image.offset + image.num_tokens

@@ -108,7 +108,7 @@ ARCHITECTURES = (
         "qwen2_moe",
         qwen2_moe_config,
         Qwen2MoeModel,
-        GgufForm("qwen2moe", names=DECODER_NAMES | EXPERTS_NAMES | _GGUF_NAMES, has_experts=True),
+        GgufForm("qwen2moe", names=DECODER_NAMES | EXPERTS_NAMES | _GGUF_NAMES),
         aliases=EXPERTS_ALIASES,
     ),
 )

@@ -68,7 +68,7 @@ class Qwen3MoeModel(DecoderModel):
     layer = Qwen3MoeLayer
 
 
-def _gguf_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     return {"norm_topk_prob": True}  # as llama.cpp computes all
 
 
@@ -78,7 +78,7 @@ ARCHITECTURES = (
         "qwen3_moe",
         qwen3_moe_config,
         Qwen3MoeModel,
-        GgufForm("qwen3moe", names=DECODER_NAMES | EXPERTS_NAMES, has_experts=True, derived_keys=_gguf_keys),
+        GgufForm("qwen3moe", names=DECODER_NAMES | EXPERTS_NAMES, derived_keys=_gguf_keys),
         aliases=EXPERTS_ALIASES,
     ),
 )

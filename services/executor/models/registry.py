@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pagewire.services.executor.models import (
@@ -20,6 +21,7 @@ from pagewire.services.executor.models import (
     idefics3,
     llama,
     llava,
+    mamba2,
     ministral,
     mixtral,
     modernbert,
@@ -55,6 +57,7 @@ _FAMILIES: tuple[tuple[Architecture[Any], ...], ...] = (
     idefics3.ARCHITECTURES,
     llama.ARCHITECTURES,
     llava.ARCHITECTURES,
+    mamba2.ARCHITECTURES,
     ministral.ARCHITECTURES,
     mixtral.ARCHITECTURES,
     modernbert.ARCHITECTURES,
@@ -92,13 +95,13 @@ THROUGH_TRANSFORMERS = (
 )
 
 
-def gguf_form(name: str, has_experts: bool) -> GgufForm:
+def gguf_form(name: str, stated: Mapping[str, Any]) -> GgufForm:
     """As `of_gguf`; of an architecture that is not ours, what most have in common."""
-    known = of_gguf(name, has_experts)
+    known = of_gguf(name, stated)
     return GgufForm(name) if known is None or known.gguf is None else known.gguf
 
 
-def of_gguf(name: str, has_experts: bool) -> Architecture[Any] | None:
-    """By the name in a GGUF file, and whether that has experts."""
+def of_gguf(name: str, stated: Mapping[str, Any]) -> Architecture[Any] | None:
+    """By the name in a GGUF file, and what that states (`GgufForm.when`)."""
     forms = ((found, found.gguf) for found in ARCHITECTURES.values() if found.gguf is not None)
-    return next((found for found, form in forms if (form.name, form.has_experts) == (name, has_experts)), None)
+    return next((found for found, form in forms if form.name == name and form.when(stated)), None)

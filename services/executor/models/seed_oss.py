@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, optional
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderModel
 
 
@@ -23,4 +23,6 @@ def seed_oss_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig
     )
 
 
-ARCHITECTURES = (Architecture("SeedOssForCausalLM", "seed_oss", seed_oss_config, DecoderModel),)
+_GGUF = GgufForm("seed_oss", names={**DECODER_NAMES, "post_attention_norm": "post_attention_layernorm"})
+
+ARCHITECTURES = (Architecture("SeedOssForCausalLM", "seed_oss", seed_oss_config, DecoderModel, _GGUF),)

@@ -14,6 +14,7 @@ from pagewire.services.executor.layers.vision_tower import VisionTower
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import DecoderConfig, ModelConfig, ModelLoadError, required
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.image_forms import ImageForm
 from pagewire.services.executor.models.llama import llama_config, mistral_config
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
 from pagewire.services.executor.models.qwen2 import qwen2_config
@@ -35,6 +36,7 @@ class VisionLanguageConfig(ModelConfig):
 
     text: DecoderConfig
     image_token_id: int
+    image_form: ImageForm
     raw: Mapping[str, Any]
 
     @property
@@ -56,7 +58,9 @@ def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def vision_language_config(raw: Mapping[str, Any], text: DecoderConfig, image_token_id: int) -> VisionLanguageConfig:
+def vision_language_config(
+    raw: Mapping[str, Any], text: DecoderConfig, image_token_id: int, image_form: ImageForm
+) -> VisionLanguageConfig:
     if not 0 <= image_token_id < text.vocab_size:
         raise ModelLoadError(
             f"the image token {image_token_id} is outside the vocabulary of {text.vocab_size}; use the config.json "
@@ -71,6 +75,7 @@ def vision_language_config(raw: Mapping[str, Any], text: DecoderConfig, image_to
         eos_token_ids=text.eos_token_ids,
         text=text,
         image_token_id=image_token_id,
+        image_form=image_form,
         raw=raw,
     )
 
@@ -118,6 +123,10 @@ class VisionLanguageModel(OwnModel):
     @property
     def image_token_id(self) -> int:
         return self.config.image_token_id
+
+    @property
+    def image_form(self) -> ImageForm:
+        return self.config.image_form
 
     def embed_image(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """One image's tensors, by the names that transformers gives them -> [num_placeholders, hidden_size]"""

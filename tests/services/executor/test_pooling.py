@@ -115,6 +115,24 @@ def test_every_way_to_pool(tmp_path: Path) -> None:
         torch.testing.assert_close(vectors(runner, TEXTS, SECONDS), expected, atol=1e-4, rtol=1e-4)
 
 
+def test_a_prompt_in_one_step_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A long context costs no memory that nobody asked for."""
+    save(tmp_path, "ModernBert", "Model", max_position_embeddings=32_768)
+
+    def limits(**settings: Any) -> tuple[int, int]:
+        caplog.clear()
+        _, info = start(tmp_path, **settings)
+        return info.max_model_len, info.max_num_batched_tokens
+
+    assert limits() == (8192, 8192)
+    assert "ModernBertModel reads a prompt in one step, of up to 8192 tokens" in caplog.text
+    assert "although it takes 32768; raise --max-num-batched-tokens" in caplog.text
+    assert limits(max_model_len=9000) == (9000, 9000) and not caplog.records
+    assert limits(max_num_batched_tokens=100, max_model_len=9000) == (100, 100)
+    assert "of up to 100 tokens" in caplog.text
+    assert limits(max_model_len=50) == (50, 2048)
+
+
 @torch.inference_mode()
 def test_old_pooling_keys_and_no_files_at_all(tmp_path: Path) -> None:
     reference = save(tmp_path, "ModernBert", "Model")

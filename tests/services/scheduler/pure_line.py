@@ -7,6 +7,7 @@ from typing import Any
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -101,6 +102,7 @@ class PureLine:
         *,
         is_resubmitted: bool = False,
         yields_vector: bool = False,
+        images: PromptImages = NO_IMAGES,
         **params: Any,
     ) -> Request:
         self._num_requests += 1
@@ -112,6 +114,7 @@ class PureLine:
             list(resume),
             is_resubmitted=is_resubmitted,
             yields_vector=yields_vector,
+            images=images,
         )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []
@@ -144,6 +147,8 @@ class PureLine:
                 self.vectors[request.request_id] = list(outputs.vectors[i].values)
             if request.finish_reason is not None:
                 self._note_end(request)
+        for request, _ in outputs.refused:
+            self._note_end(request)
         return outputs
 
     def num_in_flight(self, index: int = 0) -> int:

@@ -9,9 +9,11 @@ from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.images import MAX_REQUEST_IMAGE_BYTES, MAX_STEP_IMAGE_BYTES, PromptImages
 from pagewire.services.scheduler.kv_cache import KVCacheManager
-from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.step import ScheduledStep
 from pagewire.v1 import common_pb2, scheduler_pb2
+from tests.fakes import FakeExecutor
+from tests.services.scheduler.pure_line import PureLine
 
 BLOCK_SIZE = 4
 
@@ -69,6 +71,27 @@ def test_pixels_of_what_is_computed_do_not_travel() -> None:
         assert ["pixel_values" in part.tensors for part in sent] == expected
         assert all("image_grid_thw" in part.tensors for part in sent)  # positions behind it follow from its grid
         assert [part.hash for part in sent] == [part.hash for part in images.images]
+
+
+def test_who_is_refused_leaves_nothing_that_others_find() -> None:
+    """Others enter with the same prompt while the first is in flight; its window's blocks are not taken meanwhile."""
+    for refused_token_id in (None, 7):
+        executor = FakeExecutor(
+            windows={8: 64}, block_size=4, max_num_batched_tokens=8, refused_token_id=refused_token_id
+        )
+        line, prompt = PureLine(executor), [7, *range(8, 40)]
+        images = PromptImages([image(1, 3, 6)], len(prompt))
+        first = [line.add(prompt, images=images, max_tokens=30) for _ in range(2)]
+        line.run()
+        later = line.add(prompt, images=images, max_tokens=30)
+        line.run()
+        if refused_token_id is None:
+            assert all(line.ends[request.request_id] == [FinishReason.LENGTH] for request in (*first, later))
+            assert (later.num_cached_tokens or 0) >= 28
+        else:
+            assert all(line.ends[request.request_id] == [FinishReason.ERROR] for request in (*first, later))
+            assert later.num_cached_tokens == 0
+            assert executor.rows.keys() == set() and line.replica.num_free_blocks == line.replica.num_blocks
 
 
 def test_a_step_takes_no_more_images_than_a_message_does() -> None:

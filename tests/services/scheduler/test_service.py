@@ -535,3 +535,15 @@ async def test_metrics_of_scheduler_and_executor(tmp_path: Path) -> None:
         for name in ("num_requests_running", "kv_cache_usage_perc", "num_preemptions_total", "generation_tokens_total"):
             assert f"\npagewire:{name} " in exposition
         assert 'pagewire:request_success_total{finished_reason="length"}' in exposition
+
+
+async def test_prompts_read_whole_are_no_longer_than_a_step(tmp_path):
+    """Tokenizers are told so: they cut texts to what the model takes."""
+    executor = FakeExecutorServicer(whole_prompts=True)
+    async with ServiceLine(tmp_path, executor, max_num_batched_tokens=100).running() as line:
+        await line.wait_for_executor(present=True)
+        assert (await line.load()).model_info.max_model_len == 100
+    executor = FakeExecutorServicer()
+    async with ServiceLine(tmp_path, executor, max_num_batched_tokens=100).running() as line:
+        await line.wait_for_executor(present=True)
+        assert (await line.load()).model_info.max_model_len == 4096

@@ -16,6 +16,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
+from pagewire.services.executor.loading.quantization.mxfp4 import E2M1
 
 __all__ = ["FORMS", "Form", "decode"]
 
@@ -137,6 +138,11 @@ def _iq4_xs(blocks: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _mxfp4(blocks: Tensor) -> dict[str, Tensor]:
+    exponents, codes = blocks.split((1, 16), dim=1)
+    return {"scales": torch.exp2(exponents.float() - 127), "codes": _unpack(codes, 4)}
+
+
 # Where w = scale * code - minimum in GGUF, GroupedWeight adds: minimums change their sign.
 FORMS = {
     Type.Q4_0: Form(_q4_0, bits=4, group_size=32, zero_point=8),
@@ -151,6 +157,7 @@ FORMS = {
     Type.Q6_K: Form(_q6_k, bits=6, group_size=16, zero_point=32),
     Type.IQ4_NL: Form(_q4_0, bits=4, group_size=32, codebook=_IQ4_VALUES),
     Type.IQ4_XS: Form(_iq4_xs, bits=4, group_size=32, codebook=_IQ4_VALUES),
+    Type.MXFP4: Form(_mxfp4, bits=4, group_size=32, codebook=E2M1 + 0.0),  # ggml knows no -0
 }
 
 

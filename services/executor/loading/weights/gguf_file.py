@@ -6,8 +6,10 @@ import math
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -47,8 +49,15 @@ class GgufFile:
         except (OverflowError, ValueError, OSError) as error:
             raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); download it again") from error
 
+    @cached_property
+    def stated(self) -> Mapping[str, Any]:
+        """Values by their keys without the architecture's name, and shapes of tensors by their names."""
+        prefix = f"{self.metadata.get('general.architecture')}."
+        values = {key.removeprefix(prefix): value for key, value in self.metadata.items()}
+        return values | {name: tensor.shape for name, tensor in self.tensors.items()}
+
     def integer(self, key: str, default: int | None = None) -> int | None:
-        """The metadata's value, of 32 bits. Raises ModelLoadError naming the key, as the next three do."""
+        """The metadata's value, of 32 bits. Raises ModelLoadError naming the key, as the next four do."""
         value = self.metadata.get(key, default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32):
             raise self._wrong(key, "a whole number below 2**32", value)
@@ -75,8 +84,17 @@ class GgufFile:
             raise self._wrong(key, "a string", value)
         return value
 
+    def flag(self, key: str) -> bool | None:
+        value = self.metadata.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
     def _wrong(self, key: str, expected: str, value: object) -> ModelLoadError:
-        return ModelLoadError(f"{self.path}: metadata key {key}: expected {expected}, found {value!r:.60}")
+        return ModelLoadError(
+            f"{self.path}: metadata key {key}: expected {expected}, found {value!r:.60}; "
+            "the file is damaged, or its converter did not know the key: download or convert it again"
+        )
 
     def _tensor(self, entry: TensorEntry, data_offset: int) -> GgufTensor:
         """Raises ValueError for what cannot be or does not lie within the file."""

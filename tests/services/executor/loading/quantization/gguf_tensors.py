@@ -22,6 +22,7 @@ HALVES = {
     Type.Q6_K: (208,),
     Type.IQ4_NL: (0,),
     Type.IQ4_XS: (0,),
+    Type.MXFP4: (),  # an exponent, in one byte
 }
 
 # What is subtracted (in K-quants) or added, in units of the scale, to centre the codes.
@@ -34,12 +35,14 @@ def random_blocks(type_: Type, num_rows: int, blocks_per_row: int, rng: np.rando
     for start in HALVES[type_]:
         high = blocks[:, start + 1]
         high[high & 0x7C == 0x7C] &= 0xBF  # would be inf or NaN
+    if type_ is Type.MXFP4:
+        blocks[:, 0] %= 255  # which is no number
     return blocks.reshape(num_rows, -1)
 
 
 def random_weight(type_: Type, num_rows: int, num_inputs: int, std: float, rng: np.random.Generator) -> np.ndarray:
     """As random_blocks (or F16, BF16), with scales that give weights of this standard deviation, about."""
-    if type_ not in HALVES:
+    if not HALVES.get(type_):
         return gguf.quantize(rng.normal(0, std, (num_rows, num_inputs)).astype(np.float32), type_)
     block_codes, block_bytes = gguf.GGML_QUANT_SIZES[type_]
     blocks = random_blocks(type_, num_rows, num_inputs // block_codes, rng).reshape(-1, block_bytes)

@@ -19,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights import gguf as gguf_weights
-from pagewire.services.executor.loading.weights.gguf_file import GgufFile
+from pagewire.services.executor.loading.weights.gguf_file import GgufFile, GgufTensor
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.gemma3 import Gemma3Config
@@ -253,7 +253,7 @@ def test_every_tensor_type_is_read_in_pieces(tmp_path: Path, type_: Type, monkey
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny, arch="llama", tensors={"blk.0.attn_q.weight": None, "blk.0.attn_output.weight": None})
     file = GgufFile(path)
-    stored = gguf_weights.GgufTensor("t", (32, 256), type_, raw)
+    stored = GgufTensor("t", (32, 256), type_, raw)
     file.tensors |= {"blk.0.attn_q.weight": stored, "token_embd.weight": stored}
     source = gguf_weights.GgufSource(file)
     expected = gguf.dequantize(raw, type_).astype(np.float32)

@@ -6,67 +6,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from pagewire.services.executor.model_config import ModelLoadError
-from tests.services.executor.loading.weights.test_gguf import interleave, load, tiny_model
+from tests.services.executor.loading.weights.converted import write
+from tests.services.executor.loading.weights.test_gguf import load, tiny_model
 from tests.services.executor.models.tiny import assert_same_logits
 from tests.services.executor.paged_batch import PagedBatch
 
-LLAMA_ROTARY = ("granite", "smollm3")  # whose converter is that of Llama
-
-
-def write(path: Path, model: PreTrainedModel, arch: str, **metadata: float) -> Path:
-    """metadata: by key without the architecture's name, with __ for a dot."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    rope = getattr(config, "rope_parameters", None) or {}
-    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-    head_dim = config.hidden_size // config.num_attention_heads
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    if hasattr(config, "rms_norm_eps"):
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    else:
-        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_epsilon)
-    for key, value in metadata.items():
-        name = f"{arch}.{key.replace('__', '.')}"
-        if isinstance(value, int):
-            writer.add_uint32(name, value)
-        else:
-            writer.add_float32(name, value)
-    for name in ("long", "short"):
-        if factors := rope.get(f"{name}_factor"):
-            writer.add_tensor(f"rope_factors_{name}.weight", np.array(factors, dtype=np.float32))
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    for name, value in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        array = value.numpy()
-        if arch in LLAMA_ROTARY and (".q_proj." in name or ".k_proj." in name):
-            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-            array = interleave(array, heads)
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, name
-        writer.add_tensor(stored, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "phi3": ("Phi3", {}, {}),
     "granite": (
         "Granite",
@@ -89,6 +39,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
         {"logit_scale": 0.5, "sliding_window": 5, "num_hidden_layers": 4},
         {"logit_scale": 0.5, "attention__sliding_window": 5},
     ),
+    "seed_oss": ("SeedOss", {"head_dim": 16}, {"attention__key_length": 16}),
+    "chatglm": ("Glm", {"head_dim": 16}, {}),
+    "phi2": ("Phi", {}, {}),
+    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 96}, {}),
+    "gptneox": ("GPTNeoX", {}, {"use_parallel_residual": True, "attention__head_count_kv": None}),
+    "falcon": (
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96, "tie_word_embeddings": False},
+        {},
+    ),
 }
 
 
@@ -99,6 +59,73 @@ def test_round_trip(tmp_path: Path, arch: str) -> None:
     assert_same_logits(load(write(tmp_path / "tiny.gguf", expected, arch, **metadata)), expected)
 
 
+FURTHER: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "layers one after the other": (
+        "gptneox",
+        "GPTNeoX",
+        {"use_parallel_residual": False},
+        {"use_parallel_residual": False, "attention__head_count_kv": None},
+    ),
+    "one KV head": ("falcon", "Falcon", {"bias": True}, {"attention__head_count_kv": 1}),
+    "one norm": (
+        "falcon",
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        {},
+    ),
+}
+
+WINDOWED = {"sliding_window": 5, "num_hidden_layers": 4}
+FULL_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+FURTHER |= {
+    "olmo3": (
+        "olmo2",
+        "Olmo3",
+        {**WINDOWED, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        {"attention__sliding_window": 5, "attention__sliding_window_pattern": [False, True] * 2},
+    ),
+    "olmo3 without a pattern, scaled where there is no window": (
+        "olmo2",
+        "Olmo3",
+        {
+            **WINDOWED,
+            "rope_parameters": {
+                "full_attention": FULL_YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        {"attention__sliding_window": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FURTHER)
+def test_forms_of_one_architecture(tmp_path: Path, case: str) -> None:
+    arch, family, overrides, metadata = FURTHER[case]
+    expected = tiny_model(family, **overrides)
+    assert_same_logits(load(write(tmp_path / "tiny.gguf", expected, arch, **metadata)), expected)
+
+
+@pytest.mark.parametrize(("arch", "family"), [("phi2", "Phi"), ("chatglm", "Glm")])
+def test_queries_keys_and_values_in_one_tensor(tmp_path: Path, arch: str, family: str) -> None:
+    """As the converter left them where the original model has them so."""
+    expected = tiny_model(family, head_dim=16)
+    state = {name: value.numpy() for name, value in expected.state_dict().items()}
+    tensors: dict[str, np.ndarray | None] = {}
+    for layer in range(expected.config.num_hidden_layers):
+        for end in ("weight", "bias"):
+            parts = [state[f"model.layers.{layer}.self_attn.{name}_proj.{end}"] for name in "qkv"]
+            tensors |= {f"blk.{layer}.attn_{name}.{end}": None for name in "qkv"}
+            tensors[f"blk.{layer}.attn_qkv.{end}"] = np.concatenate(parts)
+    assert_same_logits(load(write(tmp_path / "tiny.gguf", expected, arch, tensors)), expected)
+    tensors["blk.1.attn_qkv.weight"] = np.zeros((72, 64), dtype=np.float32)
+    path = write(tmp_path / "short.gguf", expected, arch, tensors)
+    with pytest.raises(
+        ModelLoadError, match=r"short\.gguf: tensor blk\.1\.attn_qkv\.weight: expected \d+ rows.* convert"
+    ):
+        load(path)
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("served", [32, 64])
 def test_long_and_short_factors_of_phi3(tmp_path: Path, served: int) -> None:
@@ -107,14 +134,17 @@ def test_long_and_short_factors_of_phi3(tmp_path: Path, served: int) -> None:
     rope |= {**factors, "original_max_position_embeddings": 32}
     expected = tiny_model("Phi3", rope_parameters=rope, original_max_position_embeddings=32)
     attention = float(np.sqrt(1 + np.log(2) / np.log(32)))
-    metadata = {"rope__scaling__original_context_length": 32, "rope__scaling__attn_factor": attention}
+    metadata: dict[str, Any] = {"rope__scaling__original_context_length": 32, "rope__scaling__attn_factor": attention}
     path = write(tmp_path / "tiny.gguf", expected, "phi3", **metadata)
     ids = torch.randint(67, (served - 3,)).tolist()
     logits = PagedBatch(load(path, max_model_len=served), num_requests=1, max_len=served).step({0: ids})[0]
     torch.testing.assert_close(logits, expected(torch.tensor([ids])).logits[0], atol=2e-4, rtol=1e-4)
 
 
-def test_olmo3_under_the_name_of_olmo2_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "tiny.gguf", tiny_model("Olmo2"), "olmo2", attention__sliding_window=16)
-    with pytest.raises(ModelLoadError, match=r"tiny\.gguf: config key sliding_window: .* safetensors"):
+def test_a_pattern_of_windows_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    metadata: dict[str, Any] = {"attention__sliding_window": 5, "attention__sliding_window_pattern": [False, True]}
+    path = write(tmp_path / "tiny.gguf", tiny_model("Olmo3", **WINDOWED), "olmo2", **metadata)
+    with pytest.raises(
+        ModelLoadError, match=r"tiny\.gguf: .*sliding_window_pattern: .* each of 4 layers, .*convert it"
+    ):
         load(path)
