@@ -107,7 +107,7 @@ class Replica:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         assert self._kv is not None
         step = ScheduledStep(self._last_step_id + 1)
-        self._kv.release_behind_windows(self._running)
+        self._kv.start_step(self._running)
         self._make_room_for_higher_priority(self._kv, waiting, takes)
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(self._kv, step, waiting, takes)

@@ -23,7 +23,9 @@ from pagewire.v1.common_pb2 import SamplingParams
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 VOCAB_SIZE = 200
-LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=96, block_size=BLOCK_SIZE)
+LIMITS = Limits(
+    max_num_seqs=8, max_num_batched_tokens=128, max_model_len=96, block_size=BLOCK_SIZE, state_tokens=BLOCK_SIZE
+)
 
 
 def sampling_params(logit_bias: Sequence[tuple[int, float]] = (), **fields: Any) -> SamplingParams:
