@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from pagewire.gguf import read_metadata
-from pagewire.services.tokenizer.gguf_tokenizer import TokenType, build_gguf_tokenizer
+from pagewire.tokenizer_files.gguf_tokenizer import TokenType, build_gguf_tokenizer
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 
 SPACE = "▁"

@@ -4,9 +4,9 @@ import gguf
 import pytest
 from transformers import BertTokenizer, LlamaTokenizer
 
-from pagewire.services.tokenizer.gguf_pre_tokenizers import UnknownPreTokenizerError, pre_tokenizer_for
-from pagewire.services.tokenizer.gguf_tokenizer import GgufTokenizerError, TokenType, build_gguf_tokenizer
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError, pre_tokenizer_for
+from pagewire.tokenizer_files.gguf_tokenizer import GgufTokenizerError, TokenType, build_gguf_tokenizer
+from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.services.tokenizer.texts import TEXTS
 from tests.services.tokenizer.tiny_tokenizers import sentencepiece_vocabulary
 
