@@ -16,11 +16,13 @@ from pagewire.kernels import tuning
 from pagewire.kernels.triton import step_inputs
 from pagewire.kernels.triton.attention import (
     decode_attention,
+    encoder_attention,
     kv_cache,
     latent,
     latent_attention,
     prefill_attention,
     rotary,
+    rotate,
 )
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
 from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups
@@ -52,6 +54,8 @@ GEMMA_FEATURES: tuple[dict[str, Any], ...] = (
 
 # (heads, latent part, rotary part, query's size of a head) of DeepSeek-V2-Lite and DeepSeek-V3
 LATENT_MODELS = ((16, 512, 64, 192), (128, 512, 64, 192))
+# (heads, head_dim, window on either side) of MiniLM, BERT and local layers of ModernBERT, whose heads are rotated
+ENCODERS = ((12, 32, 0), (12, 64, 0), (12, 64, 64))
 
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
@@ -59,6 +63,7 @@ def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
     forms = (
         *attention(capability),
         *latent_forms(capability),
+        *encoder_forms(),
         *elementwise(capability),
         *sampling_forms(),
         *scaled_products(capability),
@@ -119,6 +124,14 @@ def latent_forms(capability: int) -> Iterator[Specialization]:
         ):
             yield Specialization(*form)
         yield Specialization(*latent.specialization("bf16", num_heads, q_dim, latent_dim, rotary_dim))
+
+
+def encoder_forms() -> Iterator[Specialization]:
+    for dtype in (torch.bfloat16, torch.float32):
+        for _, head_dim, window in ENCODERS:
+            yield Specialization(*encoder_attention.specialization(head_dim, 1, dtype, window))
+        num_heads, head_dim, _ = ENCODERS[-1]
+        yield Specialization(*rotate.specialization(dtype, 2 * num_heads, head_dim))  # queries and keys
 
 
 def elementwise(capability: int) -> Iterator[Specialization]:

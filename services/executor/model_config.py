@@ -26,6 +26,7 @@ class ModelConfig:
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...] = ()
     tie_word_embeddings: bool = False  # the head is the embedding
+    pooling: str | None = None  # what a GGUF file states of how vectors are made; other checkpoints have files for that
 
     @property
     def max_supported_len(self) -> int:

@@ -1,4 +1,5 @@
-"""A tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+"""A tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama") and WordPiece
+("bert").
 
 Vocabulary, merges and special tokens are the file's; what a file only names (pre-tokenizer, normalizer, decoder) is
 that of the model family's own `tokenizer.json`.
@@ -22,6 +23,7 @@ from pagewire.services.tokenizer.gguf_pre_tokenizers import (
     pre_tokenizer_for,
 )
 from pagewire.services.tokenizer.merges import merges_by_rank
+from pagewire.services.tokenizer.word_pieces import word_piece_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ _ITEM_TYPES: dict[str, type | tuple[type, ...]] = {
     "tokenizer.ggml.scores": (int, float),
 }
 _TOKEN_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+# Of BERT's, the first that is there; llama.cpp spells it so.
+_WORD_PIECE_IDS = {"unk": ("unknown",), "cls": ("cls", "bos"), "sep": ("seperator", "eos"), "pad": ("padding",)}
 
 
 class TokenType(IntEnum):
@@ -85,9 +89,11 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
         backend = _build_byte_level(metadata, tokens, types)
     elif model == "llama":
         backend = _build_sentencepiece(metadata, tokens, types)
+    elif model == "bert":
+        return _build_word_pieces(metadata, tokens, types)
     else:
         raise GgufTokenizerError(
-            f"tokenizer.ggml.model {model!r} is not supported (gpt2 and llama are); give the model's original "
+            f"tokenizer.ggml.model {model!r} is not supported (gpt2, llama and bert are); give the model's original "
             "tokenizer with --tokenizer DIRECTORY"
         )
     _add_special_tokens(backend, tokens, types, is_normalized=is_gemma)
@@ -178,6 +184,44 @@ def _build_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: Seq
         steps.append(decoders.Strip(content=" ", left=1))
     backend.decoder = decoders.Sequence(steps)
     return backend
+
+
+def _build_word_pieces(
+    metadata: dict[str, Any], tokens: list[str], types: Sequence[int]
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """The file marks pieces that begin a word, BERT's own vocabulary those that do not.
+
+    Whether capitals matter is not stated: they do if there are pieces with capitals.
+    """
+
+    def spelled(token: str, token_type: int) -> str:
+        if token_type == TokenType.CONTROL or (token.startswith("[") and token.endswith("]")):
+            return token
+        return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}"
+
+    pieces = list(starmap(spelled, zip(tokens, types, strict=True)))
+    is_cased = any("A" <= char <= "Z" for piece in pieces if not piece.startswith("[") for char in piece)
+    named = {f"{name}_token": _named_piece(metadata, pieces, name, keys) for name, keys in _WORD_PIECE_IDS.items()}
+    backend = word_piece_tokenizer(_unique(pieces), normalizers.BertNormalizer(lowercase=not is_cased), named)
+    _add_special_tokens(backend, pieces, types, is_normalized=False)
+    return backend, named
+
+
+def _named_piece(metadata: dict[str, Any], pieces: list[str], name: str, keys: tuple[str, ...]) -> str:
+    """By the first of `keys` that the file has, else as BERT spells it."""
+    for key in (f"tokenizer.ggml.{key}_token_id" for key in keys):
+        token_id = metadata.get(key)
+        if token_id is None:
+            continue
+        if not isinstance(token_id, int) or not 0 <= token_id < len(pieces):
+            raise GgufTokenizerError(f"{key} is {token_id!r:.60}, there are {len(pieces)} tokens")
+        return pieces[token_id]
+    if (spelled := f"[{name.upper()}]") in pieces:
+        return spelled
+    raise GgufTokenizerError(
+        f"tokenizer.ggml.{keys[0]}_token_id is missing, and there is no {spelled}; give the model's original tokenizer "
+        "with --tokenizer DIRECTORY"
+    )
 
 
 def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float] | None) -> list[tuple[str, str]]:

@@ -42,6 +42,7 @@ class LatentConfig:
     scale: float  # of scores
     interleaved: bool  # neighbouring elements are rotated
     bias: bool
+    split: bool = False  # the checkpoint has `k_b_proj` and `v_b_proj` for `kv_b_proj`, as llama.cpp writes it
 
     def __post_init__(self) -> None:
         if self.latent_dim % 8 or self.rotary_dim % 8 or self.width > ops.MAX_LATENT_DIM:
@@ -93,7 +94,11 @@ class PagedLatentAttention(PagedAttention):
 
 
 class LatentProjection:
-    """`kv_b_proj`, as one weight for each head's key and one for its value; dense, whatever the checkpoint has."""
+    """`kv_b_proj`, as one weight for each head's key and one for its value; dense, whatever the checkpoint has.
+
+    Where that has it split, it has `k_b_proj` [num_heads, latent_dim, key_dim] and `v_b_proj` [num_heads, value_dim,
+    latent_dim].
+    """
 
     __slots__ = ("config", "dtype", "shards", "weight")
 
@@ -101,7 +106,8 @@ class LatentProjection:
 
     def __init__(self, name: str, config: LatentConfig, placement: Placement) -> None:
         outputs = config.num_heads * (config.key_dim + config.value_dim)
-        shard = Shard(placement.name(name), outputs, config.latent_dim, placement.format(name))
+        format_ = None if config.split else placement.format(name)
+        shard = Shard(placement.name(name), outputs, config.latent_dim, format_)
         self.shards: tuple[Shard, ...] = (shard,)
         self.config = config
         self.dtype = placement.dtype
@@ -123,8 +129,13 @@ class LatentProjection:
         self.weight = part
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        if isinstance(self.weight, Dense):
-            yield f"{self.shards[0].name}.weight", self.weight.tensor
+        name = self.shards[0].name
+        if self.config.split:
+            keys, values = self._of_heads().split((self.config.key_dim, self.config.value_dim), dim=1)
+            yield f"{name.replace('kv_b_proj', 'k_b_proj')}.weight", keys.transpose(1, 2)
+            yield f"{name.replace('kv_b_proj', 'v_b_proj')}.weight", values
+        elif isinstance(self.weight, Dense):
+            yield f"{name}.weight", self.weight.tensor
 
     def into_latent(self, q: Tensor, query: Tensor) -> None:
         """q [num_tokens, num_heads, key_dim], the queries of keys -> query [num_tokens, num_heads, latent_dim]"""

@@ -73,6 +73,7 @@ class GgufForm:
     norms_with_one: bool = False  # 1 was added to the weights of norms
     # Metadata key without the architecture's name -> key of config.json
     sizes: Mapping[str, str] = field(default_factory=dict)  # positive and whole; none may be missing
+    counts: Mapping[str, str] = field(default_factory=dict)  # whole, 0 where they are missing
     numbers: Mapping[str, str] = field(default_factory=dict)  # positive
     flags: Mapping[str, str] = field(default_factory=dict)
     # What the file states (`GgufFile.stated`) -> whether it is this architecture, where llama.cpp calls several alike.

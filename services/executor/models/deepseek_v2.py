@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError, decoder_config, optional, required
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import DECODER_NAMES, EXPERTS_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import Attention, DecoderLayer, DecoderModel, FeedForward
 from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.rope_config import RopeConfig
@@ -41,6 +41,7 @@ def deepseek_v2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekCo
     grouped = method == "group_limited_greedy"
     routing = Routing(
         top_k=required(raw, "num_experts_per_tok"),
+        in_fp32=True,
         scale=raw.get("routed_scaling_factor", 1.0),
         num_groups=required(raw, "n_group") if grouped else 1,
         topk_groups=required(raw, "topk_group") if grouped else 1,
@@ -69,6 +70,7 @@ def deepseek_config(
         scale=(key_dim + rotary_dim) ** -0.5 * _temperature(decoder.rope) ** 2,
         interleaved=raw.get("rope_interleave", True) is not False,
         bias=raw.get("attention_bias", False),
+        split=raw.get("kv_b_proj_is_split", False),
     )
     expert_size = required(raw, "moe_intermediate_size")
     experts = ExpertsConfig(
@@ -144,6 +146,88 @@ EXAMPLE = {
     "num_key_value_heads": 16,
 }
 
+_SIGMOID = 2  # expert_gating_func
+# Experts -> n_group and topk_group, of DeepSeek-V2 and V3, whose files lack them if they are older than the keys.
+_GROUPS = {160: (8, 3), 256: (8, 4)}
+
+
+def gguf_form(*, sigmoid: bool, derived_keys: Callable[[Mapping[str, Any]], dict[str, Any]]) -> GgufForm:
+    """llama.cpp calls all versions deepseek2. derived_keys: those of config.json that a version adds."""
+
+    def all_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(keys) | _gguf_keys(keys, stated)
+        return found | derived_keys(found)
+
+    return GgufForm(
+        "deepseek2",
+        names={
+            **DECODER_NAMES,
+            **EXPERTS_NAMES,
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+            "attn_k_b": "self_attn.k_b_proj",
+            "attn_v_b": "self_attn.v_b_proj",
+            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+            "ffn_up_shexp": "mlp.shared_experts.up_proj",
+            "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        },
+        sizes={
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "attention.value_length": "value_length",
+            "expert_count": "n_routed_experts",
+            "rope.dimension_count": "qk_rope_head_dim",
+        },
+        counts={"leading_dense_block_count": "first_k_dense_replace", "expert_shared_count": "n_shared_experts"},
+        numbers={
+            "attention.key_length_mla": "key_length_mla",
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.value_length_mla": "value_length_mla",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "expert_weights_scale": "routed_scaling_factor",
+            "rope.scaling.yarn_log_multiplier": "yarn_log_multiplier",
+        },
+        flags={"expert_weights_norm": "norm_topk_prob"},
+        when=lambda stated: (stated.get("expert_gating_func") == _SIGMOID) == sigmoid,
+        derived_keys=all_keys,
+    )
+
+
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Lengths without `mla` are those of heads in files with `kv_b_proj`, of latent vectors in those that split it."""
+    n_group, topk_group = _GROUPS.get(keys["n_routed_experts"], (1, 1))
+    rope = keys["rope_parameters"] | {"partial_rotary_factor": 1.0}
+    if "yarn_log_multiplier" in keys:  # 0.1 * mscale_all_dim, which mscale equals in all models
+        rope["mscale"] = rope["mscale_all_dim"] = keys["yarn_log_multiplier"] / 0.1
+    return {
+        "rope_parameters": rope,
+        "qk_nope_head_dim": keys.get("key_length_mla", keys["head_dim"]) - keys["qk_rope_head_dim"],
+        "v_head_dim": keys.get("value_length_mla", keys["value_length"]),
+        "kv_b_proj_is_split": "blk.0.attn_kv_b.weight" not in stated,
+        "n_shared_experts": keys["n_shared_experts"] or None,
+        "n_group": keys.get("n_group", n_group),
+        "topk_group": keys.get("topk_group", topk_group),
+        "routed_scaling_factor": keys.get("routed_scaling_factor", 1.0),
+        "norm_topk_prob": keys.get("norm_topk_prob", False),
+    }
+
+
+def _v2_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {"topk_method": "group_limited_greedy" if keys["n_group"] > 1 else "greedy"}
+
+
 ARCHITECTURES = (
-    Architecture("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2_config, DeepseekModel, example=EXAMPLE),
+    Architecture(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        deepseek_v2_config,
+        DeepseekModel,
+        gguf_form(sigmoid=False, derived_keys=_v2_keys),
+        example=EXAMPLE,
+    ),
 )

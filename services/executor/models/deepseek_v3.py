@@ -11,7 +11,13 @@ import torch
 from pagewire.services.executor.layers.experts import Routing
 from pagewire.services.executor.model_config import ModelLoadError, optional, required
 from pagewire.services.executor.models.architecture import Architecture
-from pagewire.services.executor.models.deepseek_v2 import EXAMPLE, DeepseekConfig, DeepseekModel, deepseek_config
+from pagewire.services.executor.models.deepseek_v2 import (
+    EXAMPLE,
+    DeepseekConfig,
+    DeepseekModel,
+    deepseek_config,
+    gguf_form,
+)
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -22,6 +28,7 @@ def deepseek_v3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekCo
             raise ModelLoadError(f"config key {key}: {raw[key]!r} is not supported for DeepSeek-V3, only {only!r} is")
     routing = Routing(
         top_k=required(raw, "num_experts_per_tok"),
+        in_fp32=True,
         scoring="sigmoid",
         normalize=raw.get("norm_topk_prob", True),
         scale=raw.get("routed_scaling_factor", 2.5),
@@ -41,5 +48,12 @@ class DeepseekV3Model(DeepseekModel):
 
 
 ARCHITECTURES = (
-    Architecture("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3_config, DeepseekV3Model, example=EXAMPLE),
+    Architecture(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        deepseek_v3_config,
+        DeepseekV3Model,
+        gguf_form(sigmoid=True, derived_keys=lambda keys: {}),
+        example=EXAMPLE,
+    ),
 )

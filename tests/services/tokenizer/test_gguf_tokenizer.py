@@ -2,7 +2,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from transformers import LlamaTokenizer
+from transformers import BertTokenizer, LlamaTokenizer
 
 from pagewire.services.tokenizer.gguf_pre_tokenizers import UnknownPreTokenizerError, pre_tokenizer_for
 from pagewire.services.tokenizer.gguf_tokenizer import GgufTokenizerError, TokenType, build_gguf_tokenizer
@@ -93,3 +93,58 @@ def test_unknown_kinds_are_refused_with_a_remedy() -> None:
     joins_nothing = _sentencepiece_metadata(**{"tokenizer.ggml.merges": ["h qq"]})
     with pytest.raises(GgufTokenizerError, match="merges"):
         build_gguf_tokenizer(joins_nothing)
+
+
+def _word_pieces(*, cased: bool) -> list[str]:
+    chars = [chr(code) for code in range(33, 127)] + list("中文日本ü–é¿")
+    if not cased:
+        chars = [char for char in chars if not "A" <= char <= "Z"]
+    words = ["the", "quick", "hello", "this", "un", "##aff", "##able", "##ing", "##ello"] + ["This"] * cased
+    return ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", *chars, *(f"##{char}" for char in chars), *words]
+
+
+def _word_piece_metadata(pieces: list[str], **more: object) -> dict[str, object]:
+    """As llama.cpp's converter writes it: special tokens as they are, a mark where words begin."""
+    special = {"[PAD]": "padding", "[UNK]": "unknown", "[CLS]": "cls", "[SEP]": "seperator"}
+    tokens = [piece if piece in special else piece[2:] if piece.startswith("##") else f"▁{piece}" for piece in pieces]
+    types = [TokenType.CONTROL if piece in special else TokenType.NORMAL for piece in pieces]
+    ids = {f"tokenizer.ggml.{key}_token_id": pieces.index(piece) for piece, key in special.items()}
+    return {
+        "general.architecture": "bert",
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        **ids,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_word_pieces_equal_transformers(tmp_path: Path, cased: bool) -> None:
+    pieces = _word_pieces(cased=cased)
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    theirs = BertTokenizer(vocab={piece: index for index, piece in enumerate(pieces)}, do_lower_case=not cased)
+    backend, named = build_gguf_tokenizer(_word_piece_metadata(pieces))
+    assert (named["cls_token"], named["sep_token"], named["unk_token"]) == ("[CLS]", "[SEP]", "[UNK]")
+    for text in (*TEXTS, "This UNAFFABLE [SEP] ¿über? hello,中文"):
+        ids = backend.encode(text).ids
+        assert ids == theirs.encode(text), text
+        assert backend.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True), text
+    assert backend.encode("this", "hello").ids == theirs.encode("this", "hello")
+
+
+def test_word_pieces_without_ids_of_special_tokens() -> None:
+    metadata = _word_piece_metadata(_word_pieces(cased=False))
+    without = {key: value for key, value in metadata.items() if not key.endswith("_token_id")}
+    backend, named = build_gguf_tokenizer(without)
+    assert named["sep_token"] == "[SEP]"
+    assert backend.encode("this").ids == build_gguf_tokenizer(metadata)[0].encode("this").ids
+    nameless = without | {
+        "tokenizer.ggml.tokens": [f"▁{index}" for index in range(len(metadata["tokenizer.ggml.tokens"]))]
+    }
+    with pytest.raises(
+        GgufTokenizerError, match=r"unknown_token_id is missing, and there is no \[UNK\]; give .*--tokenizer"
+    ):
+        build_gguf_tokenizer(nameless)
+    with pytest.raises(GgufTokenizerError, match=r"seperator_token_id is 9999, there are \d+ tokens"):
+        build_gguf_tokenizer(metadata | {"tokenizer.ggml.seperator_token_id": 9999})

@@ -104,6 +104,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _converted(arch: str, name: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    if arch == "bert" and name.startswith("pooler."):
+        return
     if arch in LLAMA_ROTARY and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         yield name, interleave(array, heads)
@@ -113,6 +115,17 @@ def _converted(arch: str, name: str, array: np.ndarray, config: Any) -> Iterator
         apart = array.reshape(kv_heads, heads // kv_heads + 2, config.hidden_size // heads, *array.shape[1:])
         parts = (apart[:, :-2], apart[:, -2], apart[:, -1])
         yield name, np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+    elif name.endswith(".kv_b_proj.weight"):
+        of_heads = array.reshape(config.num_attention_heads, -1, array.shape[1])
+        keys, values = np.split(of_heads, [config.qk_nope_head_dim], axis=1)
+        yield name.replace("kv_b_proj", "k_b_proj"), keys.swapaxes(1, 2)
+        yield name.replace("kv_b_proj", "v_b_proj"), values
+    elif arch == "deepseek2" and name.endswith(".experts.gate_up_proj"):
+        gate, up = np.split(array, 2, axis=1)
+        yield name.replace("gate_up_proj", "gate_proj.weight"), gate
+        yield name.replace("gate_up_proj", "up_proj.weight"), up
+    elif name.endswith((".experts.down_proj", ".e_score_correction_bias")) and arch == "deepseek2":
+        yield f"{name}.weight" if name.endswith("proj") else name.replace("_bias", ".bias"), array
     elif name.endswith(".sinks"):
         yield f"{name}.weight", array
     elif arch == "gpt-oss" and ".experts." in name:
