@@ -110,9 +110,7 @@ def test_no_soft_cap_is_a_value() -> None:
 def test_a_key_of_a_part_is_named_with_its_part() -> None:
     keys = example("Gemma3ForConditionalGeneration")
     text = keys["text_config"] | {"sliding_window_pattern": 0}
-    with pytest.raises(
-        ModelLoadError, match=r"config key text_config\.sliding_window_pattern: expected a positive int"
-    ):
+    with pytest.raises(ModelLoadError, match=r"config key text_config\.sliding_window_pattern: expected a positive"):
         build("Gemma3ForConditionalGeneration", keys | {"text_config": text})
 
 
@@ -122,7 +120,7 @@ def test_no_value_of_any_key_is_a_traceback(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(ARCHITECTURES)))
     keys = dict(example(name))
     part = data.draw(st.sampled_from(["", *(part for part in ("text_config", "vision_config") if part in keys)]))
-    known = sorted({key for key in (keys[part] if part else keys)} | {key for _, key, _ in WRONG})
+    known = sorted({*(keys[part] if part else keys), *(key for _, key, _ in WRONG)})
     key = data.draw(st.sampled_from([key for key in known if key not in ("architectures", "model_type")]))
     value = data.draw(VALUES)
     changed = {part: keys[part] | {key: value}} if part else {key: value}
