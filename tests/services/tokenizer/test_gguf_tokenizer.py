@@ -73,6 +73,12 @@ def test_sentencepiece_file_adds_bos(tmp_path: Path) -> None:
         ("qwen2", "It's 123", ["It", "'s", "Ġ", "1", "2", "3"]),
         ("tekken", "HelloWorld 12", ["Hello", "World", "Ġ", "1", "2"]),
         ("gpt-4o", "HelloWorld's 1234", ["Hello", "World's", "Ġ", "123", "4"]),
+        ("deepseek-llm", "Ab don't 12中文\n", ["Ab", "Ġdon", "'", "t", "Ġ", "1", "2", "ä¸Ńæĸĩ", "Ċ"]),
+        ("deepseek-llm", "über жук+ x1。", ["Ã¼", "ber", "ĠÐ¶ÑĥÐº", "+", "Ġx", "1", "ãĢĤ"]),  # its third rule has ASCII
+        ("deepseek-coder", "x_1 = 'é'", ["x", "_", "1", "Ġ=", "Ġ'", "Ã©", "'"]),
+        ("falcon", "It's 12345!?", ["It", "'", "s", "Ġ", "123", "45", "!?"]),
+        ("seed-coder", "It's 12\n\n+", ["It", "'s", "Ġ", "1", "2", "ĊĊ", "+"]),
+        ("kimi-k2", "Hello中文 1234's", ["Hello", "ä¸Ńæĸĩ", "Ġ", "123", "4", "'s"]),
         ("deepseek-v3", "a1234中文b", ["a", "123", "4", "ä¸Ńæĸĩ", "b"]),
     ],
 )
