@@ -99,14 +99,17 @@ class KVCacheManager:
     def cache_blocks(self, request: Request) -> None:
         """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
         earlier one; none before the executor has accepted the request."""
-        # Once per request and step: `num_certain_tokens`, without a call.
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        num_full = request.num_certain_tokens // self.block_size
         if num_full <= request.num_cached_blocks or not self._enable_prefix_caching or not request.is_accepted:
             return
         hashes = self._hashes(request, num_full)
         for group, held in zip(self._groups, request.held_blocks, strict=True):
             group.cache(held, hashes, request.num_cached_blocks, num_full)
-        request.num_cached_blocks = num_full
+        self._set_num_cached_blocks(request, num_full)
+
+    def _set_num_cached_blocks(self, request: Request, num_blocks: int) -> None:
+        request.num_cached_blocks = num_blocks
+        request.num_tokens_to_cache = (num_blocks + 1) * self.block_size if self._enable_prefix_caching else _NO_LIMIT
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
@@ -151,7 +154,7 @@ class KVCacheManager:
         for group, held in zip(self._groups, computed.held, strict=True):
             group.admit(request.num_tokens, held)
         request.held_blocks = computed.held
-        request.num_cached_blocks = computed.num_tokens // self.block_size
+        self._set_num_cached_blocks(request, computed.num_tokens // self.block_size)
         request.num_slots = self._num_slots(computed.held)
 
     # -- while it runs -----------------------------------------------------------------------------------------------
