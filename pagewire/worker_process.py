@@ -66,7 +66,9 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_work, args=(theirs, self._make), name=self._name.replace(" ", "-"), daemon=True)
+        self._process = _SPAWN.Process(
+            target=_work, args=(theirs, self._make), name=self._name.replace(" ", "-"), daemon=True
+        )
         self._process.start()
         theirs.close()
 

@@ -23,9 +23,9 @@ from pagewire.services.tokenizer.image_processor import (
     ProcessedImage,
 )
 from pagewire.services.tokenizer.media import MediaError, MediaReader
-from pagewire.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 from pagewire.tokenizer_files.loading import LoadedTokenizer
 from pagewire.v1 import common_pb2
+from pagewire.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 
 logger = logging.getLogger(__name__)
 
