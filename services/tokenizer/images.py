@@ -22,10 +22,10 @@ from pagewire.services.tokenizer.image_processor import (
     PlainTensor,
     ProcessedImage,
 )
-from pagewire.services.tokenizer.loading import LoadedTokenizer
 from pagewire.services.tokenizer.media import MediaError, MediaReader
-from pagewire.services.tokenizer.worker import WorkerDiedError, WorkerProcess, WorkerTooSlowError
+from pagewire.tokenizer_files.loading import LoadedTokenizer
 from pagewire.v1 import common_pb2
+from pagewire.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 
 logger = logging.getLogger(__name__)
 

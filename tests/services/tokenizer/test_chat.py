@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pagewire.services.tokenizer.chat import Chat, ChatError, read_template, render_chat
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.services.tokenizer import tiny_tokenizers
 
 CONVERSATIONS = [
