@@ -22,14 +22,14 @@ from pagewire.services.executor.models.bert import (
 def roberta_config(raw: Mapping[str, Any], dtype: torch.dtype) -> BertConfig:
     keys = bert_keys(raw, dtype)
     pad_token_id = raw.get("pad_token_id")
-    first = (1 if pad_token_id is None else pad_token_id) + 1
+    first = raw.get("first_position", (1 if pad_token_id is None else pad_token_id) + 1)
     keys |= {"max_position_embeddings": keys["max_position_embeddings"] - first, "first_position": first}
     return BertConfig(**keys, prefix="roberta", head=("classifier.dense", "classifier.out_proj"))
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """The converter leaves out the rows of positions up to that of the padding token."""
-    return {**gguf_token_types(stated), "pad_token_id": -1, "num_labels": stated["cls.output.weight"][0]}
+    return {**gguf_token_types(stated), "first_position": 0, "num_labels": stated["cls.output.weight"][0]}
 
 
 # With a head; without one llama.cpp makes no difference between BERT and RoBERTa.
