@@ -69,6 +69,7 @@ _KEYS: Mapping[_Kind, tuple[str, ...]] = {
         "transposed",
         "use_bias",
         "use_bidirectional_attention",
+        "use_conv_bias",
         "use_parallel_residual",
         "use_qk_norm",
         "use_sliding_window",
