@@ -40,7 +40,7 @@ def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, model: s
     assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path, model)
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 130])
-def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, max_num_seqs: int) -> None:
-    forms = answer_of("triton_forms", tmp_path, max_num_seqs, TRITON_INTERPRET="0")
+@pytest.mark.parametrize(("model", "max_num_seqs"), [("llama", 1), ("llama", 130), ("mixtral", 130)])
+def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, model: str, max_num_seqs: int) -> None:
+    forms = answer_of("triton_forms", tmp_path, max_num_seqs, model, TRITON_INTERPRET="0")
     assert forms["warm-up"] > 10 and forms["serving"] == []
