@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tests.services.executor.loading.weights.test_gguf import interleave
 
-LLAMA_ROTARY = ("granite", "smollm3")  # whose converter is that of Llama
+LLAMA_ROTARY = ("granite", "mistral3", "smollm3")  # whose converter is that of Llama
 FUSED = ("falcon", "gptneox")  # whose queries, keys and values are put apart
 
 
