@@ -26,6 +26,7 @@ from pagewire.kernels.triton.attention import (
 )
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
 from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups
+from pagewire.kernels.triton.state_space import conv, gated_norm, scan
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.
 OTHER_HEAD_DIMS = (80, 96, 192)
@@ -56,6 +57,8 @@ GEMMA_FEATURES: tuple[dict[str, Any], ...] = (
 LATENT_MODELS = ((16, 512, 64, 192), (128, 512, 64, 192))
 # (heads, head_dim, window on either side) of MiniLM, BERT and local layers of ModernBERT, whose heads are rotated
 ENCODERS = ((12, 32, 0), (12, 64, 0), (12, 64, 64))
+# (heads, groups, head_dim, state size, width of the convolution) of Mamba-2 2.7B and of Mamba-Codestral 7B
+STATE_MODELS = ((80, 1, 64, 128, 4), (128, 8, 64, 128, 4))
 
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
@@ -64,6 +67,7 @@ def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
         *attention(capability),
         *latent_forms(capability),
         *encoder_forms(),
+        *state_forms(),
         *elementwise(capability),
         *sampling_forms(),
         *scaled_products(capability),
@@ -124,6 +128,15 @@ def latent_forms(capability: int) -> Iterator[Specialization]:
         ):
             yield Specialization(*form)
         yield Specialization(*latent.specialization("bf16", num_heads, q_dim, latent_dim, rotary_dim))
+
+
+def state_forms() -> Iterator[Specialization]:
+    for num_heads, groups, head_dim, size, width in STATE_MODELS:
+        inner = num_heads * head_dim
+        for decodes in (False, True):
+            yield Specialization(*conv.specialization("bf16", inner + 2 * groups * size, width, decodes))
+            yield Specialization(*gated_norm.specialization("bf16", inner // groups, groups, many_rows=not decodes))
+        yield Specialization(*scan.specialization("bf16", num_heads, groups, head_dim, size))
 
 
 def encoder_forms() -> Iterator[Specialization]:

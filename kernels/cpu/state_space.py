@@ -41,6 +41,7 @@ def causal_conv(
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
     num_tokens, channels = x.shape

@@ -8,6 +8,7 @@ layer's part of the blocks: each is contiguous, the stride between blocks is fre
     block_table      int32 [num_reqs, any], of which the places up to the last token's are read
     query_start_loc  int32 [num_reqs + 1]
     seq_lens         int32 [num_reqs], the last token's position + 1; 0 = padding, whose tokens are undefined
+    max_query_len    no request has more tokens; sizes the launch
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_STATE_SIZE = 256  # of a channel; and a power of two, of 16 at least
 MAX_STATE_HEAD_DIM = 256  # a power of two
 
 
-@op(cuda=None, mutates=("state",))
+@op(cuda="state_space.conv", mutates=("state",))
 def causal_conv(
     x: Tensor,
     weight: Tensor,
@@ -30,6 +31,7 @@ def causal_conv(
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
     """silu(bias + the sum over j of weight[j] * the token width - 1 - j before), channel by channel.
@@ -43,7 +45,7 @@ def causal_conv(
     return x.new_empty(x.shape)
 
 
-@op(cuda=None, mutates=("state",))
+@op(cuda="state_space.scan", mutates=("state",))
 def state_scan(
     x: Tensor,
     dt: Tensor,
@@ -76,7 +78,7 @@ def state_scan(
     return x.new_empty(x.shape)
 
 
-@op(cuda=None)
+@op(cuda="state_space.gated_norm")
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int) -> Tensor:
     """The RMS norm of x * silu(gate), of every group_size elements by themselves; the product is not rounded before.
 

@@ -21,7 +21,7 @@ from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.cuda_graphs import Steps
 from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.kv_cache import KVGroup
-from pagewire.services.executor.layers.kv_spec import KVSpec, StateSpec
+from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
@@ -210,8 +210,6 @@ def _check_model(model: Model, device: torch.device) -> None:
                 f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {MAX_HEAD_DIM}; "
                 f"this model's have {spec.head_dim}"
             )
-        if isinstance(spec, StateSpec) and device.type == "cuda":
-            raise StartupError(f"{config.architecture}: layers with a state run on a CPU only; use --device cpu")
     if device.type == "cpu" and cpu_backend() == "triton" and config.dtype == torch.bfloat16:
         raise StartupError(
             "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"

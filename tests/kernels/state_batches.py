@@ -90,7 +90,9 @@ class StateBatch:
 
     def conv_args(self) -> tuple[Any, ...]:
         x = self.projected[:, : -self.num_heads]
-        return (x, self.conv_weight, self.conv_bias, self.conv_state, *self.places)
+        longest = int(self.query_start_loc.diff().max())
+        table, starts, lens, state_tokens = self.places
+        return (x, self.conv_weight, self.conv_bias, self.conv_state, table, starts, lens, longest, state_tokens)
 
     def scan_args(self) -> tuple[Any, ...]:
         inner, shared = self.num_heads * self.head_dim, self.groups * self.size

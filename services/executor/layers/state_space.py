@@ -114,7 +114,15 @@ class StateSpace:
         table, starts, lens = context.block_tables[states.group], context.query_start_loc, context.seq_lens
         gate, convolved, dt = projected.split([config.inner_size, config.conv_size, config.num_heads], dim=1)
         convolved = ops.causal_conv(
-            convolved, self.conv_weight, self.conv_bias, states.conv, table, starts, lens, states.block_tokens
+            convolved,
+            self.conv_weight,
+            self.conv_bias,
+            states.conv,
+            table,
+            starts,
+            lens,
+            context.max_query_len,
+            states.block_tokens,
         )
         shared = config.num_groups * config.state_size
         x, b, c = convolved.split([config.inner_size, shared, shared], dim=1)
