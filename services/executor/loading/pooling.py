@@ -176,7 +176,8 @@ def _activation(file: Path, key: str, name: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _classifying(classifier: Classifier, path: Path, overrides: Mapping[str, Any]) -> Pooling:
-    config = merged(read_json(path / "config.json"), overrides)
+    file = path / "config.json"
+    config = merged(read_json(file) if file.is_file() else {}, overrides)  # of a GGUF file there is none
     names = _object(path, config, "id2label")
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(classifier.num_labels))
     pooler: Pooler = ClassifierPooler(classifier, _score_activation(config, classifier.num_labels, path))
