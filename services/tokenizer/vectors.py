@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import grpc
 
 from pagewire.rpc import MAX_MESSAGE_BYTES, RpcError
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import EncodedInput
 from pagewire.services.tokenizer.model_kind import wrong_kind
-from pagewire.services.tokenizer.prompts import invalid
 from pagewire.services.tokenizer.scheduler_link import SubmittedRequest
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.telemetry import Span
