@@ -37,7 +37,7 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import start_runner
 from pagewire.services.executor.step import NewRequest, Step
 from pagewire.services.tokenizer.codec import Codec, CodecSource
-from pagewire.services.tokenizer.input_encoding import EncodedInput
+from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
 from pagewire.v1.common_pb2 import SamplingParams
 
 WORDS = (Path(pagewire.__file__).parent / "bench" / "words.txt").read_text().split()
@@ -107,7 +107,7 @@ def measure_executor(config: EmbeddingsConfig, texts: Sequence[str]) -> Run:
     pairs = [(text, None) for text in texts]
 
     def embed() -> np.ndarray:
-        encoded = codec.encode_inputs(pairs, add_special_tokens=True, max_tokens=info.max_model_len)
+        encoded = codec.encode_inputs(pairs, add_special_tokens=True, cuts=Cuts(info.max_model_len))
         runner.reset()
         found = [runner.execute(step).wait().vectors for step in steps(runner, encoded)]
         return np.concatenate([part for part in found if part is not None])

@@ -24,6 +24,7 @@ from pagewire.kernels.cpu import library
 from pagewire.kernels.cpu.recording import Memory, Recorded, record
 from pagewire.models import resolve_model
 from pagewire.services.executor import kv_cache
+from pagewire.services.executor.layers.kv_spec import CacheSpec, StateSpec
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.recorded_steps import MOST_TOKENS
@@ -121,6 +122,11 @@ def bind_cache(model: Model, num_blocks: int) -> None:
         cache.copy_(torch.randn(cache.shape[1:]))
 
 
+def _read_tokens(spec: CacheSpec, seq_len: int) -> int:
+    """Of which something is kept; a state counts as one."""
+    return 1 if isinstance(spec, StateSpec) else min(seq_len, spec.window or seq_len)
+
+
 def read_rate() -> float:
     """Bytes per second."""
     data = torch.ones(READ_BYTES // 8, dtype=torch.int64)
@@ -172,7 +178,7 @@ class Step:
         )
         ids = torch.randint(model.config.vocab_size, (num_requests * query_len,))
         kv_bytes = num_requests * sum(
-            min(seq_len, spec.window or seq_len) * len(layers) * spec.page_bytes(1)
+            _read_tokens(spec, seq_len) * len(layers) * spec.page_bytes(1)
             for spec, layers in kv_cache.groups(model).items()
         )
         return cls(model, ids, step_context, model.weight_bytes + kv_bytes)

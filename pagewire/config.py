@@ -308,6 +308,12 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         group="memory",
         valid=Range(minimum=8, maximum=256, power_of_two=True),
     )
+    state_block_size: int = flag(
+        512,
+        "tokens between the states that the prefix cache keeps of layers with a state (Mamba); the default suits most",
+        group="memory",
+        valid=Range(minimum=8, maximum=65536, power_of_two=True),
+    )
     num_gpu_blocks_override: int | None = flag(
         None,
         "number of KV blocks of layers that see all tokens, regardless of memory (lets tests force preemption)",

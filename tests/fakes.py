@@ -87,8 +87,10 @@ class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
     KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
-    it, for speed. Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied; a new one that
-    begins with refused_token_id is answered with an error.
+    it, for speed. Of states it is (group, block) -> fingerprint of the tokens that the state is after.
+
+    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied; a new one that begins with
+    refused_token_id is answered with an error.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class FakeExecutor:
         *,
         num_blocks: int = 256,
         windows: Mapping[int, int] | None = None,
+        states: Mapping[int, int] | None = None,
         block_size: int = 16,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -107,11 +110,16 @@ class FakeExecutor:
         max_draft_tokens: int = 0,
         draw_gain: Callable[[int], int] | None = None,
     ) -> None:
-        """num_blocks: of the layers that see all tokens. windows: a window -> blocks of the layers that have it.
+        """num_blocks: of the layers that see all tokens; 0 = there are none. windows: a window -> blocks of the layers
+        that have it. states: tokens that a block is for -> blocks of layers with a state.
 
         max_draft_tokens: of one request and step. draw_gain(most): how many tokens, up to `most`, a request that has
         drafts gains; by default 1 to `most`, at random."""
-        self.kv_groups = (KVGroup(num_blocks), *(KVGroup(count, window) for window, count in (windows or {}).items()))
+        self.kv_groups = (
+            *[KVGroup(num_blocks)] * (num_blocks > 0),
+            *(KVGroup(count, window) for window, count in (windows or {}).items()),
+            *(KVGroup(count, state_tokens=tokens) for tokens, count in (states or {}).items()),
+        )
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -219,7 +227,7 @@ class FakeExecutor:
                 assert not (num_new_blocks and request_id in new_request_ids), "a new request has its blocks already"
                 table += islice(new_block_ids, num_new_blocks)
                 # Before the next token's window are blocks that may have been given to others, or come back.
-                seen = table[self._first_seen(group, row.num_computed_tokens) // self.block_size :]
+                seen = table[self._first_seen(group, row.num_computed_tokens) // self._block_tokens(group) :]
                 assert len(set(seen)) == len(seen), f"request {request_id} has a block twice"
                 assert all(0 <= block_id < group.num_blocks for block_id in seen)
 
@@ -227,6 +235,11 @@ class FakeExecutor:
         """Writes all slots of the step, before anything is read: what a model does layer by layer. What is written for
         drafts is worth nothing, until they are accepted."""
         written: set[tuple[int, int]] = set()
+        states = {index: group for index, group in enumerate(self.kv_groups) if group.is_state}
+        if self.check_kv:
+            for index, group in states.items():
+                self._step_states(step, index, group)
+        slots = [index for index in range(len(self.kv_groups)) if index not in states]
         for request_id, num_tokens, num_drafts in zip(step.request_ids, step.num_scheduled_tokens, drafts, strict=True):
             row = self.rows[request_id]
             end = row.num_computed_tokens + num_tokens
@@ -235,28 +248,55 @@ class FakeExecutor:
             assert num_drafts <= self.max_draft_tokens, f"request {request_id} has {num_drafts} drafts"
             assert known <= len(row.token_ids), f"request {request_id} runs beyond its tokens"
             assert known == len(row.token_ids) or not num_drafts, f"request {request_id} has drafts in mid-prompt"
-            reach = min(len(table) for table in row.block_tables)
-            assert end <= reach * self.block_size, f"request {request_id} runs beyond its blocks"
+            for group, table in zip(self.kv_groups, row.block_tables, strict=True):
+                reach = len(table) * self._block_tokens(group)
+                assert end <= reach, f"request {request_id} runs beyond its blocks"
             row.extend_histories()
             if self.check_kv:
-                for group, position in product(range(len(self.kv_groups)), range(row.num_computed_tokens, end)):
-                    slot = self._slot(row, group, position)
+                for index, position in product(slots, range(row.num_computed_tokens, end)):
+                    slot = self._slot(row, index, position)
                     assert slot not in written, f"slot {slot} is written twice in step {step.step_id}"
                     written.add(slot)
                     self._kv[slot] = row.histories[position] if position < known else -1
             row.num_computed_tokens = known
             row.num_read_from = known - (num_tokens - num_drafts)
 
+    def _step_states(self, step: Any, index: int, group: KVGroup) -> None:
+        """Each request reads the state before its first token and writes to the blocks that its tokens are in. Requests
+        run side by side: nobody may read or write what another writes."""
+        before, reads, writes = dict(self._kv), list[tuple[int, int]](), list[tuple[int, int]]()
+        for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
+            row = self.rows[request_id]
+            row.extend_histories()
+            start, end, table = row.num_computed_tokens, row.num_computed_tokens + num_tokens, row.block_tables[index]
+            read = (index, table[(start - 1) // group.state_tokens]) if start else None
+            if read is not None:
+                assert before.get(read) == row.histories[start - 1], f"request {request_id} reads a wrong state"
+            own = dict[tuple[int, int], int]()
+            for position in range(start, end):
+                own[index, table[position // group.state_tokens]] = row.histories[position]
+            self._kv |= own
+            writes += own
+            reads += [read] if read is not None and read not in own else []
+        assert len(set(writes)) == len(writes), f"a state is written by two requests in step {step.step_id}"
+        assert not set(reads) & set(writes), f"a state is read while another request writes it in step {step.step_id}"
+
     def _check_kv(self, request_id: int, row: FakeRow) -> None:
         """All that the queries of this step have read, the first of which stands at num_read_from."""
         for index, group in enumerate(self.kv_groups):
+            if group.is_state:
+                continue
             for position in range(self._first_seen(group, row.num_read_from), row.num_computed_tokens):
                 found = self._kv.get(self._slot(row, index, position))
                 assert found == row.histories[position], f"request {request_id} reads wrong KV at position {position}"
 
     def _first_seen(self, group: KVGroup, position: int) -> int:
-        """The first token that a query at this position attends to."""
-        return max(0, position - group.window + 1) if group.window else 0
+        """The first token that a query at this position attends to; of states, the one that it goes on from."""
+        window = 2 if group.is_state else group.window
+        return max(0, position - window + 1) if window else 0
+
+    def _block_tokens(self, group: KVGroup) -> int:
+        return group.state_tokens or self.block_size
 
     def _slot(self, row: FakeRow, group: int, position: int) -> tuple[int, int]:
         block_id = row.block_tables[group][position // self.block_size]
@@ -341,7 +381,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             incarnation=self.incarnation,
             model_info=self._model_info,
             kv_groups=[
-                executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window)
+                executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window, state_tokens=group.state_tokens)
                 for group in self.executor.kv_groups
             ],
             block_size=self.executor.block_size,

@@ -16,14 +16,17 @@ from pagewire.kernels import tuning
 from pagewire.kernels.triton import step_inputs
 from pagewire.kernels.triton.attention import (
     decode_attention,
+    encoder_attention,
     kv_cache,
     latent,
     latent_attention,
     prefill_attention,
     rotary,
+    rotate,
 )
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
 from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups
+from pagewire.kernels.triton.state_space import conv, gated_norm, scan
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.
 OTHER_HEAD_DIMS = (80, 96, 192)
@@ -52,6 +55,10 @@ GEMMA_FEATURES: tuple[dict[str, Any], ...] = (
 
 # (heads, latent part, rotary part, query's size of a head) of DeepSeek-V2-Lite and DeepSeek-V3
 LATENT_MODELS = ((16, 512, 64, 192), (128, 512, 64, 192))
+# (heads, head_dim, window on either side) of MiniLM, BERT and local layers of ModernBERT, whose heads are rotated
+ENCODERS = ((12, 32, 0), (12, 64, 0), (12, 64, 64))
+# (heads, groups, head_dim, state size, width of the convolution) of Mamba-2 2.7B and of Mamba-Codestral 7B
+STATE_MODELS = ((80, 1, 64, 128, 4), (128, 8, 64, 128, 4))
 
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
@@ -59,6 +66,8 @@ def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
     forms = (
         *attention(capability),
         *latent_forms(capability),
+        *encoder_forms(),
+        *state_forms(),
         *elementwise(capability),
         *sampling_forms(),
         *scaled_products(capability),
@@ -119,6 +128,23 @@ def latent_forms(capability: int) -> Iterator[Specialization]:
         ):
             yield Specialization(*form)
         yield Specialization(*latent.specialization("bf16", num_heads, q_dim, latent_dim, rotary_dim))
+
+
+def state_forms() -> Iterator[Specialization]:
+    for num_heads, groups, head_dim, size, width in STATE_MODELS:
+        inner = num_heads * head_dim
+        for decodes in (False, True):
+            yield Specialization(*conv.specialization("bf16", inner + 2 * groups * size, width, decodes))
+            yield Specialization(*gated_norm.specialization("bf16", inner // groups, groups, many_rows=not decodes))
+        yield Specialization(*scan.specialization("bf16", num_heads, groups, head_dim, size))
+
+
+def encoder_forms() -> Iterator[Specialization]:
+    for dtype in (torch.bfloat16, torch.float32):
+        for _, head_dim, window in ENCODERS:
+            yield Specialization(*encoder_attention.specialization(head_dim, 1, dtype, window))
+        num_heads, head_dim, _ = ENCODERS[-1]
+        yield Specialization(*rotate.specialization(dtype, 2 * num_heads, head_dim))  # queries and keys
 
 
 def elementwise(capability: int) -> Iterator[Specialization]:

@@ -13,13 +13,16 @@ from torch.nn import functional as F
 from pagewire.kernels import reference
 from pagewire.kernels.cpu import grouped_layout, packed_layout, sampling
 from pagewire.kernels.cpu.sampling import apply_penalties
+from pagewire.kernels.cpu.state_fallback import state_scan
 from pagewire.kernels.reference import (
     accept_tokens,
     add_layer_norm,
     add_rms_norm,
+    causal_conv,
     clamped_swiglu,
     combine_experts,
     experts_linear,
+    gated_rms_norm,
     gelu,
     gelu_tanh,
     gelu_tanh_and_mul,
@@ -45,12 +48,14 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "causal_conv",
     "clamped_swiglu",
     "combine_experts",
     "encoder_attention",
     "experts_linear",
     "fp8_experts_linear",
     "fp8_linear",
+    "gated_rms_norm",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -75,6 +80,7 @@ __all__ = [
     "sample_tokens",
     "silu_and_mul",
     "sort_by_expert",
+    "state_scan",
     "step_inputs",
     "store_kv",
     "token_logprobs",

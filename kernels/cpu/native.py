@@ -37,6 +37,7 @@ from pagewire.kernels.cpu.latent import head_linear, latent_attention, rotary_st
 from pagewire.kernels.cpu.linear import linear
 from pagewire.kernels.cpu.packed_linear import packed_embedding, packed_linear
 from pagewire.kernels.cpu.sampling import apply_penalties
+from pagewire.kernels.cpu.state_space import causal_conv, gated_rms_norm, state_scan
 from pagewire.kernels.cpu.step_inputs import step_inputs
 from pagewire.kernels.cpu.token_groups import TokenGroups, sample_tokens
 
@@ -45,12 +46,14 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "causal_conv",
     "clamped_swiglu",
     "combine_experts",
     "encoder_attention",
     "experts_linear",
     "fp8_experts_linear",
     "fp8_linear",
+    "gated_rms_norm",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -75,6 +78,7 @@ __all__ = [
     "sample_tokens",
     "silu_and_mul",
     "sort_by_expert",
+    "state_scan",
     "step_inputs",
     "store_kv",
     "token_logprobs",

@@ -50,16 +50,28 @@ from pagewire.kernels.ops.products import (
     packed_linear,
 )
 from pagewire.kernels.ops.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
+from pagewire.kernels.ops.state_space import (
+    MAX_CONV_WIDTH,
+    MAX_STATE_HEAD_DIM,
+    MAX_STATE_SIZE,
+    causal_conv,
+    gated_rms_norm,
+    state_scan,
+)
 
 __all__ = [
     "DEFINITIONS",
+    "MAX_CONV_WIDTH",
     "MAX_HEAD_DIM",
     "MAX_LATENT_DIM",
+    "MAX_STATE_HEAD_DIM",
+    "MAX_STATE_SIZE",
     "Definition",
     "accept_tokens",
     "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "causal_conv",
     "clamped_swiglu",
     "combine_experts",
     "cpu_backend",
@@ -67,6 +79,7 @@ __all__ = [
     "experts_linear",
     "fp8_experts_linear",
     "fp8_linear",
+    "gated_rms_norm",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -91,6 +104,7 @@ __all__ = [
     "sample_tokens",
     "silu_and_mul",
     "sort_by_expert",
+    "state_scan",
     "step_inputs",
     "store_kv",
     "token_logprobs",

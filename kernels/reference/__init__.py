@@ -40,6 +40,7 @@ from pagewire.kernels.reference.inputs import step_inputs
 from pagewire.kernels.reference.latent import head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.reference.products import fp8_linear, grouped_embedding, grouped_linear, int8_linear, linear
 from pagewire.kernels.reference.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
+from pagewire.kernels.reference.state_space import causal_conv, gated_rms_norm, state_scan, tokens_by_block
 
 __all__ = [
     "FP8_MAX",
@@ -47,12 +48,14 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "apply_penalties",
+    "causal_conv",
     "clamped_swiglu",
     "combine_experts",
     "encoder_attention",
     "experts_linear",
     "fp8_experts_linear",
     "fp8_linear",
+    "gated_rms_norm",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -77,8 +80,10 @@ __all__ = [
     "sample_tokens",
     "silu_and_mul",
     "sort_by_expert",
+    "state_scan",
     "step_inputs",
     "store_kv",
     "token_logprobs",
+    "tokens_by_block",
     "visible",
 ]

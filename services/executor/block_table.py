@@ -19,13 +19,19 @@ class BlockTables:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_blocks_per_row: int, pool_sizes: Sequence[int], device: torch.device
+        self,
+        max_num_seqs: int,
+        max_blocks_per_row: int,
+        pool_sizes: Sequence[int],
+        block_tokens: Sequence[int],
+        device: torch.device,
     ) -> None:
-        """pool_sizes: blocks in the cache of each group [G]."""
+        """pool_sizes: blocks in the cache of each group [G]. block_tokens: that a block of each is for [G]."""
         self.num_groups = len(pool_sizes)
         self.num_pool_blocks = sum(pool_sizes)
         self._device = device
         self._pool_sizes = np.array(pool_sizes, dtype=np.int64)
+        self._block_tokens = np.array(block_tokens, dtype=np.int64)
         self._max_blocks = max_blocks_per_row
         shape = (self.num_groups, max_num_seqs, max_blocks_per_row)
         self.tensor: Tensor = torch.zeros(
@@ -67,9 +73,10 @@ class BlockTables:
             raise InvalidStep(f"{len(block_ids)} new blocks; the pool has {self.num_pool_blocks}")
         self._count(rows, counts, block_ids)
 
-    def num_slots(self, rows: np.ndarray, block_size: int) -> np.ndarray:
-        """int64 [n]: how many tokens the tables of each row reach, in all groups."""
-        return self.num_blocks[rows].min(axis=1, initial=self._max_blocks) * block_size
+    def num_slots(self, rows: np.ndarray, max_model_len: int) -> np.ndarray:
+        """int64 [n]: how many tokens the tables of each row reach, in all groups; without any, max_model_len."""
+        reaches: np.ndarray = self.num_blocks[rows] * self._block_tokens
+        return reaches.min(axis=1) if self.num_groups else np.full(len(rows), max_model_len)
 
     def _count(self, rows: np.ndarray, counts: np.ndarray, block_ids: np.ndarray) -> None:
         if counts.sum() != len(block_ids) or (counts < 0).any():

@@ -175,7 +175,10 @@ def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
             labels=info.labels,
             vector_size=info.vector_size,
         ),
-        kv_groups=[executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window) for group in info.kv_groups],
+        kv_groups=[
+            executor_pb2.KVGroup(num_blocks=group.num_blocks, window=group.window, state_tokens=group.state_tokens)
+            for group in info.kv_groups
+        ],
         block_size=info.block_size,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,

@@ -5,20 +5,22 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from pagewire.services.executor.layers.kv_spec import KVSpec
-from pagewire.services.executor.layers.paged_attention import PagedAttention
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer, StateSpec
+from pagewire.services.executor.limits import STATE_TOKENS, Limits
 from pagewire.services.executor.memory import OutOfMemoryError, mib
 from pagewire.services.executor.models.protocol import Model
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# A token reads the state after the token before it. Of whatever else is kept, a window of two tokens would do that.
+_STATE_WINDOW = 2
 
 # On a CPU the cache shares memory with everything else on the machine, so by default it stays modest.
 CPU_SHARE_OF_AVAILABLE = 0.25
@@ -40,10 +42,19 @@ def check_dtype(name: str, model_dtype: torch.dtype) -> None:
         )
 
 
-def groups(model: Model) -> dict[KVSpec, list[PagedAttention]]:
-    """Layers that keep the same of every token, in layer order."""
-    found: dict[KVSpec, list[PagedAttention]] = {}
-    for layer in model.attention_layers:
+def check_drafts(model: Model, max_draft_tokens: int) -> None:
+    """Raises StartupError if tokens are to be drafted for a model that could not take them back."""
+    if max_draft_tokens and any(isinstance(spec, StateSpec) for spec in groups(model)):
+        raise StartupError(
+            f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong "
+            "cannot be taken back; serve it without speculative decoding"
+        )
+
+
+def groups(model: Model) -> dict[CacheSpec, list[CachingLayer]]:
+    """Layers that keep the same, in layer order."""
+    found: dict[CacheSpec, list[CachingLayer]] = {}
+    for layer in model.caching_layers:
         found.setdefault(layer.kv_spec(), []).append(layer)
     return found
 
@@ -54,14 +65,30 @@ class KVGroup:
 
     num_blocks: int
     window: int  # tokens that a query sees, itself included; 0 = all
+    state_tokens: int = 0  # that a block is for, where blocks hold states; 0 = they hold something of every token
+
+    def block_tokens(self, limits: Limits) -> int:
+        """That a block is for."""
+        return self.state_tokens or limits.block_size
 
 
 def kv_groups(model: Model, num_blocks: int, limits: Limits) -> tuple[KVGroup, ...]:
-    """num_blocks: of a group that sees all tokens. One with a window has no more than are of use to it."""
-    return tuple(
-        KVGroup(min(num_blocks, _useful_blocks(spec.window, limits)) if spec.window else num_blocks, spec.window)
-        for spec in groups(model)
-    )
+    """num_blocks: of a group that sees all tokens. One with a window has no more than are of use to it; states have as
+    many as are for the same number of tokens, or as are of use."""
+    return tuple(_group(spec, num_blocks, limits) for spec in groups(model))
+
+
+def _group(spec: CacheSpec, num_blocks: int, limits: Limits) -> KVGroup:
+    if isinstance(spec, StateSpec):
+        most = -(-num_blocks * limits.block_size // limits.state_tokens)
+        useful = _useful_blocks(_STATE_WINDOW, _of_states(limits))
+        return KVGroup(min(most, useful), 0, limits.state_tokens)
+    return KVGroup(min(num_blocks, _useful_blocks(spec.window, limits)) if spec.window else num_blocks, spec.window)
+
+
+def _of_states(limits: Limits) -> Limits:
+    """With the size of their blocks."""
+    return replace(limits, block_size=limits.state_tokens)
 
 
 def _useful_blocks(window: int, limits: Limits) -> int:
@@ -85,11 +112,14 @@ def _blocks_of_one(window: int, num_tokens: int, limits: Limits) -> int:
 
 def longest_request(kv_groups: Sequence[KVGroup], limits: Limits) -> int:
     """Tokens of the longest request that the cache can hold, up to max_model_len."""
-    short = [
-        group.num_blocks * limits.block_size
-        for group in kv_groups
-        if group.num_blocks < _blocks_of_one(group.window, limits.max_model_len, limits)
-    ]
+    short = []
+    for group in kv_groups:
+        if group.state_tokens:
+            needed = _blocks_of_one(_STATE_WINDOW, limits.max_model_len, _of_states(limits))
+        else:
+            needed = _blocks_of_one(group.window, limits.max_model_len, limits)
+        if group.num_blocks < needed:
+            short.append(group.num_blocks * group.block_tokens(limits))
     return min(short, default=limits.max_model_len)
 
 
@@ -102,12 +132,18 @@ def cache_bytes(model: Model, num_blocks: int, limits: Limits) -> int:
     )
 
 
-def allocate(model: Model, num_blocks: Sequence[int], block_size: int, device: torch.device) -> list[Tensor]:
-    """The cache of each group, [num_blocks, layers of the group, 2, num_kv_heads, block_size, head_dim].
+def allocate(
+    model: Model,
+    num_blocks: Sequence[int],
+    block_size: int,
+    device: torch.device,
+    state_tokens: int = STATE_TOKENS,
+) -> list[Tensor]:
+    """The cache of each group, [num_blocks, layers of the group, *page_shape].
 
     Binds every layer to its part `cache[:, i]`. What a block holds of all layers of a group is one contiguous piece.
 
-    num_blocks: of each group.
+    num_blocks: of each group. state_tokens: that a block of states is for.
 
     Zeros, so that a slot that was never written holds no NaN. On the CPU the operating system hands out zero pages when
     they are first touched: an unused cache costs address space only, and no time.
@@ -117,7 +153,7 @@ def allocate(model: Model, num_blocks: Sequence[int], block_size: int, device: t
         shape = (num_blocks[group], len(layers), *spec.page_shape(block_size))
         cache = _zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
         for index, layer in enumerate(layers):
-            layer.bind(cache[:, index], group)
+            layer.bind(cache[:, index], group, state_tokens if isinstance(spec, StateSpec) else block_size)
         caches.append(cache)
     return caches
 
@@ -138,7 +174,7 @@ def blocks_within(num_bytes: int, model: Model, limits: Limits, flag: str) -> in
     flag: what to raise for more.
     """
     num_bytes, block_size, max_model_len = max(0, num_bytes), limits.block_size, limits.max_model_len
-    needed = max(_blocks_of_one(spec.window, max_model_len, limits) for spec in groups(model))
+    needed = max(_needed_blocks(spec, limits) for spec in groups(model))
     sizes = range(num_bytes + 1)
     num_blocks = bisect.bisect_right(sizes, num_bytes, key=lambda size: cache_bytes(model, size, limits)) - 1
     if num_blocks < needed:
@@ -148,6 +184,14 @@ def blocks_within(num_bytes: int, model: Model, limits: Limits, flag: str) -> in
             f"{num_blocks * block_size} or less, or raise {flag}"
         )
     return num_blocks
+
+
+def _needed_blocks(spec: CacheSpec, limits: Limits) -> int:
+    """The num_blocks of `kv_groups` with which a request of max_model_len fits."""
+    if isinstance(spec, StateSpec):
+        needed = _blocks_of_one(_STATE_WINDOW, limits.max_model_len, _of_states(limits))
+        return needed * limits.state_tokens // limits.block_size
+    return _blocks_of_one(spec.window, limits.max_model_len, limits)
 
 
 def default_cpu_bytes(available_bytes: int, usable_bytes: int) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pagewire.errors import StartupError
 
+STATE_TOKENS = 512
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -15,10 +17,15 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+    state_tokens: int = STATE_TOKENS  # that a block of states is for; a multiple of block_size
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
             raise StartupError(
                 "a request could have one token in all, its prompt's, and nothing to generate: raise --max-model-len "
                 "or --num-gpu-blocks-override"
+            )
+        if self.state_tokens % self.block_size:
+            raise StartupError(
+                f"--state-block-size {self.state_tokens} is not a multiple of --block-size {self.block_size}: raise it"
             )

@@ -90,6 +90,7 @@ async def _first(work: Future[Any], stopping: asyncio.Task[None]) -> bool:
 
 
 def _announce(info: ExecutorInfo, config: ExecutorConfig) -> None:
+    largest = max(info.kv_groups, key=lambda group: group.num_blocks, default=None)
     logger.info(
         "serving %s on %s: %s, %s, %.0f MiB weights, KV cache %d blocks x %d tokens (%.0f MiB, %s), "
         "max_model_len %d, listening on %s",
@@ -99,7 +100,7 @@ def _announce(info: ExecutorInfo, config: ExecutorConfig) -> None:
         f"up to {info.max_num_seqs} requests",
         info.weight_bytes / 2**20,
         info.num_blocks,
-        info.block_size,
+        (largest and largest.state_tokens) or info.block_size,
         info.kv_cache_bytes / 2**20,
         info.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         info.max_model_len,

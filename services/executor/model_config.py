@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.services.executor.load_error import ModelLoadError, wrong_value
 from pagewire.services.executor.rope_config import RopeConfig, rope_config
 
 _MAX_SIZE = 1 << 28  # of a tensor's dimension, far beyond any model's: products of two are still no overflow
@@ -26,6 +26,7 @@ class ModelConfig:
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...] = ()
     tie_word_embeddings: bool = False  # the head is the embedding
+    pooling: str | None = None  # what a GGUF file states of how vectors are made; other checkpoints have files for that
 
     @property
     def max_supported_len(self) -> int:
@@ -115,8 +116,8 @@ def decoder_values(raw: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]
 
 def required(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ModelLoadError(f"config key {key}: expected a positive integer, found {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_SIZE:
+        raise wrong_value(key, "a positive integer", value)
     return value
 
 
@@ -129,7 +130,7 @@ def positive_number(raw: Mapping[str, Any], key: str, default: float) -> float:
     """As `optional`, of a float; JSON as Python writes it may hold NaN and Infinity."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelLoadError(f"config key {key}: expected a positive number, found {value!r}")
+        raise wrong_value(key, "a positive number", value)
     return float(value)
 
 
@@ -158,11 +159,7 @@ def layer_windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
         first = raw.get("max_window_layers", 28)
         return tuple(window if layer_idx >= first else 0 for layer_idx in range(num_layers))
     windows = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(layer_types, list):
-        raise ModelLoadError(
-            f"config key layer_types: expected a list of {', '.join(windows)}, found {layer_types!r:.100}"
-        )
     for layer_type in layer_types:
-        if not isinstance(layer_type, str) or layer_type not in windows:
+        if layer_type not in windows:
             raise ModelLoadError(f"config key layer_types: {layer_type!r} is not one of {', '.join(windows)}")
     return tuple(windows[layer_type] for layer_type in layer_types)

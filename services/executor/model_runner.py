@@ -65,13 +65,15 @@ class ModelRunner:
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.kv_groups = kv_cache.kv_groups(model, num_blocks, limits)
         pool_sizes = [group.num_blocks for group in self.kv_groups]
-        self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device)
+        self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device, limits.state_tokens)
         config, max_blocks = model.config, -(-limits.max_model_len // limits.block_size)
         self._state = RequestState(
             limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
         )
-        self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, device)
+        block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
+        self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
         self._proposer = proposer
+        kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
         self._inputs = InputBuffers(
@@ -141,7 +143,7 @@ class ModelRunner:
     def _make_batch(self, step: Step) -> InputBatch:
         rows = self._state.rows(step.request_ids)
         self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
-        num_slots = self._block_tables.num_slots(rows, self.limits.block_size)
+        num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
         return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens)
 
     def _propose(self, batch: InputBatch) -> None:

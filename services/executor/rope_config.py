@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.services.executor.load_error import ModelLoadError, wrong_value
 
 _ALIASES = {"su": "longrope", "mrope": "default", "none": "default"}
 _REQUIRED = {
@@ -104,6 +104,14 @@ def rope_config(raw: Mapping[str, Any], layer_type: str | None = None) -> RopeCo
     return RopeConfig(rope_type=rope_type, **_lengths(rope_type, raw.get("max_position_embeddings") or 0, found))
 
 
+def layer_parameters(raw: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
+    """Those of an entry of `layer_types`, where `rope_parameters` has them by entry; none if it has not."""
+    params = (raw.get("rope_parameters") or {}).get(layer_type) or {}
+    if not isinstance(params, Mapping):
+        raise wrong_value(f"rope_parameters.{layer_type}", "an object", params)
+    return dict(params)
+
+
 def _lengths(rope_type: str, max_position_embeddings: int, values: dict[str, Any]) -> dict[str, Any]:
     """`values` with the trained length, and with longrope's factor, which is how much longer the model's limit is."""
     trained = values.get("original_max_position_embeddings", max_position_embeddings)
@@ -121,6 +129,8 @@ def _value(source: str, key: str, value: Any) -> float | bool | tuple[float, ...
         return value
     if key in _LISTS and isinstance(value, list) and all(map(_is_positive, value)):
         return tuple(value)
+    if key == "partial_rotary_factor" and _is_positive(value) and value > 1:
+        raise ModelLoadError(f"config key {source}: expected a share of the head, up to 1, found {value!r:.100}")
     if (key in _NUMBERS and _is_positive(value)) or (key in _MAY_BE_ZERO and (value == 0 or _is_positive(value))):
         number: float = value
         return number

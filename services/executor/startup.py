@@ -21,6 +21,7 @@ from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.cuda_graphs import Steps
 from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.kv_cache import KVGroup
+from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
@@ -204,7 +205,7 @@ def _check_model(model: Model, device: torch.device) -> None:
     """Refuses what no kernel computes, before a step finds out."""
     config = model.config
     for spec in kv_cache.groups(model):
-        if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
+        if isinstance(spec, KVSpec) and (spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM):
             raise StartupError(
                 f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {MAX_HEAD_DIM}; "
                 f"this model's have {spec.head_dim}"
@@ -237,7 +238,7 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
             *(model.config.architecture, max_tokens, max_len),
         )
         max_len = max_tokens
-    return Limits(max_num_seqs, max_tokens, max_len, config.block_size)
+    return Limits(max_num_seqs, max_tokens, max_len, config.block_size, config.state_block_size)
 
 
 def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
@@ -268,7 +269,7 @@ def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progre
         num_bytes = kv_cache.cache_bytes(setup.model, config.num_gpu_blocks_override, limits)
         memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
         return config.num_gpu_blocks_override
-    if not setup.model.attention_layers:
+    if not setup.model.caching_layers:
         return 0
     flag = "--kv-cache-memory-bytes"
     if config.kv_cache_memory_bytes is not None:

@@ -126,7 +126,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         max_logprobs=model.max_logprobs,
-        kv_groups=tuple(KVGroup(group.num_blocks, group.window) for group in message.kv_groups),
+        kv_groups=tuple(KVGroup(group.num_blocks, group.window, group.state_tokens) for group in message.kv_groups),
         block_size=message.block_size,
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,

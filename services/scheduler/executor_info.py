@@ -9,6 +9,16 @@ class KVGroup:
 
     num_blocks: int
     window: int = 0  # tokens that a query sees, itself included; 0 = all
+    state_tokens: int = 0  # that a block is for, where blocks hold states; 0 = they hold something of every token
+
+    @property
+    def is_state(self) -> bool:
+        return self.state_tokens > 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a request holds blocks for all of its tokens."""
+        return not self.window and not self.is_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +43,9 @@ class ExecutorInfo:
 
     @property
     def max_num_tokens(self) -> int:
-        """Longest request, prompt plus output, that the model takes and the KV cache can hold. (That windows fit, the
-        executor has seen to.)"""
-        capacities = [group.num_blocks * self.block_size for group in self.kv_groups if not group.window]
+        """Longest request, prompt plus output, that the model takes and the KV cache can hold. (That windows and states
+        fit, the executor has seen to.)"""
+        capacities = [group.num_blocks * self.block_size for group in self.kv_groups if group.keeps_all]
         return min([self.max_model_len, *capacities])
 
     @property

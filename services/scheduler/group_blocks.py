@@ -32,22 +32,30 @@ class GroupBlocks:
     def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
         self.pool = BlockPool(group.num_blocks)
         self.window = group.window
-        self._block_size = block_size
+        self.block_size = block_size
         self._max_chunk = max_num_batched_tokens
         self._watermark = int(group.num_blocks * WATERMARK)
 
+    def start_step(self) -> None:
+        """A step is about to be decided."""
+
+    def end_of(self, num_tokens: int) -> int:
+        """How far a block table has to reach for so many tokens."""
+        return -(-num_tokens // self.block_size)
+
     def first_needed(self, position: int) -> int:
         """Place in the block table of the first block that a token at this position, or a later one, reads."""
-        return max(0, position - self.window + 1) // self._block_size if self.window else 0
+        return max(0, position - self.window + 1) // self.block_size if self.window else 0
 
     def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
         """The largest number of blocks, up to `most`, after which a request could go on with what is in the pool."""
         if not self.window:
-            return next((i for i in range(most) if self.pool.find(hashes[i]) is None), most)
+            return next((i for i in range(most) if self.find_block(hashes[i]) is None), most)
         num_blocks = most
         while num_blocks > 0:
-            first = self.first_needed(num_blocks * self._block_size)
-            missing = next((i for i in range(num_blocks - 1, first - 1, -1) if self.pool.find(hashes[i]) is None), None)
+            first = self.first_needed(num_blocks * self.block_size)
+            places = range(num_blocks - 1, first - 1, -1)
+            missing = next((i for i in places if self.find_block(hashes[i]) is None), None)
             if missing is None:
                 break
             num_blocks = missing  # whatever lies behind it needs it
@@ -55,9 +63,18 @@ class GroupBlocks:
 
     def find(self, hashes: Sequence[bytes], num_blocks: int) -> HeldBlocks:
         """What is still read of the first num_blocks blocks, which are a hit; nobody's yet."""
-        first = self.first_needed(num_blocks * self._block_size)
-        found = [self.pool.find(hashes[i]) for i in range(first, num_blocks)]
+        first = self.first_needed(num_blocks * self.block_size)
+        found = [self.find_block(hashes[i]) for i in range(first, num_blocks)]
         return HeldBlocks(first, [block for block in found if block is not None])
+
+    def find_block(self, block_hash: bytes) -> Block | None:
+        """The block of these contents that may be read from the next step on."""
+        return self.pool.find(block_hash)
+
+    def cache(self, held: HeldBlocks, hashes: Sequence[bytes], start: int, end: int) -> None:
+        """Makes a request's blocks of places start to end - 1, which are full, findable."""
+        for i in range(start, end):
+            self.pool.register(held.blocks[i - held.first], hashes[i])
 
     def num_missing(self, num_tokens: int, hit: HeldBlocks, keep_free: bool) -> int:
         """How many blocks would have to be freed before `admit` succeeds."""
@@ -74,8 +91,8 @@ class GroupBlocks:
 
     def _end_of_admission(self, num_tokens: int, hit: HeldBlocks) -> int:
         if self.window:
-            num_tokens = min(num_tokens, hit.end * self._block_size + self._max_chunk)
-        return -(-num_tokens // self._block_size)
+            num_tokens = min(num_tokens, hit.end * self.block_size + self._max_chunk)
+        return self.end_of(num_tokens)
 
     def extend(self, held: HeldBlocks, count: int) -> list[int]:
         """Appends free blocks, of which there must be enough; returns their ids."""

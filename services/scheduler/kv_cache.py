@@ -1,7 +1,7 @@
 """KV memory of requests: block tables over the pools of all groups of layers, and prefix hits.
 
-A group has a pool and block tables of its own, and keeps what its `KVGroup` says: the blocks of all tokens, or those
-that a window still sees. A request has room for a token if every group has.
+A group has a pool and block tables of its own, and keeps what its `KVGroup` says: the blocks of all tokens, those that
+a window still sees, or the latest state. A request has room for a token if every group has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, hash_block
 from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.group_blocks import GroupBlocks, HeldBlocks
 from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.state_blocks import StateBlocks
 
 # More tokens than any request has.
 _NO_LIMIT = 1 << 62
@@ -42,7 +43,11 @@ class KVCacheManager:
         self.block_size = block_size
         self.no_blocks = NewBlocks([0] * len(groups), [])
         self._enable_prefix_caching = enable_prefix_caching and bool(groups)
-        self._groups = [GroupBlocks(group, block_size, max_num_batched_tokens) for group in groups]
+        self._groups = [
+            (StateBlocks if group.is_state else GroupBlocks)(group, block_size, max_num_batched_tokens)
+            for group in groups
+        ]
+        # Those that let go of blocks while a request runs: of windows and of states.
         self._windows = [(index, group) for index, group in enumerate(self._groups) if group.window]
         self._refused: Request | None = None  # by find_room, when so many blocks were free
         self._num_free_at_refusal: list[int] = []
@@ -75,7 +80,7 @@ class KVCacheManager:
             return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
         hashes = self._hashes(request, num_blocks)
-        # Who sees all tokens can go on from any shorter prefix, too; then the windows have to agree on one.
+        # Who sees all tokens can go on from any shorter prefix, too; then windows and states have to agree on one.
         for group in self._groups:
             if not group.window:
                 num_blocks = group.longest_hit(hashes, num_blocks)
@@ -94,15 +99,17 @@ class KVCacheManager:
     def cache_blocks(self, request: Request) -> None:
         """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
         earlier one; none before the executor has accepted the request."""
-        # Once per request and step: `num_certain_tokens`, without a call.
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        num_full = request.num_certain_tokens // self.block_size
         if num_full <= request.num_cached_blocks or not self._enable_prefix_caching or not request.is_accepted:
             return
         hashes = self._hashes(request, num_full)
         for group, held in zip(self._groups, request.held_blocks, strict=True):
-            for i in range(request.num_cached_blocks, num_full):
-                group.pool.register(held.blocks[i - held.first], hashes[i])
-        request.num_cached_blocks = num_full
+            group.cache(held, hashes, request.num_cached_blocks, num_full)
+        self._set_num_cached_blocks(request, num_full)
+
+    def _set_num_cached_blocks(self, request: Request, num_blocks: int) -> None:
+        request.num_cached_blocks = num_blocks
+        request.num_tokens_to_cache = (num_blocks + 1) * self.block_size if self._enable_prefix_caching else _NO_LIMIT
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
@@ -147,8 +154,8 @@ class KVCacheManager:
         for group, held in zip(self._groups, computed.held, strict=True):
             group.admit(request.num_tokens, held)
         request.held_blocks = computed.held
-        request.num_cached_blocks = computed.num_tokens // self.block_size
-        request.num_slots = min((held.end * self.block_size for held in computed.held), default=_NO_LIMIT)
+        self._set_num_cached_blocks(request, computed.num_tokens // self.block_size)
+        request.num_slots = self._num_slots(computed.held)
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
@@ -157,10 +164,11 @@ class KVCacheManager:
         num_computed = request.num_computed_tokens
         if num_computed + num_tokens <= request.num_slots:
             return num_tokens
-        ends = (
-            held.end + group.pool.num_free_blocks for group, held in zip(self._groups, request.held_blocks, strict=True)
+        reaches = (
+            (held.end + group.pool.num_free_blocks) * group.block_size
+            for group, held in zip(self._groups, request.held_blocks, strict=True)
         )
-        return min(num_tokens, min(ends) * self.block_size - num_computed)
+        return min(num_tokens, min(reaches) - num_computed)
 
     def allocate_slots(self, request: Request, num_tokens: int) -> NewBlocks | None:
         """Extends the block tables to hold num_tokens tokens beyond the computed ones.
@@ -171,22 +179,26 @@ class KVCacheManager:
         num_slots = request.num_computed_tokens + num_tokens
         if num_slots <= request.num_slots:
             return self.no_blocks
-        end = -(-num_slots // self.block_size)
         for group, held in zip(self._groups, request.held_blocks, strict=True):
-            if end - held.end > group.pool.num_free_blocks:
+            if group.end_of(num_slots) - held.end > group.pool.num_free_blocks:
                 return None
         counts: list[int] = []
         ids: list[int] = []
         for group, held in zip(self._groups, request.held_blocks, strict=True):
-            count = max(0, end - held.end)
+            count = max(0, group.end_of(num_slots) - held.end)
             counts.append(count)
             ids += group.extend(held, count)
-        request.num_slots = end * self.block_size  # or more
+        request.num_slots = self._num_slots(request.held_blocks)
         return NewBlocks(counts, ids)
 
-    def release_behind_windows(self, requests: Iterable[Request]) -> None:
-        """Takes blocks that lie before the windows of all tokens to come. Steps in flight may still read them: whoever
-        gets them runs in a step that is decided later, and steps execute in order."""
+    def _num_slots(self, held_blocks: Sequence[HeldBlocks]) -> int:
+        reaches = (held.end * group.block_size for group, held in zip(self._groups, held_blocks, strict=True))
+        return min(reaches, default=_NO_LIMIT)
+
+    def start_step(self, requests: Iterable[Request]) -> None:
+        """A step is about to be decided. Takes blocks from those that run that lie before the windows of all tokens to
+        come. Steps in flight may still read them: whoever gets them runs in a step that is decided later, and steps
+        execute in order."""
         if not self._windows:
             return
         for request in requests:
@@ -195,6 +207,8 @@ class KVCacheManager:
             self.cache_blocks(request)  # results may have come since it ran
             for index, group in self._windows:
                 group.release_behind(request.held_blocks[index], request.num_certain_tokens)
+        for _, group in self._windows:
+            group.start_step()
 
     def free(self, request: Request) -> None:
         """Takes everything from a request. Steps in flight may still write to its blocks: whoever gets them next runs

@@ -107,7 +107,7 @@ class Replica:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         assert self._kv is not None
         step = ScheduledStep(self._last_step_id + 1)
-        self._kv.release_behind_windows(self._running)
+        self._kv.start_step(self._running)
         self._make_room_for_higher_priority(self._kv, waiting, takes)
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(self._kv, step, waiting, takes)
@@ -231,7 +231,9 @@ class Replica:
                 draft_budget -= num_drafts
                 budget -= 1 + num_drafts
                 continue
-            new_blocks = kv.allocate_slots(request, 1)
+            # Most have room for a token, and need no call to know.
+            has_room = request.num_computed_tokens < request.num_slots
+            new_blocks = kv.no_blocks if has_room else kv.allocate_slots(request, 1)
             while new_blocks is None and request.status is RequestStatus.RUNNING:
                 self._preempt_tail(waiting)
                 new_blocks = kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
@@ -357,7 +359,8 @@ class Replica:
             request.num_output_placeholders += 1
             step.sampled.append(request)
             step.epochs.append(request.epoch)
-        kv.cache_blocks(request)
+        if request.num_computed_tokens >= request.num_tokens_to_cache:
+            kv.cache_blocks(request)
 
     def _run_prompt(self, kv: KVCacheManager, step: ScheduledStep, request: Request, num_tokens: int) -> None:
         """As `_run`, for a request that may end with this step without a token, as it yields a vector. There are

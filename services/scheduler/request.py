@@ -73,6 +73,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_slots",
+        "num_tokens_to_cache",
         "order",
         "replica_id",
         "request_id",
@@ -140,6 +141,7 @@ class Request:
         self.held_blocks: tuple[HeldBlocks, ...] = ()  # by group
         self.num_slots = 0  # tokens that the block tables of all groups have room for
         self.num_cached_blocks = 0  # those in front, which can be found
+        self.num_tokens_to_cache = 0  # how many must be computed for one more; before that `cache_blocks` does nothing
 
     @property
     def num_certain_tokens(self) -> int:

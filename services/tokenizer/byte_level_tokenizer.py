@@ -12,17 +12,6 @@ from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR
 from pagewire.services.tokenizer.gguf_pre_tokenizers import normalizer_for, pre_tokenizer_for
 from pagewire.services.tokenizer.merges import merges_by_rank
 
-# Kimi's; && intersects character classes.
-_CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_KIMI = "|".join(
-    (
-        r"[\p{Han}]+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_CASED[0]}*{_CASED[1]}+{_CONTRACTIONS}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_CASED[0]}+{_CASED[1]}*{_CONTRACTIONS}",
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
 _LLAMA3_NAMED = {
     0: "<|begin_of_text|>",
     1: "<|end_of_text|>",
@@ -49,7 +38,7 @@ def build_tiktoken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Token
         backend.normalizer = normalizers.NFC()
         return _with_special(backend, extra, config), {"eos_token": "<|endoftext|>"}
     if tokenizer_class == "TikTokenTokenizer":
-        backend = _from_ranks(ranks, _split_by(_KIMI))
+        backend = _from_ranks(ranks, pre_tokenizer_for("kimi-k2"))
         return _with_special(backend, [], config), {"add_bos_token": False, "add_eos_token": False}
     if tokenizer_class in (None, "PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast"):
         backend = _from_ranks(ranks, pre_tokenizer_for("llama3"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagewire.services.tokenizer.chat import Chat, ChatError, expand_images, render_chat
-from pagewire.services.tokenizer.input_encoding import EncodedInput, encode_inputs
+from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput, encode_inputs
 from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
 from pagewire.services.tokenizer.sentence_config import read_sentence_config
 
@@ -41,14 +41,12 @@ class Codec:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_inputs(
-        self, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, max_tokens: int | None
+        self, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:
         """Raises ValueError."""
         if self.sentence_config.lowercases:
             texts = [(text.lower(), pair if pair is None else pair.lower()) for text, pair in texts]
-        return encode_inputs(
-            self.tokenizer.backend, texts, add_special_tokens=add_special_tokens, max_tokens=max_tokens
-        )
+        return encode_inputs(self.tokenizer.backend, texts, add_special_tokens=add_special_tokens, cuts=cuts)
 
     def encode_chat(
         self, chat: Chat, add_special_tokens: bool, image_token: str = "", image_texts: Sequence[str] = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, normalizers
 
 from pagewire.models import cache_directory
 from pagewire.services.tokenizer.byte_level_tokenizer import (
@@ -18,6 +18,7 @@ from pagewire.services.tokenizer.byte_level_tokenizer import (
     build_vocab_tokenizer,
 )
 from pagewire.services.tokenizer.sentencepiece_tokenizer import build_sentencepiece_tokenizer
+from pagewire.services.tokenizer.word_pieces import word_piece_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +52,12 @@ def _build_word_pieces(contents: list[bytes], config: dict[str, Any]) -> tuple[T
     named = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
     if missing := [token for token in named.values() if token not in vocab]:
         raise ValueError(f"it is not BERT's: {', '.join(missing)} is not in it")
-    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(
+    normalizer = normalizers.BertNormalizer(
         lowercase=config.get("do_lower_case", True),
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
         strip_accents=config.get("strip_accents"),
     )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    backend.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
-    return backend, named
+    return word_piece_tokenizer(vocab, normalizer, named), named
 
 
 # The first whose files are all there.

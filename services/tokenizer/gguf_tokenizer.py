@@ -1,4 +1,5 @@
-"""A tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+"""A tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") and SentencePiece BPE ("llama"); those of
+encoders are in a module of their own.
 
 Vocabulary, merges and special tokens are the file's; what a file only names (pre-tokenizer, normalizer, decoder) is
 that of the model family's own `tokenizer.json`.
@@ -6,14 +7,14 @@ that of the model family's own `tokenizer.json`.
 
 import logging
 from collections.abc import Sequence
-from enum import IntEnum
 from itertools import starmap
 from types import NoneType
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
+from pagewire.services.tokenizer.gguf_encoder_tokenizers import ENCODERS
 from pagewire.services.tokenizer.gguf_pre_tokenizers import (
     ADDS_BOS,
     IGNORES_MERGES,
@@ -21,6 +22,7 @@ from pagewire.services.tokenizer.gguf_pre_tokenizers import (
     normalizer_for,
     pre_tokenizer_for,
 )
+from pagewire.services.tokenizer.gguf_vocabulary import GgufTokenizerError, TokenType, add_special_tokens, unique
 from pagewire.services.tokenizer.merges import merges_by_rank
 
 logger = logging.getLogger(__name__)
@@ -39,29 +41,16 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "tokenizer.ggml.add_bos_token": bool,
     "tokenizer.ggml.add_eos_token": bool,
     "tokenizer.ggml.add_space_prefix": bool,
+    "tokenizer.ggml.remove_extra_whitespaces": bool,
 }
 _ITEM_TYPES: dict[str, type | tuple[type, ...]] = {
     "tokenizer.ggml.tokens": str,
     "tokenizer.ggml.merges": str,
     "tokenizer.ggml.token_type": int,
     "tokenizer.ggml.scores": (int, float),
+    "tokenizer.ggml.precompiled_charsmap": int,
 }
 _TOKEN_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-
-
-class TokenType(IntEnum):
-    """tokenizer.ggml.token_type"""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-class GgufTokenizerError(ValueError):
-    """The file holds no tokenizer that can be built; the message names the key and the remedy."""
 
 
 def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
@@ -86,12 +75,14 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
         backend = _build_byte_level(metadata, tokens, types)
     elif model == "llama":
         backend = _build_sentencepiece(metadata, tokens, types)
+    elif model in ENCODERS:
+        return ENCODERS[model](metadata, tokens, types)
     else:
         raise GgufTokenizerError(
-            f"tokenizer.ggml.model {model!r} is not supported (gpt2 and llama are); give the model's original "
-            "tokenizer with --tokenizer DIRECTORY"
+            f"tokenizer.ggml.model {model!r} is not supported (gpt2, llama, bert and t5 are); give the model's "
+            "original tokenizer with --tokenizer DIRECTORY"
         )
-    _add_special_tokens(backend, tokens, types, is_normalized=is_gemma)
+    add_special_tokens(backend, tokens, types, is_normalized=is_gemma)
     return backend, _config(metadata, tokens, model)
 
 
@@ -121,7 +112,7 @@ def _build_byte_level(metadata: dict[str, Any], tokens: list[str], types: Sequen
     pre = metadata.get("tokenizer.ggml.pre")
     if is_default(pre):
         logger.warning("the GGUF file names no pre-tokenizer; GPT-2's is taken, which may not be the model's")
-    vocab = _unique(starmap(_byte_level_spelling, zip(tokens, types, strict=True)))
+    vocab = unique(starmap(_byte_level_spelling, zip(tokens, types, strict=True)))
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:
         raise GgufTokenizerError("tokenizer.ggml.merges is missing; give a tokenizer with --tokenizer DIRECTORY")
@@ -153,7 +144,7 @@ def _byte_level_spelling(token: str, token_type: int) -> str:
 def _build_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
     architecture = metadata.get("general.architecture", "")
     gemma = architecture in _GEMMA
-    vocab = _unique(tokens)
+    vocab = unique(tokens)
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is not None:
         pairs = _split_merges(merges, vocab)
@@ -198,33 +189,6 @@ def _split_merges(merges: list[str], vocab: dict[str, int]) -> list[tuple[str, s
             raise GgufTokenizerError(f"tokenizer.ggml.merges[{index}] {merge!r:.100} needs tokens that do not exist")
         pairs.append((left, right))
     return pairs
-
-
-def _unique(tokens: Any) -> dict[str, int]:
-    """Token -> id. A spelling that occurs twice keeps its first id; the copies get names nothing can produce."""
-    vocab: dict[str, int] = {}
-    for token_id, token in enumerate(tokens):
-        vocab[token if token not in vocab else f"{token}\x00{token_id}"] = token_id
-    return vocab
-
-
-def _add_special_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int], *, is_normalized: bool) -> None:
-    """Control tokens are matched whole in text and skipped in output; user-defined ones are only matched whole.
-
-    is_normalized: user-defined ones are spelled as the normalizer leaves text.
-    """
-    control = [
-        AddedToken(token, normalized=False, special=True)
-        for token, token_type in zip(tokens, types, strict=True)
-        if token_type == TokenType.CONTROL
-    ]
-    user_defined = [
-        AddedToken(token, normalized=is_normalized, special=False)
-        for token, token_type in zip(tokens, types, strict=True)
-        if token_type == TokenType.USER_DEFINED
-    ]
-    backend.add_special_tokens(control)
-    backend.add_tokens(user_defined)
 
 
 def _config(metadata: dict[str, Any], tokens: list[str], model: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Texts, and pairs of texts, to the tokens that a model for vectors reads; too long ones may be cut."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
 
@@ -8,23 +9,32 @@ from tokenizers import Encoding, Tokenizer
 EncodedInput = tuple[list[int], int]
 
 
-def encode_inputs(
-    backend: Tokenizer, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, max_tokens: int | None
-) -> list[EncodedInput]:
-    """max_tokens: what longer ones are cut to, special tokens included; of a pair the longer text is cut first.
+@dataclass(frozen=True)
+class Cuts:
+    """How many tokens are left of what is longer; None: all."""
 
-    Raises ValueError if special tokens leave no room for a text.
-    """
-    if max_tokens is None:
+    whole: int | None = None  # special tokens included; of a pair the longer text is cut first
+    first: int | None = None  # the first text, or the only one, without special tokens
+    second: int | None = None  # the second text of a pair
+
+
+NO_CUTS = Cuts()
+
+
+def encode_inputs(
+    backend: Tokenizer, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts = NO_CUTS
+) -> list[EncodedInput]:
+    """Raises ValueError if special tokens leave no room for a text."""
+    if cuts == NO_CUTS:
         whole = [text if pair is None else (text, pair) for text, pair in texts]
         encodings = backend.encode_batch(whole, add_special_tokens=add_special_tokens)
     else:
-        encodings = _cut(backend, texts, add_special_tokens, max_tokens)
+        encodings = _cut(backend, texts, add_special_tokens, cuts)
     return [(encoding.ids, _second_text_start(encoding)) for encoding in encodings]
 
 
 def _cut(
-    backend: Tokenizer, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, max_tokens: int
+    backend: Tokenizer, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, cuts: Cuts
 ) -> list[Encoding]:
     firsts = backend.encode_batch([text for text, _ in texts], add_special_tokens=False)
     pairs = [pair for _, pair in texts if pair is not None]
@@ -32,17 +42,27 @@ def _cut(
     encodings = []
     for first, (_, pair) in zip(firsts, texts, strict=True):
         second = None if pair is None else next(seconds)
-        room = max_tokens - (backend.num_special_tokens_to_add(pair is not None) if add_special_tokens else 0)
-        if room < 1:
-            raise ValueError(f"truncate_prompt_tokens {max_tokens} leaves no room for a text beside special tokens")
-        if second is None:
-            first.truncate(room)
-        elif len(first) + len(second) > room:
-            first_room, second_room = _rooms(len(first), len(second), room)
-            first.truncate(first_room)
-            second.truncate(second_room)
+        if cuts.first is not None:
+            first.truncate(cuts.first)
+        if second is not None and cuts.second is not None:
+            second.truncate(cuts.second)
+        if cuts.whole is not None:
+            num_special = backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
+            _cut_whole(first, second, cuts.whole, num_special)
         encodings.append(backend.post_process(first, second, add_special_tokens))
     return encodings
+
+
+def _cut_whole(first: Encoding, second: Encoding | None, max_tokens: int, num_special: int) -> None:
+    room = max_tokens - num_special
+    if room < 1:
+        raise ValueError(f"truncate_prompt_tokens {max_tokens} leaves no room for a text beside special tokens")
+    if second is None:
+        first.truncate(room)
+    elif len(first) + len(second) > room:
+        first_room, second_room = _rooms(len(first), len(second), room)
+        first.truncate(first_room)
+        second.truncate(second_room)
 
 
 def _rooms(first: int, second: int, room: int) -> tuple[int, int]:

@@ -5,15 +5,19 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.v1.common_pb2 import MODEL_KIND_CLASSIFY, MODEL_KIND_EMBED, MODEL_KIND_UNSPECIFIED, ModelInfo
 
 _SERVED = {
-    MODEL_KIND_UNSPECIFIED: "generates text: call Generate, or start it with --runner pooling",
-    MODEL_KIND_EMBED: "is served for embeddings: call Embed",
-    MODEL_KIND_CLASSIFY: "is served as a classifier: call Classify, or Score if it has one label",
+    MODEL_KIND_UNSPECIFIED: "generates text: call Generate (REST: /v1/chat/completions, /v1/completions), or start it "
+    "with --runner pooling to have it embed",
+    MODEL_KIND_EMBED: "is served for embeddings: call Embed or Score (REST: /v1/embeddings, /pooling, /score, /rerank)",
+    MODEL_KIND_CLASSIFY: "is served as a classifier: call Classify (REST: /classify, /pooling)",
 }
+_SCORES = (
+    "is served as a classifier with one label: call Classify or Score (REST: /classify, /pooling, /score, /rerank)"
+)
 
 
 def wrong_kind(info: ModelInfo) -> RpcError:
-    """INVALID_ARGUMENT, which names the right call."""
-    return invalid(f"the model {_SERVED[info.kind]}")
+    """INVALID_ARGUMENT, which names the right calls."""
+    return invalid(f"the model {_SCORES if len(info.labels) == 1 else _SERVED[info.kind]}")
 
 
 def check_generates(info: ModelInfo | None) -> None:

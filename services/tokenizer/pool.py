@@ -19,7 +19,7 @@ from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.chat import Chat
 from pagewire.services.tokenizer.codec import Codec, CodecSource
 from pagewire.services.tokenizer.images import ImageReader, NoImages
-from pagewire.services.tokenizer.input_encoding import EncodedInput
+from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
 from pagewire.services.tokenizer.worker import WorkerDiedError, WorkerProcess
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,10 @@ class TokenizerPool:
         return token_ids
 
     async def encode_inputs(
-        self, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, max_tokens: int | None
+        self, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:
         """Raises ValueError."""
-        return await self._call("encode_inputs", texts, add_special_tokens, max_tokens)
+        return await self._call("encode_inputs", texts, add_special_tokens, cuts)
 
     async def encode_chat(self, chat: Chat, *, add_special_tokens: bool, image_texts: Sequence[str] = ()) -> list[int]:
         """image_texts: what stands for each of the chat's images. Raises ChatError."""

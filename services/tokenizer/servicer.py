@@ -86,6 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
+        info = self._generator.link.model_info
         return inference_pb2.ListModelsResponse(
             models=[
                 inference_pb2.Model(
@@ -94,6 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     max_model_len=self._generator.max_model_len,
                     created=self._created,
                     has_chat_template=self._generator.pool.codec.chat_template is not None,
+                    kind=info.kind if info is not None else None,
                 )
                 for name in self._generator.served_model_names
             ]

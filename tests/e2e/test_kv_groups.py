@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -52,23 +53,43 @@ class Line:
         self.scheduler = Scheduler(SchedulerConfig(pipeline_depth=2))
         (self.replica,) = self.scheduler.replicas
         self._runner = runner
-        limits = runner.limits
+        self._in_flight: deque[StepResult] = deque()
+        self.attach()
+
+    def attach(self) -> None:
+        runner, limits = self._runner, self._runner.limits
         rows = (limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens)
         info = ExecutorInfo(1, "toy", limits.max_model_len, 200, (2,), runner.kv_groups, *rows, "cpu", "float32", 1, 1)
         self.scheduler.attach(self.replica, convert.to_executor_info(describe_response(info)))
 
-    def generate(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+    def die(self) -> None:
+        """The executor loses everything, steps in flight included, and comes back."""
+        assert not self.scheduler.detach(self.replica)
+        self._in_flight.clear()
+        self._runner.reset()
+        for cache in self._runner.kv_caches:
+            cache.fill_(torch.nan)
+        self.attach()
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        happening: Callable[[int, list[Request]], None] = lambda step, requests: None,
+    ) -> list[list[int]]:
+        """happening(step, requests): what happens before this step's result arrives."""
         requests = [Request(100 + index, token_ids, GREEDY) for index, token_ids in enumerate(prompts)]
         for request in requests:
             self.scheduler.add_request(request)
-        in_flight: deque[StepResult] = deque()
-        while True:
+        for number in count():
             while (step := self.scheduler.schedule(self.replica)) is not None:
-                in_flight.append(self._execute(step))
+                self._in_flight.append(self._execute(step))
                 self.scheduler.check_integrity()
-            if not in_flight:
-                return [request.token_ids[request.num_prompt_tokens :] for request in requests]
-            self.scheduler.update(self.replica, in_flight.popleft())
+            happening(number, requests)
+            if self._in_flight:
+                self.scheduler.update(self.replica, self._in_flight.popleft())
+            elif all(request.is_finished for request in requests):
+                break
+        return [request.token_ids[request.num_prompt_tokens :] for request in requests]
 
     def _execute(self, step: convert.ScheduledStep) -> StepResult:
         output = self._runner.execute(step_from_proto(convert.from_step(step, [])))

@@ -28,6 +28,7 @@ from tests.kernels.batches import (
     make_step,
 )
 from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, random_logits
+from tests.kernels.state_batches import StateBatch
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -197,6 +198,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     codes, form = (packed.codes, packed.scales, None, None), (packed.bits, packed.group_size, packed.zero_point)
     dense = packed_layout.pack(torch.randint(-3, 4, (9, 70)).bfloat16())  # with sums that are exact
     int8_weight = torch.randint(-128, 128, (9, 64), dtype=torch.int8)
+    states = StateBatch.of([(7, 3), (0, 9), (12, 1)], state_tokens=4)
     chosen = torch.randint(0, 3, (6, 2), dtype=torch.int32)  # of three experts with 16 outputs each
     pairs = reference.sort_by_expert(chosen, 3)
     experts = pack_grouped(GroupedWeight(torch.randint(0, 16, (48, 64)).byte(), 4, 32, torch.rand(48, 2)), "cpu")
@@ -227,6 +229,9 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "encoder_attention": EncoderBatch.of([5, 1], num_heads=4, num_kv_heads=2, head_dim=32).args(),
         "rotate": (torch.arange(6), torch.randn(6, 4, 32), torch.randn(6, 16)),
         "rotary_store_kv": make_heads(torch.float32, 6, norm=True, num_heads=4, num_kv_heads=2).args(),
+        "causal_conv": states.conv_args(),
+        "state_scan": states.scan_args(),
+        "gated_rms_norm": (x, x + 1, weight, 1e-5, 32),
         "silu_and_mul": (x,),
         "clamped_swiglu": (x, 1.702, 7.0),
         "gelu_tanh_and_mul": (x,),

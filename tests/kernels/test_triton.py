@@ -49,7 +49,15 @@ def run_module(module: str, *arguments: str, timeout: float = 280, **environment
 
 @pytest.mark.parametrize(
     "module",
-    [*SWEPT, "triton_bf16", "triton_encoder", "triton_experts", "triton_latent", "triton_quantize_input"],
+    [
+        *SWEPT,
+        "triton_bf16",
+        "triton_encoder",
+        "triton_experts",
+        "triton_latent",
+        "triton_quantize_input",
+        "triton_state_space",
+    ],
 )
 def test_values_in_the_interpreter(module: str) -> None:
     run_module(module, TRITON_INTERPRET="1")

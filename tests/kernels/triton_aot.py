@@ -22,7 +22,14 @@ from benchmarks.kernels.aot import compile_all
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
-from benchmarks.kernels.specializations import all_forms, attention, elementwise, sampling_forms
+from benchmarks.kernels.specializations import (
+    all_forms,
+    attention,
+    elementwise,
+    encoder_forms,
+    sampling_forms,
+    state_forms,
+)
 
 
 def largest_tiles(capability: int) -> Iterator[Specialization]:
@@ -48,7 +55,8 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
         for form in (*grouped_products.largest_products(capability), *largest_expert_products(capability)):
             yield capability, form
     seen = set()
-    for form in (*elementwise(90), *sampling_forms(), *quantizations(90), *expert_forms(90)):
+    others = (*sampling_forms(), *quantizations(90), *expert_forms(90), *encoder_forms(), *state_forms())
+    for form in (*elementwise(90), *others):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
         if (form.name, present) not in seen:
             seen.add((form.name, present))

@@ -12,12 +12,14 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class KVGroup(_message.Message):
-    __slots__ = ("num_blocks", "window")
+    __slots__ = ("num_blocks", "window", "state_tokens")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    STATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     window: int
-    def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
+    state_tokens: int
+    def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ..., state_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups")

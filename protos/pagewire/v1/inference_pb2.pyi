@@ -150,22 +150,26 @@ class GenerateResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InputText(_message.Message):
-    __slots__ = ("text", "token_ids", "text_pair")
+    __slots__ = ("text", "token_ids", "chat", "text_pair")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
     TEXT_PAIR_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
+    chat: ChatPrompt
     text_pair: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., text_pair: _Optional[str] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., text_pair: _Optional[str] = ...) -> None: ...
 
 class InputOptions(_message.Message):
-    __slots__ = ("add_special_tokens", "truncate_prompt_tokens")
+    __slots__ = ("add_special_tokens", "truncate_prompt_tokens", "first_index")
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     add_special_tokens: bool
     truncate_prompt_tokens: int
-    def __init__(self, add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+    first_index: int
+    def __init__(self, add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., first_index: _Optional[int] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("model", "inputs", "options", "prompt_name", "dimensions", "request_id")
@@ -214,16 +218,20 @@ class ClassifyResponse(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[_Union[_common_pb2.Vector, _Mapping]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "pairs", "options", "request_id")
+    __slots__ = ("model", "pairs", "options", "request_id", "max_tokens_per_query", "max_tokens_per_doc")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_PER_QUERY_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_PER_DOC_FIELD_NUMBER: _ClassVar[int]
     model: str
     pairs: _containers.RepeatedCompositeFieldContainer[InputText]
     options: InputOptions
     request_id: str
-    def __init__(self, model: _Optional[str] = ..., pairs: _Optional[_Iterable[_Union[InputText, _Mapping]]] = ..., options: _Optional[_Union[InputOptions, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    max_tokens_per_query: int
+    max_tokens_per_doc: int
+    def __init__(self, model: _Optional[str] = ..., pairs: _Optional[_Iterable[_Union[InputText, _Mapping]]] = ..., options: _Optional[_Union[InputOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., max_tokens_per_query: _Optional[int] = ..., max_tokens_per_doc: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores", "num_tokens")
@@ -278,18 +286,20 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "root", "max_model_len", "created", "has_chat_template")
+    __slots__ = ("id", "root", "max_model_len", "created", "has_chat_template", "kind")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     id: str
     root: str
     max_model_len: int
     created: int
     has_chat_template: bool
-    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created: _Optional[int] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
+    kind: _common_pb2.ModelKind
+    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[_Union[_common_pb2.ModelKind, str]] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)

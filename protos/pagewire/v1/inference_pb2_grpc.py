@@ -105,7 +105,7 @@ class InferenceServiceServicer:
 
     def Score(self, request, context):
         """Pairs of texts to one score each, how well the second answers the first; of a model that classifies with one label (a
-        cross-encoder, or reranker).
+        cross-encoder, or reranker). Of a model that embeds, the cosine between the vectors of both.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,12 +1,12 @@
 """A mixture of experts: each token goes through the few experts that its router prefers, and their outputs are summed.
 
-`RoutedExperts` takes the router's logits; experts that all tokens share are a `GatedMLP` of the model.
+Experts that all tokens share are a `GatedMLP` of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -42,9 +42,12 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Which experts a token goes to, and what they count: `ops.route_experts`."""
+    """Which experts a token goes to, and what they count: `ops.route_experts` of a linear layer's outputs."""
 
     top_k: int
+    router: str = "gate"  # the checkpoint's name of that layer
+    bias: bool = False  # of that layer
+    in_fp32: bool = False  # that layer, whatever the model's dtype is
     scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
     normalize: bool = False  # weights of a token's experts sum to 1
     scale: float = 1.0  # of the weights
@@ -176,7 +179,7 @@ class CorrectionBias:
 
     def __init__(self, name: str, num_experts: int, placement: Placement) -> None:
         self.name = placement.name(name)
-        self.tensor = torch.empty(num_experts, device=placement.device)
+        self.tensor = torch.empty(num_experts, dtype=torch.float32, device=placement.device)
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
         yield self.name, self.tensor
@@ -227,13 +230,31 @@ class RoutedExperts:
             yield self.correction_bias
 
 
+class Router(Linear):
+    """The linear layer that says which experts a token prefers."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
+        routing = config.routing
+        self.dtype = torch.float32 if routing.in_fp32 else placement.dtype
+        placement = replace(placement, dtype=self.dtype)
+        super().__init__(config.hidden_size, {routing.router: config.num_experts}, placement, bias=routing.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x.to(self.dtype))
+
+    def install(self, parts: Sequence[PackedWeight]) -> None:
+        super().install([Dense(part.tensor.to(self.dtype)) if isinstance(part, Dense) else part for part in parts])
+
+
 class RoutedMLP:
-    """A feed-forward block of a router, a linear layer without bias, and its experts."""
+    """A feed-forward block of a router and its experts."""
 
     __slots__ = ("experts", "router")
 
-    def __init__(self, config: ExpertsConfig, placement: Placement, router: str = "gate") -> None:
-        self.router = Linear(config.hidden_size, {router: config.num_experts}, placement, bias=False)
+    def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
+        self.router = Router(config, placement)
         self.experts = RoutedExperts(config, placement)
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -1,18 +1,20 @@
-"""What an attention layer keeps of every token, from which the KV cache is allocated."""
+"""What a layer keeps of the tokens before, from which the KV cache is allocated."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class KVSpec:
     """Keys and values of some heads. Layers of equal specs share one allocation (`kv_cache`).
 
-    A layer that keeps something else (one latent vector, a state) states it by a spec of its own with these properties.
+    A layer that keeps something else of every token (one latent vector) states it by a subclass.
     """
 
     num_kv_heads: int
@@ -34,3 +36,39 @@ class LatentSpec(KVSpec):
 
     def page_shape(self, block_size: int) -> tuple[int, ...]:
         return (block_size, self.head_dim)
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A state of constant size that stands for all tokens so far: `size` numbers in fp32.
+
+    A block holds that after the tokens up to a multiple of `Limits.state_tokens`, or as far as they are computed.
+    """
+
+    size: int
+    dtype: torch.dtype = torch.float32
+
+    def page_shape(self, block_size: int) -> tuple[int, ...]:
+        """Of one block in one layer, whatever the block_size is."""
+        return (self.size,)
+
+    def page_bytes(self, block_size: int) -> int:
+        return self.size * self.dtype.itemsize
+
+
+CacheSpec: TypeAlias = KVSpec | StateSpec
+
+
+@runtime_checkable
+class CachingLayer(Protocol):
+    """A layer that keeps something between steps."""
+
+    layer_idx: int  # of the decoder layer, as checkpoints number them
+
+    def kv_spec(self) -> CacheSpec: ...
+
+    def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
+        """Tells it which memory it has: [num_blocks, *page_shape], each block contiguous.
+
+        group: whose block tables say where in it a request's blocks are. block_tokens: that a block is for.
+        """

@@ -49,7 +49,7 @@ class PagedAttention:
         self.kv_scales: Tensor | None = None  # fp32 [2, num_kv_heads], of keys and of values; fp8 caches only
         self._spec = spec
 
-    def bind(self, kv_cache: Tensor, group: int) -> None:
+    def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
         self.kv_cache = kv_cache
         self.group = group
 

@@ -35,7 +35,7 @@ class VisionTower:
             torch.set_default_dtype(dtype)
             with torch.device(device), no_init_weights():
                 model: PreTrainedModel = AutoModel.from_config(whole)
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except Exception as error:  # whatever its classes stumble over
             raise ModelLoadError(f"transformers makes no vision tower of this config: {error}") from error
         finally:
             torch.set_default_dtype(default)

@@ -107,6 +107,11 @@ def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtyp
 
 def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, device: torch.device) -> None:
     layers = {layer.layer_idx: layer for layer in model.attention_layers}
+    if not layers and model.caching_layers:
+        raise ModelLoadError(
+            f"{path}: --kv-cache-dtype fp8: the model keeps a state, in fp32, and no keys and values; leave out the "
+            "flag"
+        )
     num_kv_heads = {index: layer.kv_spec().num_kv_heads for index, layer in layers.items()}
     try:
         found = None if weights is None else read_kv_scales(weights, num_kv_heads)

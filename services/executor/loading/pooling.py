@@ -51,13 +51,14 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def pooling_of(model: Model, path: Path, runner: str, convert: str, device: torch.device) -> Pooling:
     """path: of the model's files. runner and convert: the flags. Raises ModelLoadError for what it cannot be served as.
 
-    runner auto: what generates is served for text, unless sentence-transformers saved it. convert auto: a
-    classification head is used if there is one. A model without `modules.json` gives the mean of an encoder's states or
-    the last of a decoder's, normalised.
+    runner auto: what generates is served for text, unless sentence-transformers saved it, or a GGUF file states a
+    pooling. convert auto: a classification head is used if there is one. A model of which neither is known gives the
+    mean of an encoder's states or the last of a decoder's, normalised.
     """
     modules = path / "modules.json"
-    architecture = model.config.architecture
-    if runner == "generate" or (runner == "auto" and model.generates and not modules.is_file() and convert != "embed"):
+    architecture, stated = model.config.architecture, model.config.pooling
+    makes_vectors = not model.generates or modules.is_file() or stated is not None or convert == "embed"
+    if runner == "generate" or (runner == "auto" and not makes_vectors):
         if not model.generates:
             raise ModelLoadError(f"--runner generate: {architecture} generates no text; leave the flag out")
         if convert not in ("auto", "none"):
@@ -69,7 +70,7 @@ def pooling_of(model: Model, path: Path, runner: str, convert: str, device: torc
         return _classifying(model.classifier, path)
     if modules.is_file():
         return _by_modules(model, path, read_modules(modules), device)
-    mode = "lasttoken" if model.generates else "mean"
+    mode = stated or ("lasttoken" if model.generates else "mean")
     pooler = EmbeddingPooler([POOLS[mode]], [], normalizes=True)
     return Pooling("embed", pooler, model.config.hidden_size, whole_prompts=_whole_prompts(model, [mode]))
 

@@ -10,6 +10,7 @@ import torch
 
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelConfig
+from pagewire.services.executor.models.config_keys import checked_keys
 from pagewire.services.executor.models.protocol import OwnModel
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -87,7 +88,7 @@ class Architecture(Generic[Config]):
 
     name: str  # the class in config.json's `architectures`
     model_type: str  # config.json's key of this name, by which transformers finds the class that reads the other keys
-    read_config: Callable[[Mapping[str, Any], torch.dtype], Config]  # keys of config.json, dtype to compute in
+    parse: Callable[[Mapping[str, Any], torch.dtype], Config]  # keys of config.json, dtype to compute in
     # (config, max_model_len, device, quantization): without weights; on the device "meta" it takes no memory
     model: Callable[[Config, int, torch.device, Quantization | None], OwnModel]
     gguf: GgufForm | None = None
@@ -100,6 +101,10 @@ class Architecture(Generic[Config]):
     reference: str = "transformers"  # what tests marked `architecture` compare it with
     # How names of tensors may begin in checkpoints -> how they begin here.
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    has_parts: bool = False  # read_config reads the parts of config.json, and not its text_config alone
+    has_parts: bool = False  # `parse` reads the parts of config.json, and not its text_config alone
     # Keys of config.json that an example of the family states: where transformers' defaults make none.
     example: Mapping[str, Any] = field(default_factory=dict)
+
+    def read_config(self, raw: Mapping[str, Any], dtype: torch.dtype) -> Config:
+        """raw: keys of config.json. Raises ModelLoadError naming one that has a value no model has."""
+        return self.parse(checked_keys(raw), dtype)

@@ -17,7 +17,7 @@ from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelLoadError, required
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.encoder import (
     ACTIVATIONS,
     EncoderConfig,
@@ -155,7 +155,40 @@ def bert_config(raw: Mapping[str, Any], dtype: torch.dtype) -> BertConfig:
     return BertConfig(**bert_keys(raw, dtype))
 
 
-ARCHITECTURES = tuple(
-    Architecture(name, "bert", bert_config, BertModel, base="bert.")
-    for name in ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    if head := next((name for name in stated if name.startswith("cls.")), None):
+        raise ModelLoadError(f"tensor {head}: classification heads in GGUF files are not supported; use safetensors")
+    if (types := stated.get("token_types.weight")) is None:
+        raise ModelLoadError("tensor token_types.weight is missing; convert the model again")
+    return {"type_vocab_size": types[0]}
+
+
+# RoBERTa's as well: its converter leaves out the rows of positions that it does not use.
+_GGUF = GgufForm(
+    "bert",
+    layers="bert.encoder.layer",
+    names={
+        "token_embd": "bert.embeddings.word_embeddings",
+        "position_embd": "bert.embeddings.position_embeddings",
+        "token_types": "bert.embeddings.token_type_embeddings",
+        "token_embd_norm": "bert.embeddings.LayerNorm",
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "intermediate.dense",
+        "ffn_down": "output.dense",
+        "layer_output_norm": "output.LayerNorm",
+    },
+    numbers={"attention.layer_norm_epsilon": "layer_norm_eps"},
+    derived_keys=_gguf_keys,
+)
+
+ARCHITECTURES = (
+    Architecture("BertModel", "bert", bert_config, BertModel, _GGUF, base="bert."),
+    *(
+        Architecture(name, "bert", bert_config, BertModel, base="bert.")
+        for name in ("BertForMaskedLM", "BertForSequenceClassification")
+    ),
 )

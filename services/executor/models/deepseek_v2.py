@@ -41,6 +41,7 @@ def deepseek_v2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekCo
     grouped = method == "group_limited_greedy"
     routing = Routing(
         top_k=required(raw, "num_experts_per_tok"),
+        in_fp32=True,
         scale=raw.get("routed_scaling_factor", 1.0),
         num_groups=required(raw, "n_group") if grouped else 1,
         topk_groups=required(raw, "topk_group") if grouped else 1,

@@ -28,6 +28,7 @@ def deepseek_v3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekCo
             raise ModelLoadError(f"config key {key}: {raw[key]!r} is not supported for DeepSeek-V3, only {only!r} is")
     routing = Routing(
         top_k=required(raw, "num_experts_per_tok"),
+        in_fp32=True,
         scoring="sigmoid",
         normalize=raw.get("norm_topk_prob", True),
         scale=raw.get("routed_scaling_factor", 2.5),

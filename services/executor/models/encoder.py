@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, required
+from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, optional, required
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.step_context import StepContext
 
@@ -33,12 +32,17 @@ class EncoderConfig(ModelConfig):
             raise ModelLoadError(
                 f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads ({self.num_heads})"
             )
-        if self.hidden_act not in ACTIVATIONS:
-            raise ModelLoadError(f"the activation {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
+        check_activation("hidden_act", self.hidden_act)
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+
+def check_activation(key: str, name: str) -> None:
+    """Raises ModelLoadError for one that is not computed."""
+    if name not in ACTIVATIONS:
+        raise ModelLoadError(f"config key {key}: {name!r} is not one of {', '.join(ACTIVATIONS)}")
 
 
 def encoder_keys(raw: Any, dtype: torch.dtype) -> dict[str, Any]:
@@ -58,10 +62,7 @@ def encoder_keys(raw: Any, dtype: torch.dtype) -> dict[str, Any]:
 
 def num_labels(raw: Any) -> int:
     """As transformers counts them: `id2label` wins, and two is the default."""
-    labels = raw.get("id2label")
-    if labels is not None and not isinstance(labels, Mapping):
-        raise ModelLoadError(f"config key id2label: expected an object, found {labels!r:.100}")
-    return len(labels) if labels else int(raw.get("num_labels") or 2)
+    return len(raw.get("id2label") or ()) or optional(raw, "num_labels", 2)
 
 
 class EncoderModel(OwnModel):

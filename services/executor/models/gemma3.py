@@ -24,7 +24,7 @@ from pagewire.services.executor.models.gemma2 import (
     gemma_query_scalar,
     gemma_values,
 )
-from pagewire.services.executor.rope_config import RopeConfig, rope_config
+from pagewire.services.executor.rope_config import RopeConfig, layer_parameters, rope_config
 
 _VISION = ("vision_tower.", "multi_modal_projector.")
 
@@ -94,10 +94,9 @@ def gemma3_text_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Gemma3Conf
 
 def _ropes(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """rope_parameters of layers without and with a window, as transformers 5 writes them, or from the keys before."""
-    by_type = raw.get("rope_parameters") or {}
     full = {"rope_theta": raw.get("rope_theta") or 1e6, **(raw.get("rope_scaling") or {})}
     local = {"rope_theta": raw.get("rope_local_base_freq") or 1e4}
-    return full | (by_type.get("full_attention") or {}), local | (by_type.get("sliding_attention") or {})
+    return full | layer_parameters(raw, "full_attention"), local | layer_parameters(raw, "sliding_attention")
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:

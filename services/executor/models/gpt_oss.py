@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pagewire.services.executor.layers.experts import ClampedSwiglu, ExpertsConfig, RoutedExperts, Routing
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.experts import ClampedSwiglu, ExpertsConfig, RoutedMLP, Routing
 from pagewire.services.executor.layers.paged_attention import Sinks
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
@@ -24,7 +22,6 @@ from pagewire.services.executor.models.architecture import (
     Interleaved,
 )
 from pagewire.services.executor.models.decoder import Attention, DecoderLayer, DecoderModel, FeedForward
-from pagewire.services.executor.models.protocol import Leaf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,9 @@ def gpt_oss_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GptOssConfig:
         num_experts=required(raw, "num_local_experts"),
         hidden_size=decoder.hidden_size,
         intermediate_size=size,
-        routing=Routing(top_k=required(raw, "num_experts_per_tok"), scoring="softmax_of_chosen"),
+        routing=Routing(
+            top_k=required(raw, "num_experts_per_tok"), router="router", bias=True, scoring="softmax_of_chosen"
+        ),
         activation=ClampedSwiglu(float(raw.get("swiglu_alpha", 1.702)), float(raw.get("swiglu_limit", 7.0))),
         bias=True,
     )
@@ -64,23 +63,6 @@ def _windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
     return layer_windows({**raw, "layer_types": types, "use_sliding_window": True, "sliding_window": window})
 
 
-class GptOssMLP:
-    """A router with a bias, and its experts."""
-
-    __slots__ = ("experts", "router")
-
-    def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
-        self.router = Linear(config.hidden_size, {"router": config.num_experts}, placement, bias=True)
-        self.experts = RoutedExperts(config, placement)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.experts(hidden, self.router(hidden))
-
-    def leaves(self) -> Iterator[Leaf]:
-        yield self.router
-        yield from self.experts.leaves()
-
-
 class GptOssLayer(DecoderLayer):
     def self_attention(
         self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
@@ -89,7 +71,7 @@ class GptOssLayer(DecoderLayer):
 
     def feed_forward(self, config: DecoderConfig, layer_idx: int, placement: Placement) -> FeedForward:
         assert isinstance(config, GptOssConfig)
-        return GptOssMLP(config.experts, placement.within("mlp"))
+        return RoutedMLP(config.experts, placement.within("mlp"))
 
 
 class GptOssModel(DecoderModel):

@@ -29,6 +29,11 @@ def mistral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     return decoder_config(raw, dtype, sliding_windows=(sliding_window(raw, 4096),) * num_layers)
 
 
+# In older files it is called llama as well. Ministral 3, which scales scores by position, is not implemented.
+_MISTRAL_GGUF = GgufForm(
+    "mistral3", interleaved_rotary=True, when=lambda stated: "attention.temperature_scale" not in stated
+)
+
 ARCHITECTURES = (
     Architecture(
         "LlamaForCausalLM",
@@ -38,5 +43,5 @@ ARCHITECTURES = (
         GgufForm("llama", interleaved_rotary=True, when=lambda stated: not stated.get("expert_count")),
         quantizable=True,
     ),
-    Architecture("MistralForCausalLM", "mistral", mistral_config, DecoderModel, quantizable=True),
+    Architecture("MistralForCausalLM", "mistral", mistral_config, DecoderModel, _MISTRAL_GGUF, quantizable=True),
 )

@@ -18,10 +18,17 @@ from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weight_format import Quantization
-from pagewire.services.executor.model_config import ModelLoadError, required
+from pagewire.services.executor.model_config import ModelLoadError, positive_number, required
 from pagewire.services.executor.models.architecture import Architecture
-from pagewire.services.executor.models.encoder import ACTIVATIONS, EncoderConfig, EncoderModel, encoder_keys
+from pagewire.services.executor.models.encoder import (
+    ACTIVATIONS,
+    EncoderConfig,
+    EncoderModel,
+    check_activation,
+    encoder_keys,
+)
 from pagewire.services.executor.models.protocol import Leaf
+from pagewire.services.executor.rope_config import layer_parameters
 from pagewire.services.executor.step_context import StepContext
 
 
@@ -37,6 +44,10 @@ class ModernBertConfig(EncoderConfig):
     classifier_bias: bool
     classifier_act: str
     classifier_pooling: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_activation("classifier_activation", self.classifier_act)
 
 
 def rotary_table(theta: float, head_dim: int, max_len: int, device: torch.device) -> Tensor:
@@ -151,19 +162,17 @@ class ModernBertModel(EncoderModel):
 
 def modernbert_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModernBertConfig:
     num_layers = required(raw, "num_hidden_layers")
-    ropes = raw.get("rope_parameters") or {}
-    for layer_type, rope in ropes.items():
-        if (rope or {}).get("rope_type", "default") != "default":
-            raise ModelLoadError(
-                f"config key rope_parameters.{layer_type}: rope_type {rope['rope_type']!r}: not supported"
-            )
+    for layer_type in raw.get("rope_parameters") or {}:
+        rope_type = layer_parameters(raw, layer_type).get("rope_type", "default")
+        if rope_type != "default":
+            raise ModelLoadError(f"config key rope_parameters.{layer_type}: rope_type {rope_type!r}: not supported")
     if raw.get("classifier_pooling", "cls") not in ("cls", "mean"):
         raise ModelLoadError(
             f"config key classifier_pooling: {raw['classifier_pooling']!r} is neither 'cls' nor 'mean'"
         )
 
     def theta(layer_type: str, key: str, default: float) -> float:
-        return float((ropes.get(layer_type) or {}).get("rope_theta") or raw.get(key) or default)
+        return positive_number(layer_parameters(raw, layer_type), "rope_theta", raw.get(key, default))
 
     return ModernBertConfig(
         **encoder_keys(raw, dtype),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from pagewire.services.executor.layers.kv_spec import CachingLayer
 from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weights import WeightModule
@@ -38,8 +39,12 @@ class Model(Protocol):
         """Its classification head, if it has one."""
 
     @property
+    def caching_layers(self) -> Sequence[CachingLayer]:
+        """Those that keep something between steps, in layer order; none in an encoder."""
+
+    @property
     def attention_layers(self) -> list[PagedAttention]:
-        """Those that need a KV cache, in layer order; none in an encoder."""
+        """Those of them that keep keys and values."""
 
     @property
     def weight_bytes(self) -> int: ...
@@ -52,7 +57,7 @@ class Model(Protocol):
 
 
 class Leaf(Protocol):
-    """A layer without layers inside. It may be a `WeightModule`, a `PagedAttention`, or have vectors alone (norms)."""
+    """A layer without layers inside. It may be a `WeightModule`, a `CachingLayer`, or have vectors alone (norms)."""
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
         """(name of a dense tensor in the checkpoint, the memory that it is written to, of the shape it must have)"""
@@ -79,6 +84,10 @@ class OwnModel(Model, Protocol):
     def ignored(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although the model has no place for it."""
         return False
+
+    @property
+    def caching_layers(self) -> Sequence[CachingLayer]:
+        return [leaf for leaf in self.leaves() if isinstance(leaf, CachingLayer)]
 
     @property
     def attention_layers(self) -> list[PagedAttention]:

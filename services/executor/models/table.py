@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from pagewire.services.executor.layers.kv_spec import KVSpec, LatentSpec
+from pagewire.services.executor.layers.kv_spec import CacheSpec, LatentSpec, StateSpec
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES, THROUGH_TRANSFORMERS
@@ -91,7 +91,7 @@ def page(loading: Mapping[str, Mapping[str, float]]) -> str:
 def _row(architecture: Architecture[Any], loaded: Mapping[str, float] | None) -> tuple[str, ...]:
     model = example_model(architecture)
     formats = ["safetensors"] + ["GGUF"] * (architecture.gguf is not None) + ["quantized"] * bool(model.modules())
-    kinds = sorted({_kind(layer.kv_spec()) for layer in model.attention_layers})
+    kinds = sorted({_kind(layer.kv_spec()) for layer in model.caching_layers})
     return (
         f"`{architecture.name}`",
         ", ".join(formats),
@@ -103,7 +103,9 @@ def _row(architecture: Architecture[Any], loaded: Mapping[str, float] | None) ->
     )
 
 
-def _kind(spec: KVSpec) -> str:
+def _kind(spec: CacheSpec) -> str:
+    if isinstance(spec, StateSpec):
+        return "state"
     if isinstance(spec, LatentSpec):
         return "latent vectors"
     return "window" if spec.window else "all tokens"

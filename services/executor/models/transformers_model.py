@@ -156,6 +156,10 @@ class TransformersModel:
         return type(output)
 
     @property
+    def caching_layers(self) -> list[PagedAttention]:
+        return self.attention_layers
+
+    @property
     def attention_layers(self) -> list[PagedAttention]:
         return [self._state.layers[layer_idx] for layer_idx in sorted(self._state.layers)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pagewire.kernels.quantized import PackedGrouped
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import stats
 from pagewire.services.executor.limits import Limits
@@ -23,7 +24,9 @@ from pagewire.v1.common_pb2 import SamplingParams
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 VOCAB_SIZE = 200
-LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=96, block_size=BLOCK_SIZE)
+LIMITS = Limits(
+    max_num_seqs=8, max_num_batched_tokens=128, max_model_len=96, block_size=BLOCK_SIZE, state_tokens=BLOCK_SIZE
+)
 
 
 def sampling_params(logit_bias: Sequence[tuple[int, float]] = (), **fields: Any) -> SamplingParams:
@@ -66,14 +69,37 @@ def write_tiny_llama(directory: Path, **changes: Any) -> Path:
     return directory
 
 
-def tiny_llama(directory: Path, **changes: Any) -> DecoderModel:
-    """fp32, with weights large enough that tokens depend on the whole context. changes: of its config."""
-    model = load_model(write_tiny_llama(directory, **changes), dtype="float32", device=CPU, load_format="dummy")
+# What a Mixtral's config has beside the tiny Llama's, dense and with experts in 4 bits.
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_local_experts": 4,
+}
+MIXTRAL_4_BITS = MIXTRAL | {
+    "quantization_config": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        "sym": True,
+        "modules_to_not_convert": ["self_attn", "gate"],
+    },
+}
+
+
+def tiny_llama(directory: Path, *, dtype: str = "float32", **changes: Any) -> DecoderModel:
+    """With weights large enough that tokens depend on the whole context. changes: of its config."""
+    model = load_model(write_tiny_llama(directory, **changes), dtype=dtype, device=CPU, load_format="dummy")
     assert isinstance(model, DecoderModel)
     generator = torch.Generator().manual_seed(1)
     for name, target in model.load_targets().items():
         if not name.endswith("norm.weight"):
             target.normal_(0.0, 0.5, generator=generator)
+    with torch.inference_mode():
+        for part in (part for module in model.modules() for part in module.parts):
+            if isinstance(part, PackedGrouped):
+                part.scales.mul_(16)
     return model
 
 

@@ -15,11 +15,15 @@ from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.protocol import Model
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.stepping import (
     CPU,
     GREEDY,
     LIMITS,
+    MIXTRAL,
+    MIXTRAL_4_BITS,
+    VOCAB_SIZE,
     Driver,
     alone,
     check_random_steps,
@@ -39,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     return tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
 
 
-def recorded_driver(model: DecoderModel, max_num_tokens: int = LIMITS.max_num_batched_tokens) -> Driver:
+def recorded_driver(model: Model, max_num_tokens: int = LIMITS.max_num_batched_tokens) -> Driver:
     runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, max_num_tokens))
     for layer in model.attention_layers:
         layer.kv_cache.fill_(float("nan"))
@@ -55,14 +59,42 @@ def test_recording_changes_no_token(model: DecoderModel, data: st.DataObject) ->
     check_random_steps(model, driver, data.draw(st.integers(0, 2**32)))
 
 
-def test_experts_are_chosen_anew_in_each_replay(tmp_path: Path) -> None:
-    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
-    save_tiny(tmp_path, "Qwen2Moe", **experts, shared_expert_intermediate_size=32, vocab_size=200)
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
+WINDOW: dict[str, Any] = {"head_dim": 16, "sliding_window": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 32},
+    "GptOss": WINDOW | {"hidden_size": 64, "intermediate_size": 32, "num_local_experts": 5, "num_experts_per_tok": 3},
+    "Gemma2": WINDOW,
+    "Gemma3Text": WINDOW,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(tmp_path: Path, family: str) -> None:
+    """Experts are chosen anew in each replay, windows move on, and the tokens are those of steps that run eagerly."""
+    save_tiny(tmp_path, family, **FAMILIES[family], vocab_size=VOCAB_SIZE, max_position_embeddings=96)
     model = load(tmp_path)
-    assert isinstance(model, DecoderModel)
     before = graph_steps("replayed")
     check_random_steps(model, recorded_driver(model), 7)
     assert graph_steps("replayed") > before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", [MIXTRAL, MIXTRAL_4_BITS], ids=["dense", "4 bits"])
+def test_experts_in_every_form(tmp_path: Path, config: dict[str, Any], dtype: str) -> None:
+    """Decode steps, recorded as they are, round as eager ones do."""
+    model = tiny_llama(tmp_path, dtype=dtype, **config)
+    before, tokens = graph_steps("replayed"), []
+    for graphs in (None, RecordedSteps(LIMITS.max_num_seqs, 0)):
+        driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs), 64)
+        for request_id in range(3):
+            driver.add(request_id, prompt(9 + request_id, seed=request_id))
+        driver.step({0: 9, 1: 10, 2: 11})
+        for _ in range(12):
+            driver.step(dict.fromkeys(range(3), 1))
+        tokens.append(driver.tokens)
+    assert tokens[0] == tokens[1]
+    assert graph_steps("replayed") == before + 11
 
 
 @pytest.mark.parametrize("family", ["StableLm", "Gemma", "Phimoe"])

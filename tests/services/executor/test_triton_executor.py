@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.services.executor import triton_states
 from tests.services.executor.triton_executor import MODELS, generate
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -38,6 +39,14 @@ def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, model: s
     answer = answer_of("triton_executor", tmp_path, model, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
     assert answer["backend"] == "triton"
     assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path, model)
+
+
+def test_states_of_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+    answer = answer_of("triton_states", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
+    assert answer["backend"] == "triton"
+    expected = triton_states.generate(tmp_path)
+    assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == expected
+    assert expected[2] == expected[0][: len(expected[2])], "a prefix hit goes on with the same tokens"
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 130])

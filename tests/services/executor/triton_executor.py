@@ -14,47 +14,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pagewire.kernels.ops import cpu_backend
-from pagewire.kernels.quantized import PackedGrouped
 from pagewire.services.executor.model_runner import ModelRunner
 from tests.services.executor.drafting import KnownTexts
-from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, sampling_params, tiny_llama
+from tests.services.executor.stepping import (
+    CPU,
+    LIMITS,
+    MIXTRAL,
+    MIXTRAL_4_BITS,
+    Driver,
+    prompt,
+    sampling_params,
+    tiny_llama,
+)
 from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
-_MIXTRAL = {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_local_experts": 4,
-}
-_GPTQ = {
-    "quant_method": "gptq",
-    "bits": 4,
-    "group_size": 32,
-    "sym": True,
-    "modules_to_not_convert": ["self_attn", "gate"],
-}
 # name -> what differs from the tiny Llama's config
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mixtral": _MIXTRAL,
-    "mixtral in 4 bits": _MIXTRAL | {"quantization_config": _GPTQ},
-}
+MODELS: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": MIXTRAL, "mixtral in 4 bits": MIXTRAL_4_BITS}
 
 
 def generate(directory: Path, model: str) -> dict[int, list[int]]:
     """request id -> tokens; model: a key of MODELS"""
     # Most drafts are wrong, whoever computes.
     proposer = KnownTexts([], 0.0, max_draft_tokens=1)
-    tiny = tiny_llama(directory, **MODELS[model])
-    with torch.inference_mode():
-        for part in (part for module in tiny.modules() for part in module.parts):
-            if isinstance(part, PackedGrouped):
-                part.scales.mul_(16)  # as large as the dense weights, so that tokens depend on them
-    runner = ModelRunner(tiny, LIMITS, 32, CPU, proposer=proposer)
+    runner = ModelRunner(tiny_llama(directory, **MODELS[model]), LIMITS, 32, CPU, proposer=proposer)
     runner.capture_graphs((2,), lambda fraction, text: None, ReplayedFunction)
     driver = Driver(runner, 32)
     driver.add(0, prompt(11))

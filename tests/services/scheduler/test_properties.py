@@ -76,6 +76,7 @@ many_arrivals = st.lists(arrivals(), min_size=4, max_size=10)
 
 ONE, NONE = st.just(1), st.just(0)
 NO_WINDOWS = st.just(list[int]())
+NO_STATES = st.just(0)
 
 
 @st.composite
@@ -84,17 +85,23 @@ def executors(
     block_size: int,
     max_draft_tokens: st.SearchStrategy[int],
     windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
+    states: st.SearchStrategy[int] = NO_STATES,
 ) -> FakeExecutor:
+    """states: blocks whose tokens one of states is for; 0: there are no states, negative: there is nothing else."""
     min_blocks = -(-30 // block_size)  # the longest prompt and one token fit
+    ratio = draw(states)
+    state_tokens = abs(ratio) * block_size
     gains = random.Random(draw(st.integers(0, 1000)))
     max_tokens = draw(st.integers(1, 40))
     return FakeExecutor(
-        num_blocks=min_blocks + draw(st.integers(0, 2 * min_blocks)),
+        num_blocks=0 if ratio < 0 else min_blocks + draw(st.integers(0, 2 * min_blocks)),
         # A window and the tokens of a step behind it fit.
         windows={
             window: -(-(window + max_tokens) // block_size) + 1 + draw(st.integers(0, min_blocks))
             for window in draw(windows)
         },
+        # The state that a step goes on from, and those of its tokens.
+        states={state_tokens: -(-max_tokens // state_tokens) + 2 + draw(st.integers(0, 6))} if ratio else None,
         block_size=block_size,
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=max_tokens,
@@ -111,9 +118,10 @@ def lines(
     num_replicas: st.SearchStrategy[int] = ONE,
     max_draft_tokens: st.SearchStrategy[int] = NONE,
     windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
+    states: st.SearchStrategy[int] = NO_STATES,
 ) -> PureLine:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    replicas = [draw(executors(block_size, max_draft_tokens, windows)) for _ in range(draw(num_replicas))]
+    replicas = [draw(executors(block_size, max_draft_tokens, windows, states)) for _ in range(draw(num_replicas))]
     # Without chunks, only prompts up to the budget are accepted.
     must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
     return PureLine(
@@ -234,6 +242,24 @@ def test_a_step_may_gain_several_tokens(line: PureLine, to_come: list[Arrival], 
     script=events,
 )
 def test_groups_with_windows_keep_what_is_still_read(line: PureLine, to_come: list[Arrival], script: list) -> None:
+    story = Story(line, to_come)
+    story.play(script)
+    story.finish()
+
+
+@PROPERTY
+@given(
+    line=lines(
+        windows=st.lists(st.integers(1, 12), max_size=1),
+        states=st.sampled_from([1, 2, 3, -1, -2]),
+    ),
+    to_come=many_arrivals,
+    script=events,
+)
+def test_a_state_is_written_by_one_request_and_found_again_by_others(
+    line: PureLine, to_come: list[Arrival], script: list
+) -> None:
+    """Alone, or beside layers that see all tokens or a window."""
     story = Story(line, to_come)
     story.play(script)
     story.finish()

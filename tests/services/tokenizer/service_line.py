@@ -1,6 +1,6 @@
 """The tokenizer service on a real socket, in front of a scheduler whose tokens are scripted.
 
-A request for a vector gets (0.6, 0, 0.8), or of a classifier the number of its tokens.
+A request for a vector gets (0.6, 0, 0.8) or what `vectors` says, or of a classifier the number of its tokens.
 """
 
 import asyncio
@@ -43,6 +43,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     # A step follows each message and each step, or only step() makes one.
     auto: bool = True
     tokens_per_step: int = 1
+    # More are refused, unless they are resubmitted.
+    max_running: int = 1_000_000
+    vectors: dict[tuple[int, ...], list[float]] = field(default_factory=dict)  # by prompt
     requests: list[scheduler_pb2.TokenRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     num_streams: int = 0
@@ -93,6 +96,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _start(self, stream_id: int, queue: asyncio.Queue, request: scheduler_pb2.TokenRequest) -> None:
         self.requests.append(request)
         error = self.errors.get(len(self.requests) - 1)
+        if len(self._running) >= self.max_running and not request.resubmitted:
+            error = common_pb2.RequestError(code=8, message="too many wait")
         if error is not None:
             message = scheduler_pb2.SchedulerServiceConnectResponse(
                 request_ids=[request.request_id],
@@ -131,7 +136,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             if running.request.yields_vector:
                 self._running.pop(key, None)
                 reason = common_pb2.FINISH_REASON_STOP
-                values = [0.6, 0.0, 0.8] if not self.labels else [float(len(running.request.prompt_token_ids))]
+                prompt = tuple(running.request.prompt_token_ids)
+                values = [float(len(prompt))] if self.labels else self.vectors.get(prompt, [0.6, 0.0, 0.8])
                 message.vectors[len(message.request_ids)].values.extend(values)
             if running.request.sampling_params.HasField("logprobs"):
                 k = running.request.sampling_params.logprobs + 1

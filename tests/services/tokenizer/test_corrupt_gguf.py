@@ -32,9 +32,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "tokenizer.ggml.merges": ["a b", "Ġ a"],
     },
     "llama": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [-float(i) for i in range(len(TOKENS))]},
+    "bert": {"tokenizer.ggml.model": "bert", "general.architecture": "bert"},
+    "t5": {
+        "tokenizer.ggml.model": "t5",
+        "general.architecture": "bert",
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(TOKENS))],
+    },
     "gemma": {"tokenizer.ggml.model": "llama", "general.architecture": "gemma"},
 }
-OPTIONAL = ("add_eos_token", "add_space_prefix", "padding_token_id", "scores", "merges", "pre")
+OPTIONAL = ("add_eos_token", "add_space_prefix", "precompiled_charsmap", "padding_token_id", "scores", "merges", "pre")
 WRONG: tuple[Any, ...] = ("", "gpt2", "a b", -1, 0, 3, 2**40, 1.5, float("nan"), True)
 WRONG_LISTS: tuple[list[Any], ...] = ([], [1], [1.5], [""], ["a b"] * 3, ["\0"], [[1]], [["a"]], ["a"] * 11, [9] * 11)
 

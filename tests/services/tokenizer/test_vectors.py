@@ -13,18 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pagewire.services.tokenizer import vectors
+from pagewire.services.tokenizer import vector_batch
 from pagewire.services.tokenizer.detokenizer import Detokenizers
-from pagewire.services.tokenizer.input_encoding import encode_inputs
+from pagewire.services.tokenizer.input_encoding import Cuts, encode_inputs
 from pagewire.services.tokenizer.loading import LoadedTokenizer
 from pagewire.services.tokenizer.sentence_config import read_sentence_config
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import (
+    ChatMessage,
+    ChatPrompt,
     ClassifyRequest,
+    ContentPart,
     EmbedRequest,
     GenerateRequest,
+    ImageSource,
     InputOptions,
     InputText,
+    ListModelsRequest,
     ScoreRequest,
     TokenIds,
 )
@@ -111,8 +116,52 @@ async def test_pairs_are_scored_and_classified(tmp_path: Path) -> None:
         classes = await running.stub.Classify(ClassifyRequest(inputs=[pair, *texts("a")]))
         assert [list(scores.values) for scores in classes.scores] == [[6], [3]]
         assert list(classes.labels) == ["relevant"]
-        with pytest.raises(grpc.aio.AioRpcError, match=r"pairs\[0\] has no text_pair"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"pairs\[0\] must have text and text_pair"):
             await running.stub.Score(ScoreRequest(pairs=texts("a")))
+
+
+async def test_each_text_of_a_pair_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    async with line(save(tmp_path), CLASSIFY, ("relevant",)) as running:
+        pair = InputText(text="a b c d", text_pair="e f g")
+        await running.stub.Score(ScoreRequest(pairs=[pair], max_tokens_per_query=2, max_tokens_per_doc=1))
+        assert list(running.scheduler.requests[0].prompt_token_ids) == [CLS, 6, 7, SEP, 10, SEP]
+        with pytest.raises(grpc.aio.AioRpcError, match="must be at least 0"):
+            await running.stub.Score(ScoreRequest(pairs=[pair], max_tokens_per_doc=-1))
+
+
+async def test_a_model_that_embeds_scores_by_cosine(tmp_path: Path) -> None:
+    """A text of several pairs is computed once."""
+    async with line(save(tmp_path), EMBED, max_model_len=6) as running:
+        pairs = [InputText(text="a b", text_pair=text) for text in ("c", "d e f g", "c")]
+        running.scheduler.vectors = {(CLS, 6, 7, SEP): [3.0, 0, 4], (CLS, 8, SEP): [0, 2.0, 0]}
+        answer = await running.stub.Score(ScoreRequest(pairs=pairs))
+        assert list(answer.scores) == pytest.approx([0, 1, 0])
+        assert list(answer.num_tokens) == [7, 10, 7]
+        assert len(running.scheduler.requests) == 3
+        await running.stub.Score(ScoreRequest(pairs=pairs, max_tokens_per_query=1, max_tokens_per_doc=2))
+        assert {len(request.prompt_token_ids) for request in running.scheduler.requests[3:]} == {3, 4}
+        long = InputText(text="a", text_pair="a b c d e")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"pairs\[3\] has 7 tokens, the model takes 6"):
+            await running.stub.Score(ScoreRequest(pairs=[*pairs, long, long]))
+
+
+async def test_a_chat_is_embedded_as_its_template_writes_it(tmp_path: Path) -> None:
+    save(tmp_path, tokenizer_config={"chat_template": "{% for m in messages %}{{ m.content }} {% endfor %}"})
+    async with line(tmp_path, EMBED) as running:
+        messages = [ChatMessage(role="user", content=text) for text in "abc"]
+        given = [InputText(chat=ChatPrompt(messages=messages)), *texts("d")]
+        options = InputOptions(truncate_prompt_tokens=2)
+        for request in (EmbedRequest(inputs=given[:1]), EmbedRequest(inputs=given[:1], options=options)):
+            await running.stub.Embed(request)
+        assert [list(r.prompt_token_ids) for r in running.scheduler.requests] == [[6, 7, 8], [6, 7]]
+        assert list((await running.stub.Embed(EmbedRequest(inputs=given))).num_tokens) == [3, 3]
+        part = ContentPart(image=ImageSource(url="data:,"))
+        shown = InputText(chat=ChatPrompt(messages=[ChatMessage(role="user", parts=[part])]))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"inputs\[0\] has images"):
+            await running.stub.Embed(EmbedRequest(inputs=[shown]))
+        with pytest.raises(grpc.aio.AioRpcError, match="chat_template is not taken from requests"):
+            chat = ChatPrompt(messages=messages, chat_template="{{ 1 }}")
+            await running.stub.Embed(EmbedRequest(inputs=[InputText(chat=chat)]))
 
 
 async def test_too_long_an_input_is_refused_or_cut(tmp_path: Path) -> None:
@@ -143,11 +192,13 @@ async def test_more_vectors_than_an_answer_holds_are_refused_at_once(tmp_path: P
 
 async def test_calls_that_the_model_does_not_answer(tmp_path: Path) -> None:
     async with line(save(tmp_path), EMBED) as running:
-        with pytest.raises(grpc.aio.AioRpcError, match="served for embeddings: call Embed") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="served for embeddings: call Embed or Score") as caught:
             await anext(aiter(running.stub.Generate(GenerateRequest(text="a"))))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError, match="call Embed"):
             await running.stub.Classify(ClassifyRequest(inputs=texts("a")))
+        models = (await running.stub.ListModels(ListModelsRequest())).models
+        assert [model.kind for model in models] == [EMBED]
         for wrong, cause in (([], "inputs has 0 entries"), ([InputText()], r"inputs\[0\] must have text")):
             with pytest.raises(grpc.aio.AioRpcError, match=cause):
                 await running.stub.Embed(EmbedRequest(inputs=wrong))
@@ -155,7 +206,7 @@ async def test_calls_that_the_model_does_not_answer(tmp_path: Path) -> None:
 
 async def test_a_model_for_text_embeds_nothing(tmp_path: Path) -> None:
     async with line(save(tmp_path), common_pb2.MODEL_KIND_UNSPECIFIED) as running:
-        with pytest.raises(grpc.aio.AioRpcError, match="generates text: call Generate, or start"):
+        with pytest.raises(grpc.aio.AioRpcError, match="start it with --runner pooling"):
             await running.stub.Embed(EmbedRequest(inputs=texts("a")))
 
 
@@ -177,9 +228,8 @@ async def test_who_goes_away_and_who_fails_take_all_their_requests_along(tmp_pat
         await running.scheduler.until(lambda: running.scheduler.num_running == 3)
         call.cancel()
         await running.scheduler.until(lambda: running.scheduler.num_running == 0)
-        error = common_pb2.RequestError(code=8, message="too many wait")
-        running.scheduler.errors[4] = error
-        with pytest.raises(grpc.aio.AioRpcError, match="too many wait"):
+        running.scheduler.errors[4] = common_pb2.RequestError(code=13, message="broken")
+        with pytest.raises(grpc.aio.AioRpcError, match="broken"):
             await _embed(running, "a", "b", "c")
         await running.scheduler.until(lambda: running.scheduler.num_running == 0)
 
@@ -187,7 +237,7 @@ async def test_who_goes_away_and_who_fails_take_all_their_requests_along(tmp_pat
 async def test_a_call_of_many_texts_leaves_the_scheduler_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectors, "MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(vector_batch, "MAX_IN_FLIGHT", 2)
     async with line(save(tmp_path), EMBED, auto=False) as running:
         call = asyncio.create_task(_embed(running, *"abcdefg"))
         for num_seen in (2, 4, 6, 7):
@@ -196,13 +246,41 @@ async def test_a_call_of_many_texts_leaves_the_scheduler_to_others(
             running.scheduler.step()
         assert len((await call).embeddings) == 7
         # One that fails ends the call before the others are submitted.
-        running.scheduler.errors[8] = common_pb2.RequestError(code=8, message="too many wait")
+        running.scheduler.errors[8] = common_pb2.RequestError(code=13, message="broken")
         call = asyncio.create_task(_embed(running, *"abcdefg"))
         await running.scheduler.until(lambda: len(running.scheduler.requests) == 9)
         running.scheduler.step()
-        with pytest.raises(grpc.aio.AioRpcError, match="too many wait"):
+        with pytest.raises(grpc.aio.AioRpcError, match="broken"):
             await call
         assert len(running.scheduler.requests) <= 10
+
+
+async def test_a_call_is_refused_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    """The scheduler lets so many wait, but for those that it has let in before."""
+    async with line(save(tmp_path), EMBED, auto=False, max_running=2) as running:
+        call = asyncio.create_task(_embed(running, *"abcdefg"))
+        await running.scheduler.until(lambda: len(running.scheduler.requests) == 7)
+        assert running.scheduler.num_running == 2
+        with pytest.raises(grpc.aio.AioRpcError, match="too many wait") as caught:
+            await _embed(running, "a", "b")
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        running.scheduler.auto = True
+        running.scheduler.step()
+        assert len((await call).embeddings) == 7
+
+
+async def test_the_later_part_of_a_list_waits_for_its_turn(tmp_path: Path) -> None:
+    async with line(save(tmp_path), EMBED, auto=False, max_running=0) as running:
+        request = EmbedRequest(inputs=texts("a", "b"), options=InputOptions(first_index=40))
+        call = asyncio.ensure_future(running.stub.Embed(request))
+        await running.scheduler.until(lambda: running.scheduler.num_running == 1)
+        assert not call.done()
+        running.scheduler.max_running = 9
+        running.scheduler.auto = True
+        running.scheduler.step()
+        assert len((await call).embeddings) == 2
+        with pytest.raises(grpc.aio.AioRpcError, match=r"inputs\[41\] must have text"):
+            await running.stub.Embed(EmbedRequest(inputs=[*texts("a"), InputText()], options=request.options))
 
 
 async def _embed(running: TokenizerLine, *given: str) -> Any:
@@ -215,7 +293,7 @@ def test_cutting_is_that_of_the_library(first: int, second: int | None, limit: i
     ours, theirs = word_pieces(), word_pieces()
     theirs.enable_truncation(limit)
     text, pair = " ".join("abcdefg"[i % 7] for i in range(first)), None if second is None else "g " * second
-    ((token_ids, start),) = encode_inputs(ours, [(text, pair)], add_special_tokens=True, max_tokens=limit)
+    ((token_ids, start),) = encode_inputs(ours, [(text, pair)], add_special_tokens=True, cuts=Cuts(limit))
     expected = theirs.encode(text, pair)
     assert token_ids == expected.ids
     assert start == (expected.type_ids.index(1) if 1 in expected.type_ids else 0)

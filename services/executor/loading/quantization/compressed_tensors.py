@@ -48,7 +48,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Co
             raise ModelLoadError(f"{where}: {error}") from error
         formats |= {target: formats.get(target, weight_format) for target in targets}
     _check_patterns([*formats, *strings_of(config, "ignore")])
-    return CompressedTensorsQuantization(formats, strings_of(config, "ignore"))
+    return CompressedTensorsQuantization(formats, strings_of(config, "ignore"), names)
 
 
 class CompressedTensorsQuantization:
@@ -56,12 +56,19 @@ class CompressedTensorsQuantization:
 
     method = "compressed-tensors"
 
-    def __init__(self, formats: Mapping[str, WeightFormat], ignored: Sequence[str]) -> None:
+    def __init__(
+        self, formats: Mapping[str, WeightFormat], ignored: Sequence[str], names: Collection[str] | None
+    ) -> None:
         # The most specific target wins: a name, then a pattern, then a class; otherwise the first in the alphabet.
         self._formats = sorted(formats.items(), key=lambda item: ("re:" in item[0], item[0]))
         self._ignored = ignored
+        self._names = names
 
     def format(self, module: str) -> WeightFormat | None:
+        names = self._names or ()
+        # Routers of experts are of no class that is quantized, so "ignore" need not name them.
+        if f"{module}.weight" in names and f"{module}.weight_scale" not in names:
+            return None
         kind = "Embedding" if module.endswith(EMBEDDINGS) else "Linear"
         if any(_names(target, module) or target == kind for target in self._ignored):
             return None

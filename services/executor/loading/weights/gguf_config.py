@@ -20,6 +20,8 @@ from pagewire.services.executor.loading.weights.gguf_names import (
 from pagewire.services.executor.model_config import DecoderConfig, ModelConfig, ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES, of_gguf
 
+# llama.cpp's numbers (`llama_pooling_type`); 4 is that of rerankers
+_POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken"}
 _ATTENTION_BIASES = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
 
 
@@ -43,11 +45,11 @@ def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     """Translates GGUF metadata into the keys of `config.json` and reads those as for any other model."""
     keys = gguf_config_keys(file)
     try:
-        config: ModelConfig = ARCHITECTURES[gguf_architecture(file)].read_config(keys, dtype)
+        read: ModelConfig = ARCHITECTURES[gguf_architecture(file)].read_config(keys, dtype)
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from error
-    tensor = file.tensors.get(ROPE_FACTORS)
-    if tensor is None:
+    config = dataclasses.replace(read, pooling=_pooling(file))
+    if ROPE_FACTORS not in file.tensors:
         return config
     if not isinstance(config, DecoderConfig):
         raise ModelLoadError(
@@ -58,6 +60,18 @@ def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:
     if len(factors) != expected or not all(0 < factor < math.inf for factor in factors):
         raise ModelLoadError(f"{file.path}: tensor {ROPE_FACTORS}: expected {expected} positive numbers")
     return dataclasses.replace(config, rope=dataclasses.replace(config.rope, frequency_factors=factors))
+
+
+def _pooling(file: GgufFile) -> str | None:
+    """By sentence-transformers' name."""
+    key = f"{file.metadata['general.architecture']}.pooling_type"
+    number = file.integer(key, 0)
+    if number not in _POOLING:
+        raise ModelLoadError(
+            f"{file.path}: metadata key {key} is {number}: not one of {', '.join(map(str, _POOLING))}; use a model "
+            "that makes vectors, or generates"
+        )
+    return _POOLING[number]
 
 
 def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
@@ -98,7 +112,12 @@ def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
         **{key: file.flag(f"{arch}.{name}") for name, key in form.flags.items()},
     }
     keys |= {key: value for key, value in stated.items() if value is not None}
-    return keys if form.derived_keys is None else keys | dict(form.derived_keys(keys, file.stated))
+    if form.derived_keys is None:
+        return keys
+    try:
+        return keys | dict(form.derived_keys(keys, file.stated))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file.path}: {error}") from error
 
 
 def _layer_types(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:

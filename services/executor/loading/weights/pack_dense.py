@@ -7,7 +7,7 @@ import platform
 import torch
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.layers.weights import Dense, PackedDense
+from pagewire.services.executor.layers.weights import Dense, PackedDense, PackedWeight
 from pagewire.services.executor.models.protocol import OwnModel
 
 
@@ -19,15 +19,15 @@ def packs_dense(dtype: torch.dtype, device: torch.device) -> bool:
 
 def pack_dense(model: OwnModel) -> None:
     """Replaces dense weights that are multiplied with: where they are, or, if they have to be padded, one by one."""
+    for module in model.modules():
+        if module.multiplies:  # otherwise rows are looked up, which is faster where they are contiguous
+            module.install([_packed(part) for part in module.parts])
+
+
+def _packed(part: PackedWeight) -> PackedWeight:
+    """Packed unless it is already, or of another dtype than the model's."""
     from pagewire.kernels.cpu.packed_linear import pack
 
-    for module in model.modules():
-        if not module.multiplies:
-            continue  # rows are looked up faster where they are contiguous
-        if any(isinstance(part, Dense) for part in module.parts):
-            module.install(
-                [
-                    PackedDense(part.shape, pack(part.tensor)) if isinstance(part, Dense) else part
-                    for part in module.parts
-                ]
-            )
+    if isinstance(part, Dense) and part.tensor.dtype is torch.bfloat16:
+        return PackedDense(part.shape, pack(part.tensor))
+    return part

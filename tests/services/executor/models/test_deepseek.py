@@ -13,10 +13,13 @@ from transformers import PreTrainedModel
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor import kv_cache
+from pagewire.services.executor.layers.experts import Router
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.deepseek_v2 import DeepseekModel
 from pagewire.services.executor.models.protocol import Model
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
+from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
     CPU,
@@ -92,6 +95,40 @@ def test_a_correction_bias_chooses_but_does_not_weigh(tmp_path: Path) -> None:
     saved = save_tiny(tmp_path, "DeepseekV3", **(LATENT | {"n_group": 4, "topk_group": 2}))
     expected = with_correction_bias(saved, tmp_path)
     assert_same_logits(load(tmp_path), expected)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@torch.inference_mode()
+def test_routers_compute_in_fp32(tmp_path: Path, version: int) -> None:
+    """In a model in bf16, too: rounded logits would choose other experts."""
+    keys = {"n_group": 1, "topk_group": 1, "num_hidden_layers": 1, "first_k_dense_replace": 0}
+    expected = save_tiny(tmp_path, f"DeepseekV{version}", **(LATENT | keys)).bfloat16()
+    expected.save_pretrained(tmp_path)
+    model = load(tmp_path, dtype="bfloat16")
+    assert isinstance(model, DeepseekModel)
+    (router,) = (module for module in model.modules() if isinstance(module, Router))
+    hidden = torch.randn(40, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    logits = expected.model.layers[0].mlp.gate(hidden)[0]
+    assert logits.dtype is torch.float32 and not torch.equal(logits, logits.bfloat16().float())
+    torch.testing.assert_close(router(hidden), logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", [None, "none"])
+def test_a_quantized_router(tmp_path: Path, quantization: str | None) -> None:
+    """Checkpoints whose config excepts no module have such."""
+    expected = save_tiny(tmp_path, "DeepseekV2", **LATENT)
+    tensors, parameters = load_file(tmp_path / "model.safetensors"), dict(expected.named_parameters())
+    for name in [name for name in tensors if name.endswith("mlp.gate.weight")]:
+        scale = tensors[name].abs().amax() / 448
+        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale"] = scale
+        parameters[name].data.copy_(tensors[name].float() * scale)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    assert_same_logits(load(tmp_path, quantization=quantization), expected)
+    in_bf16 = PagedBatch(load(tmp_path, quantization=quantization, dtype="bfloat16"), num_requests=1, max_len=8)
+    assert in_bf16.step({0: [3, 4, 5]})[0].isfinite().all()
 
 
 def test_fp8_blocks(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.state_space import Mamba2Mixer, States, StateSpaceConfig
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelConfig
 from pagewire.services.executor.models.architecture import Architecture
@@ -27,10 +28,22 @@ HIDDEN = 32
 WINDOW = 5
 HEADS = {"full": (2, 1, 16, 0), "window": (4, 2, 8, WINDOW)}  # kind -> heads, KV heads, head size, window
 
+STATE = StateSpaceConfig(
+    num_heads=4,
+    head_dim=8,
+    state_size=16,
+    num_groups=2,
+    conv_width=4,
+    dt_limit=(0.0, float("inf")),
+    norm_eps=1e-5,
+    bias=False,
+    conv_bias=True,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToyConfig(ModelConfig):
-    kinds: tuple[str, ...]  # of each layer: full, window, or free of attention
+    kinds: tuple[str, ...]  # of each layer: full, window, state, or free of all these
 
 
 class ToyAttention:
@@ -59,13 +72,17 @@ class ToyAttention:
 class ToyLayer:
     def __init__(self, kind: str, layer_idx: int, dtype: torch.dtype, placement: Placement) -> None:
         self.norm = RMSNorm("norm", HIDDEN, 1e-5, placement)
-        self.attention = None if kind == "free" else ToyAttention(kind, layer_idx, dtype, placement.within("self_attn"))
+        inner = placement.within("self_attn")
+        self.attention = ToyAttention(kind, layer_idx, dtype, inner) if kind in HEADS else None
+        self.mixer = Mamba2Mixer(layer_idx, STATE, HIDDEN, inner) if kind == "state" else None
         self.mix = Linear(HIDDEN, {"mix": HIDDEN}, placement, bias=False) if kind == "free" else None
 
     def leaves(self) -> Iterator[Leaf]:
         yield self.norm
         if self.attention is not None:
             yield from self.attention.leaves()
+        if self.mixer is not None:
+            yield from self.mixer.leaves()
         if self.mix is not None:
             yield self.mix
 
@@ -101,6 +118,8 @@ class ToyModel(OwnModel):
             hidden = layer.norm.add(hidden, residual)
             if layer.attention is not None:
                 hidden = layer.attention(hidden, context)
+            if layer.mixer is not None:
+                hidden = layer.mixer(hidden, context)
             if layer.mix is not None:
                 hidden = layer.mix(hidden)
         return self.norm.add(hidden, residual)
@@ -119,6 +138,8 @@ class ToyModel(OwnModel):
             hidden = layer.norm.add(hidden, residual)
             if layer.mix is not None:
                 hidden = layer.mix(hidden)
+            if layer.mixer is not None:
+                hidden = without_cache(layer.mixer, hidden)
             if (attention := layer.attention) is not None:
                 window = attention.attention.kv_spec().window or len(token_ids)
                 q, k, v = (part.transpose(0, 1) for part in attention.project(hidden))
@@ -126,6 +147,18 @@ class ToyModel(OwnModel):
                 out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
                 hidden = attention.o(out.transpose(0, 1).reshape(len(token_ids), -1))
         return self.compute_logits(self.norm.add(hidden, residual))
+
+
+def without_cache(mixer: Mamba2Mixer, hidden: Tensor) -> Tensor:
+    """Of one sequence, with a state of its own."""
+    num_tokens, kept = len(hidden), mixer.state_space.states
+    fresh = mixer.state_space.states = States(0, STATE)
+    fresh.bind(torch.full((1, STATE.spec.size), torch.nan), 0, num_tokens)
+    ints = torch.tensor([[0, num_tokens]], dtype=torch.int32)
+    context = StepContext(ints[0], ints[0], ints[0], ints[0, 1:], (ints,), (ints[0],), num_tokens)
+    output = mixer(hidden, context)
+    mixer.state_space.states = kept
+    return output
 
 
 def toy_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ToyConfig:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tests.services.executor.loading.weights.test_gguf import interleave
 
-LLAMA_ROTARY = ("granite", "smollm3")  # whose converter is that of Llama
+LLAMA_ROTARY = ("granite", "mistral3", "smollm3")  # whose converter is that of Llama
 FUSED = ("falcon", "gptneox")  # whose queries, keys and values are put apart
 
 
@@ -104,6 +104,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _converted(arch: str, name: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    if arch == "bert" and name.startswith("pooler."):
+        return
     if arch in LLAMA_ROTARY and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         yield name, interleave(array, heads)

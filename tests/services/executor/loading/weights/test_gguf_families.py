@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"embedding_scale": 12.0, "attention__scale": 0.2, "residual_scale": 0.25, "logit_scale": 3.0},
     ),
+    "mistral3": ("Mistral", {"sliding_window": None}, {}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}, {}),
     "glm4": ("Glm4", {"head_dim": 16}, {}),
     "olmo2": ("Olmo2", {}, {}),

@@ -1,0 +1,48 @@
+"""What every tokenizer from a GGUF file has: tokens and their types."""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from tokenizers import AddedToken, Tokenizer
+
+
+class TokenType(IntEnum):
+    """tokenizer.ggml.token_type"""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class GgufTokenizerError(ValueError):
+    """The file holds no tokenizer that can be built; the message names the key and the remedy."""
+
+
+def unique(tokens: Iterable[str]) -> dict[str, int]:
+    """Token -> id. A spelling that occurs twice keeps its first id; the copies get names nothing can produce."""
+    vocab: dict[str, int] = {}
+    for token_id, token in enumerate(tokens):
+        vocab[token if token not in vocab else f"{token}\x00{token_id}"] = token_id
+    return vocab
+
+
+def add_special_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int], *, is_normalized: bool) -> None:
+    """Control tokens are matched whole in text and skipped in output; user-defined ones are only matched whole.
+
+    is_normalized: user-defined ones are spelled as the normalizer leaves text.
+    """
+    control = [
+        AddedToken(token, normalized=False, special=True)
+        for token, token_type in zip(tokens, types, strict=True)
+        if token_type == TokenType.CONTROL
+    ]
+    user_defined = [
+        AddedToken(token, normalized=is_normalized, special=False)
+        for token, token_type in zip(tokens, types, strict=True)
+        if token_type == TokenType.USER_DEFINED
+    ]
+    backend.add_special_tokens(control)
+    backend.add_tokens(user_defined)

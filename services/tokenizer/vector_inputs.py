@@ -1,0 +1,98 @@
+"""From the inputs of Embed, Classify and Score to tokens."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from pagewire.services.tokenizer.chat import ChatError
+from pagewire.services.tokenizer.chat_messages import to_chat
+from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.prompts import image_urls
+from pagewire.v1 import common_pb2, inference_pb2
+
+# Texts that one worker of the pool encodes in a row.
+TEXTS_PER_CALL = 32
+
+Inputs = Sequence[inference_pb2.InputText]
+# The name of an input in errors, from its index.
+Name = Callable[[int], str]
+
+
+async def encode(
+    pool: TokenizerPool,
+    inputs: Inputs,
+    options: inference_pb2.InputOptions,
+    info: common_pb2.ModelInfo,
+    name: Name,
+    *,
+    prefix: str = "",
+    cuts: Cuts,
+) -> list[EncodedInput]:
+    """prefix: of each text. Raises RpcError (INVALID_ARGUMENT)."""
+    for index, given in enumerate(inputs):
+        kind = given.WhichOneof("input")
+        if kind is None or (kind != "text" and given.HasField("text_pair")):
+            raise invalid(f"{name(index)} must have text, alone or with text_pair, or token_ids, or chat")
+    texts = iter(await _encode_texts(pool, inputs, options, prefix, cuts))
+    encoded = []
+    for index, given in enumerate(inputs):
+        match given.WhichOneof("input"):
+            case "text":
+                encoded.append(next(texts))
+            case "chat":
+                token_ids = await _encode_chat(pool, given.chat, options, name(index))
+                encoded.append((token_ids[: cuts.whole], 0))
+            case _:
+                encoded.append((list(given.token_ids.ids)[: cuts.whole], 0))
+    for index, (token_ids, _) in enumerate(encoded):
+        if not token_ids:
+            raise invalid(f"{name(index)} has no tokens; it must have at least one")
+        if len(token_ids) > info.max_model_len:
+            raise invalid(
+                f"{name(index)} has {len(token_ids)} tokens, the model takes {info.max_model_len}; shorten it, "
+                "or set truncate_prompt_tokens"
+            )
+    return encoded
+
+
+async def _encode_texts(
+    pool: TokenizerPool, inputs: Inputs, options: inference_pb2.InputOptions, prefix: str, cuts: Cuts
+) -> list[EncodedInput]:
+    texts = [
+        (prefix + given.text, given.text_pair if given.HasField("text_pair") else None)
+        for given in inputs
+        if given.HasField("text")
+    ]
+    add_special_tokens = options.add_special_tokens if options.HasField("add_special_tokens") else True
+    parts = [texts[start : start + TEXTS_PER_CALL] for start in range(0, len(texts), TEXTS_PER_CALL)]
+    try:
+        of_parts = await asyncio.gather(
+            *(pool.encode_inputs(part, add_special_tokens=add_special_tokens, cuts=cuts) for part in parts)
+        )
+    except ValueError as error:
+        raise invalid(str(error)) from error
+    return [encoded for part in of_parts for encoded in part]
+
+
+async def _encode_chat(
+    pool: TokenizerPool, chat: inference_pb2.ChatPrompt, options: inference_pb2.InputOptions, name: str
+) -> list[int]:
+    if image_urls(chat):
+        raise invalid(f"{name} has images; vectors are made of text")
+    try:
+        return await pool.encode_chat(to_chat(chat), add_special_tokens=options.add_special_tokens)
+    except ChatError as error:
+        raise invalid(str(error)) from error
+
+
+def whole_cut(options: inference_pb2.InputOptions, info: common_pb2.ModelInfo) -> int | None:
+    """truncate_prompt_tokens as a number of tokens. Raises RpcError (INVALID_ARGUMENT)."""
+    if not options.HasField("truncate_prompt_tokens"):
+        return None
+    wanted = options.truncate_prompt_tokens
+    if wanted == -1:
+        return info.max_model_len
+    if not 1 <= wanted <= info.max_model_len:
+        raise invalid(f"truncate_prompt_tokens is {wanted}; it must be -1 or within 1..{info.max_model_len}")
+    return wanted

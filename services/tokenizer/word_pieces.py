@@ -1,0 +1,18 @@
+"""BERT's tokenizer: words and their pieces, of which the longest that fit are taken."""
+
+from collections.abc import Mapping
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+
+def word_piece_tokenizer(
+    vocab: dict[str, int], normalizer: normalizers.Normalizer, named: Mapping[str, str]
+) -> Tokenizer:
+    """vocab: pieces that go on with a word begin with ##. named: which are `unk_token`, `cls_token`, `sep_token`."""
+    backend = Tokenizer(models.WordPiece(vocab, unk_token=named["unk_token"]))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    separator, first = ((token, vocab[token]) for token in (named["sep_token"], named["cls_token"]))
+    backend.post_processor = processors.BertProcessing(separator, first)
+    return backend
