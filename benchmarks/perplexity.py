@@ -19,7 +19,7 @@ from pagewire.services.executor import kv_cache
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.step_context import StepContext
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.loading import load_tokenizer
 
 BLOCK_SIZE = 16
 

@@ -22,7 +22,7 @@ from pagewire.services.executor.loading.weights.gguf_config import gguf_config_k
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.model_config import DecoderConfig
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

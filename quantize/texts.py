@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from pagewire.services.tokenizer.loading import LoadedTokenizer
+from pagewire.tokenizer_files.loading import LoadedTokenizer
 
 logger = logging.getLogger(__name__)
 

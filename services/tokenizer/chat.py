@@ -222,12 +222,11 @@ def _mark_final_message(messages: list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_TAG
         return content
-    for part in reversed(content):
-        if "text" in part:
-            text = part["text"]
-            part["text"] = text + _CONTINUE_TAG
-            return text
-    raise ChatError("continue_final_message is set, but the last message has no text to continue")
+    if not content or "text" not in content[-1]:  # it goes on behind an image
+        content.append({"type": "text", "text": ""})
+    text: str = content[-1]["text"]
+    content[-1]["text"] = text + _CONTINUE_TAG
+    return text
 
 
 def _cut_at_mark(text: str, final_text: str) -> str:

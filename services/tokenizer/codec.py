@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pagewire.services.tokenizer.chat import Chat, ChatError, expand_images, render_chat
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput, encode_inputs
-from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
 from pagewire.services.tokenizer.sentence_config import read_sentence_config
+from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)

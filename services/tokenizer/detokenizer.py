@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pagewire.services.tokenizer.byte_alphabet import CHAR_TO_BYTE
-from pagewire.services.tokenizer.loading import CLEAN_UPS, LoadedTokenizer
+from pagewire.tokenizer_files.byte_alphabet import CHAR_TO_BYTE
+from pagewire.tokenizer_files.loading import CLEAN_UPS, LoadedTokenizer
 
 
 class UnsupportedDecoderError(ValueError):

@@ -20,7 +20,7 @@ from pagewire.services.tokenizer.chat import Chat
 from pagewire.services.tokenizer.codec import Codec, CodecSource
 from pagewire.services.tokenizer.images import ImageReader, NoImages
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
-from pagewire.services.tokenizer.worker import WorkerDiedError, WorkerProcess
+from pagewire.worker_process import WorkerDiedError, WorkerProcess
 
 logger = logging.getLogger(__name__)
 

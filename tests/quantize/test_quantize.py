@@ -26,8 +26,8 @@ from pagewire.quantize.layer import LayerQuantizer, Method
 from pagewire.quantize.output import CheckpointWriter
 from pagewire.quantize.source import Source
 from pagewire.quantize.texts import bundled_documents, held_out, read_documents, sequences
-from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.byte_alphabet import BYTE_TO_CHAR
+from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.quantize.test_quantize_layouts import decode_awq, decode_gptq
 from tests.services.executor.models.test_models import save_tiny
 

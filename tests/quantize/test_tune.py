@@ -21,7 +21,7 @@ from pagewire.quantize.distillation import Divergence
 from pagewire.quantize.student import TunedVector, TunedWeight
 from pagewire.quantize.texts import bundled_documents, held_out, sequences
 from pagewire.quantize.training import batches
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.quantize.test_quantize import decoded_state, perplexity, quantize, save_model
 from tests.quantize.test_quantize_layouts import random_weight
 

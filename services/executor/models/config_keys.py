@@ -67,6 +67,7 @@ _KEYS: Mapping[_Kind, tuple[str, ...]] = {
         "tie_word_embeddings",
         "use_bias",
         "use_bidirectional_attention",
+        "use_conv_bias",
         "use_parallel_residual",
         "use_qk_norm",
         "use_sliding_window",

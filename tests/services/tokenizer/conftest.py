@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.services.tokenizer.detokenizer import Detokenizers
-from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pagewire.services.tokenizer.chat import Chat, ChatError, read_template, render_chat
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.services.tokenizer import tiny_tokenizers
 
 CONVERSATIONS = [
@@ -114,6 +114,20 @@ def test_continuing_the_last_part() -> None:
     chat = Chat(PARTS, add_generation_prompt=False, continue_final_message=True)
     template = "{% for p in messages[0].content %}<{{ p.text }}>{% endfor %}END"
     assert render_chat(chat, template, {}) == "<one><two"
+
+
+def test_continuing_behind_an_image() -> None:
+    parts: list[dict[str, str]] = [{"type": "text", "text": "look: "}, {"type": "image"}]
+    template = (
+        "{% for p in messages[0].content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}"
+        "{% endfor %}END"
+    )
+    for content, expected in ((parts, "look: <image>"), (parts[1:], "<image>")):
+        chat = Chat(
+            [{"role": "assistant", "content": content}], add_generation_prompt=False, continue_final_message=True
+        )
+        assert render_chat(chat, template, {}, "<image>") == expected
+        assert render_chat(chat, "{{ messages[0].content }}END", {}, "<image>") == expected.replace(": ", ": \n")
 
 
 def test_a_request_may_bring_its_template() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from pagewire.services.tokenizer.detokenizer import Detokenizers, UnsupportedDecoderError
-from pagewire.services.tokenizer.loading import LoadedTokenizer, load_tokenizer
+from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.texts import TEXTS
 

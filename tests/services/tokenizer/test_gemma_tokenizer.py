@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from pagewire.gguf import read_metadata
-from pagewire.services.tokenizer.gguf_tokenizer import build_gguf_tokenizer
-from pagewire.services.tokenizer.gguf_vocabulary import TokenType
+from pagewire.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
+from pagewire.tokenizer_files.gguf_vocabulary import TokenType
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 
 SPACE = "▁"

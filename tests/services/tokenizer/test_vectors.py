@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from pagewire.services.tokenizer import vector_batch
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.input_encoding import Cuts, encode_inputs
-from pagewire.services.tokenizer.loading import LoadedTokenizer
 from pagewire.services.tokenizer.sentence_config import read_sentence_config
+from pagewire.tokenizer_files.loading import LoadedTokenizer
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import (
     ChatMessage,

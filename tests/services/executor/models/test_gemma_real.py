@@ -13,7 +13,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from pagewire.kernels.quantized import PackedGrouped
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.gemma3 import Gemma3Model
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.services.executor.models.tiny import CPU
 from tests.services.executor.paged_batch import PagedBatch
 

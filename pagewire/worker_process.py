@@ -24,9 +24,10 @@ class WorkerTooSlowError(RuntimeError):
 class WorkerProcess:
     """One worker; used by one thread at a time. After either error above the next call starts a new process."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        """make: called in the process, where its result answers calls; it travels there."""
+    def __init__(self, make: Callable[[], Any], name: str = "tokenizer worker") -> None:
+        """make: called in the process, where its result answers calls; it travels there. name: in errors."""
         self._make = make
+        self._name = name
         self._start()
 
     @property
@@ -46,11 +47,11 @@ class WorkerProcess:
             if timeout is not None and not self._connection.poll(timeout):
                 self._process.kill()
                 self._process.join()
-                raise WorkerTooSlowError(f"a tokenizer worker had no answer within {timeout:g} seconds")
+                raise WorkerTooSlowError(f"a {self._name} had no answer within {timeout:g} seconds")
             result, error = self._connection.recv()
         except (EOFError, OSError) as error:
             self._process.join()
-            raise WorkerDiedError(f"tokenizer worker died (exit code {self._process.exitcode})") from error
+            raise WorkerDiedError(f"{self._name} died (exit code {self._process.exitcode})") from error
         if error is not None:
             raise error
         return result
@@ -65,7 +66,9 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_work, args=(theirs, self._make), name="tokenizer-worker", daemon=True)
+        self._process = _SPAWN.Process(
+            target=_work, args=(theirs, self._make), name=self._name.replace(" ", "-"), daemon=True
+        )
         self._process.start()
         theirs.close()
 

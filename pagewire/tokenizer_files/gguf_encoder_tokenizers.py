@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pagewire.services.tokenizer.gguf_vocabulary import GgufTokenizerError, TokenType, add_special_tokens, unique
-from pagewire.services.tokenizer.word_pieces import word_piece_tokenizer
+from pagewire.tokenizer_files.gguf_vocabulary import GgufTokenizerError, TokenType, add_special_tokens, unique
+from pagewire.tokenizer_files.word_pieces import word_piece_tokenizer
 
 _SPACE = "▁"
 

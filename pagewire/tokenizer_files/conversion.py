@@ -12,13 +12,13 @@ from typing import Any
 from tokenizers import Tokenizer, normalizers
 
 from pagewire.models import cache_directory
-from pagewire.services.tokenizer.byte_level_tokenizer import (
+from pagewire.tokenizer_files.byte_level_tokenizer import (
     build_tekken_tokenizer,
     build_tiktoken_tokenizer,
     build_vocab_tokenizer,
 )
-from pagewire.services.tokenizer.sentencepiece_tokenizer import build_sentencepiece_tokenizer
-from pagewire.services.tokenizer.word_pieces import word_piece_tokenizer
+from pagewire.tokenizer_files.sentencepiece_tokenizer import build_sentencepiece_tokenizer
+from pagewire.tokenizer_files.word_pieces import word_piece_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pagewire.gguf import read_metadata
-from pagewire.services.tokenizer.conversion import convert
-from pagewire.services.tokenizer.gguf_pre_tokenizers import UnknownPreTokenizerError
-from pagewire.services.tokenizer.gguf_tokenizer import build_gguf_tokenizer
-from pagewire.services.tokenizer.gguf_vocabulary import GgufTokenizerError
+from pagewire.tokenizer_files.conversion import convert
+from pagewire.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError
+from pagewire.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
+from pagewire.tokenizer_files.gguf_vocabulary import GgufTokenizerError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # In this order, over the whole text: transformers' clean_up_tokenization.

@@ -4,8 +4,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pagewire.services.tokenizer.merges import merges_by_rank
-from pagewire.services.tokenizer.sentencepiece_file import (
+from pagewire.tokenizer_files.merges import merges_by_rank
+from pagewire.tokenizer_files.sentencepiece_file import (
     BPE,
     UNIGRAM,
     PieceType,

@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR
-from pagewire.services.tokenizer.gguf_pre_tokenizers import normalizer_for, pre_tokenizer_for
-from pagewire.services.tokenizer.merges import merges_by_rank
+from pagewire.tokenizer_files.byte_alphabet import BYTE_TO_CHAR
+from pagewire.tokenizer_files.gguf_pre_tokenizers import normalizer_for, pre_tokenizer_for
+from pagewire.tokenizer_files.merges import merges_by_rank
 
 _LLAMA3_NAMED = {
     0: "<|begin_of_text|>",

@@ -13,17 +13,17 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pagewire.services.tokenizer.byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
-from pagewire.services.tokenizer.gguf_encoder_tokenizers import ENCODERS
-from pagewire.services.tokenizer.gguf_pre_tokenizers import (
+from pagewire.tokenizer_files.byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
+from pagewire.tokenizer_files.gguf_encoder_tokenizers import ENCODERS
+from pagewire.tokenizer_files.gguf_pre_tokenizers import (
     ADDS_BOS,
     IGNORES_MERGES,
     is_default,
     normalizer_for,
     pre_tokenizer_for,
 )
-from pagewire.services.tokenizer.gguf_vocabulary import GgufTokenizerError, TokenType, add_special_tokens, unique
-from pagewire.services.tokenizer.merges import merges_by_rank
+from pagewire.tokenizer_files.gguf_vocabulary import GgufTokenizerError, TokenType, add_special_tokens, unique
+from pagewire.tokenizer_files.merges import merges_by_rank
 
 logger = logging.getLogger(__name__)
 
