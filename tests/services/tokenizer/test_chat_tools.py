@@ -12,7 +12,7 @@ from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.chat import ChatError, render_chat
 from pagewire.services.tokenizer.chat_messages import to_chat
 from pagewire.services.tokenizer.codec import Codec, CodecSource
-from pagewire.services.tokenizer.loading import load_tokenizer
+from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1.inference_pb2 import ChatMessage, ChatPrompt, Tool, ToolCall
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.chat_templates import FAMILIES
