@@ -167,7 +167,8 @@ def _activation(file: Path, key: str, name: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _classifying(classifier: Classifier, path: Path) -> Pooling:
-    config = read_json(path / "config.json")
+    file = path / "config.json"
+    config = read_json(file) if file.is_file() else {}  # of a GGUF file
     names = _object(path, config, "id2label")
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(classifier.num_labels))
     pooler: Pooler = ClassifierPooler(classifier, _score_activation(config, classifier.num_labels, path))
