@@ -49,9 +49,9 @@ class LoadedTokenizer:
     special_tokens: dict[str, str]
     # The model's own template; None if it has none.
     chat_template: str | None
-    # The one that it names for chats with tools, if they have one of their own.
-    tool_chat_template: str | None
     clean_up_spaces: bool
+    # The template that it names for chats with tools, if they have one of their own.
+    tool_chat_template: str | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # A batch of one: encode() holds the interpreter lock for as long as it takes, encode_batch_fast() does not.
@@ -204,8 +204,8 @@ def _finish(backend: Tokenizer, config: dict[str, Any]) -> LoadedTokenizer:
         backend=backend,
         special_tokens=special_tokens,
         chat_template=config.get("chat_template"),
-        tool_chat_template=config.get("tool_chat_template"),
         clean_up_spaces=bool(config.get("clean_up_tokenization_spaces")) and not is_bpe,
+        tool_chat_template=config.get("tool_chat_template"),
     )
 
 
