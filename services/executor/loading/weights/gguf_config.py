@@ -20,8 +20,8 @@ from pagewire.services.executor.loading.weights.gguf_names import (
 from pagewire.services.executor.model_config import DecoderConfig, ModelConfig, ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES, of_gguf
 
-# llama.cpp's numbers (`llama_pooling_type`); 4 is that of rerankers
-_POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken"}
+# llama.cpp's numbers (`llama_pooling_type`); 4 stands for a classification head
+_POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken", 4: None}
 _ATTENTION_BIASES = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
 
 

@@ -17,7 +17,7 @@ from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.architecture import GgufForm
 from pagewire.services.executor.models.registry import gguf_form
 
-_TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)(?:\.(weight|bias))?")
+_TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+(?:\.output)?)(?:\.(weight|bias))?")
 
 ROPE_FACTORS = "rope_freqs.weight"
 # LongRoPE's factors -> their key in config.json

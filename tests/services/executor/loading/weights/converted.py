@@ -104,7 +104,9 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _converted(arch: str, name: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
-    if arch == "bert" and name.startswith("pooler."):
+    if arch == "bert":
+        if not name.startswith("pooler."):
+            yield name.removeprefix("roberta."), array
         return
     if arch in LLAMA_ROTARY and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
