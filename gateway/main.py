@@ -12,7 +12,8 @@ import uvicorn
 from pagewire import rpc
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
-from pagewire.gateway.app import Gateway, create_app
+from pagewire.gateway.app import create_app
+from pagewire.gateway.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 

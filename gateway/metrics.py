@@ -28,7 +28,7 @@ TIME_TO_FIRST_TOKEN = Histogram(
 )
 E2E_LATENCY = Histogram(
     "pagewire:gateway_e2e_request_latency_seconds",
-    "From the request's head to the end of a successful generation, as the gateway sees it.",
+    "From the request's head to the end of a successful generation, or to its vectors, as the gateway sees it.",
     ["operation"],
     buckets=LATENCY_BUCKETS,
 )

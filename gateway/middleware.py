@@ -109,7 +109,7 @@ class RequestMiddleware:
             return
         try:
             await self._app(scope, _limited(receive), send)
-        except ClientDisconnect:  # with a part of its body unsent
+        except ClientDisconnect:  # with a part of its body unsent, or before its answer was there
             metrics.CLIENTS_GONE.inc()
         except Exception:
             context = request_context(scope)

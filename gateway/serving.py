@@ -48,7 +48,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
-        span = telemetry.Span(f"{scope['method']} {scope['path']}", _traceparent(scope["headers"]), serves=True)
+        span = telemetry.Span(f"{scope['method']} {scope['path']}", traceparent_of(scope["headers"]), serves=True)
         _label(self._requests, context.request_id, span.traceparent)
         status = 0
         try:
@@ -159,7 +159,8 @@ async def _watch(receive: Receive, reply: Reply) -> None:
     reply.fail(ClientGone())
 
 
-def _traceparent(headers: Sequence[tuple[bytes, bytes]]) -> str:
+def traceparent_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Of a request; "" if it has none that is valid."""
     value = next((value for name, value in headers if name == b"traceparent"), b"")
     return value.decode() if _TRACEPARENT.fullmatch(value) else ""
 

@@ -51,7 +51,7 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
     """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     requests = []
-    prompts = _prompts(body)
+    prompts = as_list(body.prompt)
     if (total := len(prompts) * (body.n or 1)) > MAX_GENERATIONS:
         message = f"the request asks for {total} completions (prompts times n); at most {MAX_GENERATIONS} are possible"
         raise ApiError(400, message, param="prompt")
@@ -67,13 +67,13 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
     return requests
 
 
-def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]
-    return prompt  # type: ignore[return-value]
+def as_list(prompts: str | list[int] | list[str] | list[list[int]]) -> Sequence[str | list[int]]:
+    """One prompt or several, each as text or token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
 
 
 def tokenize_request(body: TokenizeRequest) -> inference_pb2.TokenizeRequest:

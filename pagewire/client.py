@@ -1,6 +1,9 @@
 """An asynchronous Python client of the public text-level gRPC service."""
 
+import base64
+import mimetypes
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,7 +39,7 @@ class Client:
 
     async def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         stop: Sequence[str] = (),
@@ -45,8 +48,12 @@ class Client:
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """Responses as tokens are generated; leaving the iteration aborts the request.
 
-        prompt: text, token ids, or chat messages ({"role": "user", "content": "..."}). sampling_params: fields of
-        `SamplingParams` (max_tokens, temperature, seed, ...); None leaves a field unset.
+        prompt: text, token ids, or chat messages ({"role": "user", "content": "..."}). A message's content may be a
+        list of parts: a str is text, a Path an image file, which is sent along, and {"image": URL} an image that the
+        server reads. Parts as OpenAI writes them ({"type": "image_url", ...}) are taken, too. sampling_params: fields
+        of `SamplingParams` (max_tokens, temperature, seed, ...); None leaves a field unset.
+
+        Raises OSError for a file that cannot be read, ValueError for a part of another form.
         """
         given = {name: value for name, value in sampling_params.items() if value is not None}
         request = inference_pb2.GenerateRequest(
@@ -137,10 +144,37 @@ def _pair(text: str, text_pair: str) -> inference_pb2.InputText:
     return inference_pb2.InputText(text=text, text_pair=text_pair)
 
 
-def _prompt(prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def _prompt(prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The member of GenerateRequest's oneof."""
     if isinstance(prompt, str):
         return {"text": prompt}
     if prompt and isinstance(prompt[0], Mapping):
-        return {"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(**m) for m in prompt])}  # type: ignore[arg-type]
+        return {"chat": inference_pb2.ChatPrompt(messages=[_message(m) for m in prompt])}  # type: ignore[arg-type]
     return {"token_ids": inference_pb2.TokenIds(ids=prompt)}  # type: ignore[arg-type]
+
+
+def _message(message: Mapping[str, Any]) -> inference_pb2.ChatMessage:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return inference_pb2.ChatMessage(**message)
+    others = {key: value for key, value in message.items() if key != "content"}
+    return inference_pb2.ChatMessage(**others, parts=[_part(part) for part in content])
+
+
+def _part(part: str | Path | Mapping[str, Any]) -> inference_pb2.ContentPart:
+    if isinstance(part, str):
+        return inference_pb2.ContentPart(text=part)
+    if isinstance(part, Path):
+        kind = mimetypes.guess_type(part.name)[0] or "image/png"
+        data = base64.b64encode(part.read_bytes()).decode()
+        return inference_pb2.ContentPart(image=inference_pb2.ImageSource(url=f"data:{kind};base64,{data}"))
+    if "text" in part:
+        return inference_pb2.ContentPart(text=part["text"])
+    image = part.get("image_url", part.get("image"))
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if isinstance(url, Path):
+        return _part(url)
+    if not isinstance(url, str):
+        expected = 'a str, a Path, {"text": ...} or {"image": URL}'
+        raise ValueError(f"a part of a message is {expected}, not {part!r:.100}")
+    return inference_pb2.ContentPart(image=inference_pb2.ImageSource(url=url))

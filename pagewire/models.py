@@ -23,12 +23,17 @@ def default_served_name(model: str) -> str:
 
 def find_model(config: ModelConfigFlags) -> Path:
     """The files of the model that the flags name. Raises StartupError."""
+    refuse_remote_code(config)
+    return resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
+
+
+def refuse_remote_code(config: ModelConfigFlags) -> None:
+    """Raises StartupError if the flags ask for code in a checkpoint."""
     if config.trust_remote_code:
         raise StartupError(
             "--trust-remote-code: code in a checkpoint is never run. Leave the flag out: the model is served if"
             " Pagewire or transformers implements its architecture (docs/models.md)"
         )
-    return resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
 
 
 def resolve_model(

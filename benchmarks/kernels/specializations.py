@@ -136,7 +136,7 @@ def state_forms() -> Iterator[Specialization]:
         for decodes in (False, True):
             yield Specialization(*conv.specialization("bf16", inner + 2 * groups * size, width, decodes))
             yield Specialization(*gated_norm.specialization("bf16", inner // groups, groups, many_rows=not decodes))
-        yield Specialization(*scan.specialization("bf16", num_heads, groups, head_dim, size))
+            yield Specialization(*scan.specialization("bf16", num_heads, groups, head_dim, size, tiled=not decodes))
 
 
 def encoder_forms() -> Iterator[Specialization]:

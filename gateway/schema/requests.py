@@ -8,7 +8,8 @@ to be refused by name, with every violation of the parameter at fault. msgspec r
 cannot tell [1, 2] from ["a", "b"] in a union.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -28,9 +29,18 @@ from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, PARAMETERS, Paramete
 MAX_CHOICES = 128
 # It returns in a header.
 REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
+RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+# One or several, each as text or token ids.
+Prompts = Annotated[
+    str
+    | TokenIdList
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
+    Field(union_mode="left_to_right"),
+]
 StopString = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -47,11 +57,12 @@ class Parameters(BaseModel):
     """A body whose values are taken as they are: no text for numbers, no numbers for booleans."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
     @model_validator(mode="before")
     @classmethod
     def _only_known_names(cls, data: Any) -> Any:
-        return check_names(data, cls.model_fields, UNSUPPORTED) if isinstance(data, dict) else data
+        return check_names(data, cls.model_fields, cls.unsupported) if isinstance(data, dict) else data
 
 
 class TextPart(BaseModel):
@@ -162,7 +173,7 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    request_id: Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)] | None = None
+    request_id: RequestId | None = None
     # Labels that change nothing about the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -185,13 +196,7 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
 
 
 class CompletionRequest(GenerationParameters):
-    prompt: Annotated[
-        str
-        | TokenIdList
-        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
-        Field(union_mode="left_to_right"),
-    ]
+    prompt: Prompts
     add_special_tokens: bool | None = None
 
 

@@ -71,6 +71,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         self._idle.set()
         self._away_since: float | None = time.monotonic()  # None = the stream is up
         self._has_been_up = False
+        self.num_breaks = 0  # of streams that were up
         self._given_up = False
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -206,6 +207,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     def on_disconnect(self, reason: str) -> None:
         if self._away_since is None:
             self._away_since = time.monotonic()
+            self.num_breaks += 1
             for request in self._live.values():
                 if request.lost_at is None:
                     request.lost_at = self._away_since

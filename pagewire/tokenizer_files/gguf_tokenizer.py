@@ -35,6 +35,7 @@ _MAX_TOKEN_LENGTH = 1024  # in characters; where merges follow from scores, ever
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "general.architecture": str,
     "tokenizer.chat_template": str,
+    "tokenizer.chat_template.tool_use": str,
     "tokenizer.ggml.model": str,
     "tokenizer.ggml.pre": str,
     "tokenizer.ggml.add_bos_token": bool,
@@ -196,6 +197,7 @@ def _config(metadata: dict[str, Any], tokens: list[str], model: str) -> dict[str
         "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or pre in ADDS_BOS),
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
         "chat_template": metadata.get("tokenizer.chat_template"),
+        "tool_chat_template": metadata.get("tokenizer.chat_template.tool_use"),
     }
     for name, key in _TOKEN_IDS.items():
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")

@@ -50,6 +50,8 @@ class LoadedTokenizer:
     # The model's own template; None if it has none.
     chat_template: str | None
     clean_up_spaces: bool
+    # The template that it names for chats with tools, if they have one of their own.
+    tool_chat_template: str | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # A batch of one: encode() holds the interpreter lock for as long as it takes, encode_batch_fast() does not.
@@ -101,13 +103,13 @@ def _read_gguf(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     # Older directories keep the named tokens in a file of their own, which tokenizer_config.json overrides.
     config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
-    template = _directory_template(path, config)
+    templates = _directory_templates(path, config)
     file = path / "tokenizer.json"
     if not file.exists():
         backend, defaults = _convert(path, config)
         _add_by_id(backend, path / "added_tokens.json")
         _add_listed(backend, config, path / "tokenizer_config.json")
-        return backend, {**defaults, **config, "chat_template": template}
+        return backend, {**defaults, **config, **templates}
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
@@ -115,7 +117,7 @@ def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     # As in transformers: tokenizer.json's own rule says where BOS and EOS go, whatever these said once.
     config.pop("add_bos_token", None)
     config.pop("add_eos_token", None)
-    return backend, {**config, "chat_template": template}
+    return backend, {**config, **templates}
 
 
 def _convert(path: Path, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
@@ -175,15 +177,20 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _directory_template(path: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja, then tokenizer_config.json (of several named ones "default"), then chat_template.json."""
-    file = path / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
+def _directory_templates(path: Path, config: dict[str, Any]) -> dict[str, str | None]:
+    """chat_template.jinja, then tokenizer_config.json (of several named ones "default"), then chat_template.json; and
+    for chats with tools the one named "tool_use", also of additional_chat_templates/.
+    """
     template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template or _read_json(path / "chat_template.json").get("chat_template")
+    named = {entry["name"]: entry["template"] for entry in template} if isinstance(template, list) else {}
+    tool_use = _read_text(path / "additional_chat_templates" / "tool_use.jinja") or named.get("tool_use")
+    default = _read_text(path / "chat_template.jinja") or (named.get("default") if named else template)
+    default = default or _read_json(path / "chat_template.json").get("chat_template")
+    return {"chat_template": default, "tool_chat_template": tool_use}
+
+
+def _read_text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.exists() else None
 
 
 def _finish(backend: Tokenizer, config: dict[str, Any]) -> LoadedTokenizer:
@@ -198,6 +205,7 @@ def _finish(backend: Tokenizer, config: dict[str, Any]) -> LoadedTokenizer:
         special_tokens=special_tokens,
         chat_template=config.get("chat_template"),
         clean_up_spaces=bool(config.get("clean_up_tokenization_spaces")) and not is_bpe,
+        tool_chat_template=config.get("tool_chat_template"),
     )
 
 

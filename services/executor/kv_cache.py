@@ -178,10 +178,10 @@ def blocks_within(num_bytes: int, model: Model, limits: Limits, flag: str) -> in
     sizes = range(num_bytes + 1)
     num_blocks = bisect.bisect_right(sizes, num_bytes, key=lambda size: cache_bytes(model, size, limits)) - 1
     if num_blocks < needed:
+        fewer = f"lower --max-model-len to {num_blocks * block_size} or less, or " if num_blocks else ""
         raise OutOfMemoryError(
             f"the KV cache would be {mib(num_bytes)}, {num_blocks * block_size} tokens, but one request of "
-            f"{max_model_len} tokens needs {mib(cache_bytes(model, needed, limits))}: lower --max-model-len to "
-            f"{num_blocks * block_size} or less, or raise {flag}"
+            f"{max_model_len} tokens needs {mib(cache_bytes(model, needed, limits))}: {fewer}raise {flag}"
         )
     return num_blocks
 

@@ -151,7 +151,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             progress=progress,
         )
     _check_model(model, device)
-    pooling = pooling_of(model, Path(model_path), config.runner, config.convert, device)
+    overrides = parse_overrides(config.hf_overrides)
+    pooling = pooling_of(model, Path(model_path), config.runner, config.convert, device, overrides)
     limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
     graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()

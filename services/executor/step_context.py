@@ -31,7 +31,8 @@ class StepContext:
         query_start_loc = [0, 1, 4]    seq_lens = [6, 3]    block_tables[0]  = [[7, 2], [5, -]]
         max_query_len   = 3                                 slot_mappings[0] = [9, 20, 21, 22]
 
-    Layers that keep the same of every token are a group, which has a cache and block tables of its own (`kv_cache`).
+    Layers that keep the same are a group, which has a cache and block tables of its own (`kv_cache`). Blocks of states
+    are for more tokens than those of others.
 
     Whatever else a layer may want to know of a token (later its adapter) is a column that `rows` index.
     """
@@ -43,7 +44,7 @@ class StepContext:
     # By group: int32 [num_reqs, max_blocks], batch_idx -> ordered block ids. Those of tokens that no query of the step
     # sees, as they lie before a group's window, are stale.
     block_tables: tuple[Tensor, ...]
-    slot_mappings: tuple[Tensor, ...]  # by group: int64 [num_tokens], -1 = padding
+    slot_mappings: tuple[Tensor, ...]  # by group: int64 [num_tokens], -1 = padding; means nothing of a group of states
     max_query_len: int
     split_size: int = 0  # tokens of context per attention program; 0 = chosen on the device from all lengths
     images: StepImages | None = None  # of a step that computes some: its launches are never recorded

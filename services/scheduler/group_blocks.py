@@ -105,9 +105,13 @@ class GroupBlocks:
         """Lets go of what no token at this position or a later one reads."""
         count = self.first_needed(position) - held.first
         if count > 0:
-            self.pool.release(held.blocks[:count])
+            self.release(held.blocks[:count])
             del held.blocks[:count]
             held.first += count
+
+    def release(self, blocks: list[Block]) -> None:
+        """A request no longer holds these; what lies further in front is kept longer."""
+        self.pool.release(blocks)
 
     def check_integrity(self, held: Iterable[Block]) -> None:
         """Raises AssertionError unless the pool is consistent and exactly these blocks are held."""

@@ -215,7 +215,7 @@ class KVCacheManager:
         in a later step, and steps execute in order."""
         self.cache_blocks(request)
         for group, held in zip(self._groups, request.held_blocks, strict=True):
-            group.pool.release(held.blocks)
+            group.release(held.blocks)
         request.forget_blocks()
 
     def num_exclusive_blocks(self, request: Request) -> list[int]:

@@ -43,6 +43,10 @@ class StateBlocks(GroupBlocks):
         super().cache(held, self._at_ends(hashes), start, end)
         self._written.update(held.blocks[i - held.first] for i in range(start, end))
 
+    def release(self, blocks: list[Block]) -> None:
+        """The latest is kept longest: the next turn of a conversation goes on from it, without those before."""
+        super().release(blocks[::-1])
+
     def _at_ends(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Of all tokens up to the end of each state's block."""
         return hashes[self._ratio - 1 :: self._ratio]

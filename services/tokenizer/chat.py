@@ -34,6 +34,10 @@ class Chat:
     continue_final_message: bool = False
     # "" = the model's.
     chat_template: str = ""
+    # {"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}.
+    tools: Sequence[Mapping[str, Any]] = ()
+    # {"title": ..., "text": ...}, or whatever else the template knows.
+    documents: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +78,9 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         compiled = _compile(template)
         messages = _messages_for(compiled, chat.messages, image_token)
         final_text = _mark_final_message(messages) if chat.continue_final_message else ""
-        variables = {"tools": None, "documents": None, **special_tokens, **chat.template_kwargs}
+        # Without any they are None, as in transformers: templates ask for that.
+        lists = {"tools": list(chat.tools) or None, "documents": list(chat.documents) or None}
+        variables = {**lists, **special_tokens, **chat.template_kwargs}
         text = compiled.template.render(variables, messages=messages, add_generation_prompt=chat.add_generation_prompt)
         text.encode()  # half a surrogate pair, from an escape in the template or its variables, is no text
     except jinja2.TemplateSyntaxError as error:
@@ -216,12 +222,11 @@ def _mark_final_message(messages: list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_TAG
         return content
-    for part in reversed(content):
-        if "text" in part:
-            text = part["text"]
-            part["text"] = text + _CONTINUE_TAG
-            return text
-    raise ChatError("continue_final_message is set, but the last message has no text to continue")
+    if not content or "text" not in content[-1]:  # it goes on behind an image
+        content.append({"type": "text", "text": ""})
+    text: str = content[-1]["text"]
+    content[-1]["text"] = text + _CONTINUE_TAG
+    return text
 
 
 def _cut_at_mark(text: str, final_text: str) -> str:

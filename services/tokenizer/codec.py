@@ -33,6 +33,8 @@ class Codec:
         self.tokenizer: LoadedTokenizer = load_tokenizer(source.path)
         self.sentence_config = read_sentence_config(Path(source.path))
         self.chat_template = source.chat_template or self.tokenizer.chat_template
+        # Of chats with tools.
+        self.tool_chat_template = source.chat_template or self.tokenizer.tool_chat_template or self.chat_template
         self._trust_request_chat_template = source.trust_request_chat_template
 
     def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -52,7 +54,8 @@ class Codec:
         """image_texts: what replaces the chat's placeholders, image_token, in their order. Raises ChatError."""
         if chat.chat_template and not self._trust_request_chat_template:
             raise ChatError("chat_template is not taken from requests here; --trust-request-chat-template allows it")
-        text = render_chat(chat, self.chat_template, self.tokenizer.special_tokens, image_token)
+        template = self.tool_chat_template if chat.tools else self.chat_template
+        text = render_chat(chat, template, self.tokenizer.special_tokens, image_token)
         if image_texts:
             text = expand_images(text, image_token, image_texts)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

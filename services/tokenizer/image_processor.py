@@ -70,8 +70,28 @@ class ImageProcessor:
         from transformers import AutoConfig, AutoImageProcessor
 
         self._source = source
-        self._config = AutoConfig.from_pretrained(source.path)
-        self._process = AutoImageProcessor.from_pretrained(source.path, backend="pil", **source.options)
+        self._config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
+        self._process = AutoImageProcessor.from_pretrained(
+            source.path, backend="pil", trust_remote_code=False, **source.options
+        )
+        known = sorted(self._process.valid_kwargs.__annotations__)
+        for name in source.options.keys() - set(known):  # transformers would ignore it
+            kind = type(self._process).__name__.removesuffix("Pil")
+            raise ValueError(f"{name!r} is not a setting of {kind}, which has {', '.join(known)}")
+
+    def check(self) -> None:
+        """Reads a small gray image, as requests will. Raises what that raises, or ImageError for what is no image."""
+        import numpy as np
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.new("RGB", (64, 64), (90, 100, 110)).save(file, "PNG")
+        processed = self.process(file.getvalue())
+        pixels = processed.tensors["pixel_values"]
+        if not pixels.data or not np.isfinite(np.frombuffer(pixels.data, pixels.dtype)).all():
+            raise ImageError(f"an image becomes {list(pixels.shape)} numbers, of which some are not finite or all lack")
+        if not processed.num_placeholders:
+            raise ImageError("an image has no placeholder tokens")
 
     def process(self, data: bytes) -> ProcessedImage:
         """data: the content of an image file. Raises ImageError."""

@@ -88,26 +88,47 @@ class ImageWorkers:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="images")
 
+    def check(self) -> None:
+        """Reads one image. Raises StartupError if the model's settings, or the operator's, make that impossible."""
+        try:
+            self._workers[0].call("check", (), MAX_SECONDS)
+        except Exception as error:  # transformers raises whatever its classes stumble over
+            cause = str(error) or type(error).__name__
+            raise StartupError(
+                f"{self._source.path}: the model's image processor reads no image ({cause}); correct "
+                "preprocessor_config.json or --mm-processor-kwargs, or serve text alone with --limit-mm-per-prompt "
+                "image=0"
+            ) from error
+
     async def read(self, urls: Sequence[str]) -> list[ProcessedImage]:
         if len(urls) > self._limit:
             raise _invalid(
                 f"the messages have {len(urls)} images; {self._limit} are possible in one request "
                 "(--limit-mm-per-prompt)"
             )
+        fetches = [asyncio.ensure_future(self._media.read(url)) for url in urls]
+        try:
+            return await self._read_all(fetches)
+        finally:
+            for fetch in fetches:
+                fetch.cancel()
+            await asyncio.gather(*fetches, return_exceptions=True)  # of several that failed, one was told
+
+    async def _read_all(self, fetches: Sequence[asyncio.Future[bytes]]) -> list[ProcessedImage]:
         images: list[ProcessedImage] = []
         num_bytes = 0
-        for index, url in enumerate(urls):
+        for index, fetch in enumerate(fetches):
             try:
-                image = await self._process(await self._media.read(url))
+                image = await self._process(await fetch)
             except (MediaError, ImageError) as error:
                 stats.IMAGES.labels("refused").inc()
-                raise _invalid(f"image {index + 1} of {len(urls)} cannot be read: {error}") from error
+                raise _invalid(f"image {index + 1} of {len(fetches)} cannot be read: {error}") from error
             stats.IMAGES.labels("read").inc()
             images.append(image)
             num_bytes += sum(len(tensor.data) for tensor in image.tensors.values())
             if num_bytes > MAX_TENSOR_BYTES:
                 raise _invalid(
-                    f"image {index + 1} of {len(urls)}: the images take more than {MAX_TENSOR_BYTES} bytes as the "
+                    f"image {index + 1} of {len(fetches)}: the images take more than {MAX_TENSOR_BYTES} bytes as the "
                     "model reads them; send fewer or smaller ones, or have them reduced (--mm-processor-kwargs)"
                 )
         return images
@@ -162,6 +183,11 @@ def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: Load
         raise StartupError(str(error)) from error
     token_id = _image_token_id(model_path)
     if token_id is None:
+        if config.tokenizer is not None:
+            logger.warning(
+                "images are off: %s is of no model that reads them; if --model does, name its directory with --model",
+                model_path / "config.json",
+            )
         return NoImages("this model reads no images")
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
     if missing:
@@ -174,8 +200,17 @@ def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: Load
             f"{model_path / 'config.json'} names {token_id} as the placeholder token of images, which the tokenizer "
             "does not have; they are of different models (--tokenizer?)"
         )
-    source = ImageProcessorSource(str(model_path), token, config.max_image_pixels, options)
-    return ImageWorkers(source, token_id, media, limit)
+    if not limit:
+        return NoImages("images are not read here (--limit-mm-per-prompt image=0)")
+    workers = ImageWorkers(
+        ImageProcessorSource(str(model_path), token, config.max_image_pixels, options), token_id, media, limit
+    )
+    try:
+        workers.check()
+    except StartupError:
+        workers.close()
+        raise
+    return workers
 
 
 def _image_token_id(model_path: Path) -> int | None:

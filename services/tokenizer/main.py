@@ -11,7 +11,7 @@ import grpc
 from pagewire import rpc, telemetry
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
-from pagewire.models import default_served_name, find_model, resolve_model
+from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
 from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import read_template
 from pagewire.services.tokenizer.codec import CodecSource
@@ -75,7 +75,8 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
 
 
 def _tokenizer_path(config: TokenizerConfig) -> Path:
-    """Raises ModelNotFoundError. --tokenizer may name a directory that holds a tokenizer and no model."""
+    """Raises StartupError. --tokenizer may name a directory that holds a tokenizer and no model."""
+    refuse_remote_code(config)
     if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():
         return Path(config.tokenizer).expanduser()
     if config.tokenizer:

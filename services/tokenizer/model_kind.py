@@ -1,7 +1,7 @@
 """What the model is served for, and what is said to who asks it for something else."""
 
 from pagewire.rpc import RpcError
-from pagewire.services.tokenizer.prompts import invalid
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.v1.common_pb2 import MODEL_KIND_CLASSIFY, MODEL_KIND_EMBED, MODEL_KIND_UNSPECIFIED, ModelInfo
 
 _SERVED = {

@@ -1,14 +1,11 @@
 """From a request's prompt to what the pool encodes."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
-
-from pagewire.rpc import RpcError
-from pagewire.services.tokenizer.chat import Chat, ChatError
+from pagewire.services.tokenizer.chat import ChatError
+from pagewire.services.tokenizer.chat_messages import to_chat
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.images import prompt_images
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
@@ -60,49 +57,3 @@ def adds_special_tokens(request: Request) -> bool:
     if request.HasField("add_special_tokens"):
         return request.add_special_tokens
     return request.WhichOneof("prompt") == "text"
-
-
-def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
-    """Raises RpcError (INVALID_ARGUMENT)."""
-    if prompt.HasField("add_generation_prompt"):
-        add_generation_prompt = prompt.add_generation_prompt
-    else:
-        add_generation_prompt = not prompt.continue_final_message
-    return Chat(
-        messages=[_message(message) for message in prompt.messages],
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
-        chat_template=prompt.chat_template,
-        template_kwargs=_template_kwargs(prompt.chat_template_kwargs_json),
-    )
-
-
-def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
-    """Keys without a value are absent, as templates expect it."""
-    plain: dict[str, Any] = {"role": message.role}
-    if message.HasField("content"):
-        plain["content"] = message.content
-    elif message.parts:
-        plain["content"] = [
-            {"type": "image"} if part.HasField("image") else {"type": "text", "text": part.text}
-            for part in message.parts
-        ]
-    if message.HasField("name"):
-        plain["name"] = message.name
-    return plain
-
-
-def _template_kwargs(text: str) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        kwargs = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"chat_template_kwargs is not valid JSON: {error}") from error
-    if not isinstance(kwargs, dict):
-        raise invalid(f"chat_template_kwargs must be a JSON object, not {type(kwargs).__name__}")
-    return kwargs
-
-
-def invalid(message: str) -> RpcError:
-    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)

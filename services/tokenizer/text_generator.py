@@ -14,9 +14,10 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.model_kind import check_generates
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompts import Prompt, image_urls, invalid
+from pagewire.services.tokenizer.prompts import Prompt, image_urls
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
 from pagewire.telemetry import Span

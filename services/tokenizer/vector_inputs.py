@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from pagewire.services.tokenizer.chat import ChatError
+from pagewire.services.tokenizer.chat_messages import to_chat
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompts import image_urls, invalid, to_chat
+from pagewire.services.tokenizer.prompts import image_urls
 from pagewire.v1 import common_pb2, inference_pb2
 
 # Texts that one worker of the pool encodes in a row.

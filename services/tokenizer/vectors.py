@@ -11,9 +11,9 @@ from operator import mul
 import grpc
 
 from pagewire.rpc import MAX_MESSAGE_BYTES, RpcError
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
 from pagewire.services.tokenizer.model_kind import wrong_kind
-from pagewire.services.tokenizer.prompts import invalid
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.vector_batch import VectorBatch
 from pagewire.services.tokenizer.vector_inputs import Inputs, Name, encode, whole_cut

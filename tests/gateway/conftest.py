@@ -1,6 +1,7 @@
 """A gateway under uvicorn on a loopback port, before a fake tokenizer service on a unix socket."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from pagewire import telemetry
 from pagewire.config import GatewayConfig
 from pagewire.gateway import main
 from tests.gateway.fake_tokenizer import FakeTokenizer
@@ -26,6 +31,20 @@ async def wait_ready(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(10):
         while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "pagewire.gateway.middleware"]
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What tracing would send."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    return exporter
 
 
 @pytest.fixture

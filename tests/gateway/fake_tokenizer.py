@@ -14,6 +14,8 @@ from pagewire.rpc import RpcError
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
+VectorsRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest | inference_pb2.ScoreRequest
+
 ALPHABET = "abcdefghijklmnopqrstuvwxyz é漢"
 DEFAULT_MAX_TOKENS = 24
 NUM_CACHED_TOKENS = 3
@@ -25,7 +27,7 @@ def render(chat: inference_pb2.ChatPrompt) -> str:
         for message in chat.messages
     ]
     generate = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-    return "".join(turns) + ("<assistant>" if generate else "")
+    return "".join(turns) + ("<assistant>" if generate and turns else "")
 
 
 def prompt_ids(request: GenerateRequest) -> list[int]:
@@ -130,6 +132,9 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.received: list[GenerateRequest] = []
         self.aborted: list[str] = []  # request ids
         self.live: dict[int, Live] = {}
+        self.kind = common_pb2.MODEL_KIND_EMBED
+        self.vector_calls: list[VectorsRequest] = []
+        self.num_cancelled = 0  # of them
         self._server: rpc.Server | None = None
 
     # The process.
@@ -245,6 +250,36 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
             max_model_len=self.max_model_len,
         )
 
+    async def Embed(self, request, context) -> inference_pb2.EmbedResponse:
+        """Of each input (number of tokens, 0.5)."""
+        lengths = await self._read_inputs(request, request.inputs)
+        vectors = [common_pb2.Vector(values=[length, 0.5][: request.dimensions or None]) for length in lengths]
+        return inference_pb2.EmbedResponse(embeddings=vectors, num_tokens=lengths)
+
+    async def Classify(self, request, context) -> inference_pb2.ClassifyResponse:
+        lengths = await self._read_inputs(request, request.inputs)
+        scores = [common_pb2.Vector(values=[0.25, 0.75] if length % 2 else [1, 0]) for length in lengths]
+        return inference_pb2.ClassifyResponse(scores=scores, num_tokens=lengths, labels=["even", "odd"])
+
+    async def Score(self, request, context) -> inference_pb2.ScoreResponse:
+        """The share of the second text's characters that the first has too."""
+        lengths = await self._read_inputs(request, request.pairs)
+        scores = [sum(c in pair.text for c in pair.text_pair) / len(pair.text_pair) for pair in request.pairs]
+        return inference_pb2.ScoreResponse(scores=scores, num_tokens=lengths)
+
+    async def _read_inputs(self, request: VectorsRequest, inputs: Sequence[inference_pb2.InputText]) -> list[int]:
+        """Tokens of each."""
+        self.vector_calls.append(request)
+        try:
+            await self.running.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        self._check_model(request.model)
+        return [len(one.text + one.text_pair + render(one.chat)) or len(one.token_ids.ids) for one in inputs]
+
     async def Detokenize(self, request, context) -> inference_pb2.DetokenizeResponse:
         self._check_model(request.model)
         return inference_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
@@ -252,7 +287,13 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
     async def ListModels(self, request, context) -> inference_pb2.ListModelsResponse:
         return inference_pb2.ListModelsResponse(
             models=[
-                inference_pb2.Model(id=name, root="/models/fake", max_model_len=self.max_model_len, created=1700000000)
+                inference_pb2.Model(
+                    id=name,
+                    root="/models/fake",
+                    max_model_len=self.max_model_len,
+                    created=1700000000,
+                    kind=self.kind,
+                )
                 for name in self.models
             ]
         )

@@ -10,31 +10,19 @@ import grpc
 import httpx
 import openai
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from pagewire import __version__, telemetry
+from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway import main
 from pagewire.rpc import RpcError
-from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.conftest import access_lines, eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
-
-
-@pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What tracing would send."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
-    return exporter
 
 
 async def test_models(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
@@ -146,10 +134,6 @@ async def test_a_path_cannot_forge_log_lines(client: httpx.AsyncClient, caplog: 
         await client.get("/a%0a10:00:00%20I%20gateway%20forged%1b[2J")
         await eventually(lambda: len(access_lines(caplog)) == 1)
     assert access_lines(caplog)[0].getMessage().startswith("GET /a%0A10%3A00%3A00%20I%20gateway%20forged%1B%5B2J 404 ")
-
-
-def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "pagewire.gateway.middleware"]
 
 
 async def test_trace_context_passes_through(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

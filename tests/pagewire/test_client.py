@@ -133,6 +133,33 @@ async def test_generate_prints_the_text(echo: tuple[Echo, str]) -> None:
     assert code == 1 and "refused, as asked (INVALID_ARGUMENT)" in err and "Traceback" not in err
 
 
+async def test_messages_take_images(echo: tuple[Echo, str], tmp_path: Path) -> None:
+    """Files and URLs, and parts as OpenAI writes them."""
+    servicer, address = echo
+    file = tmp_path / "a.jpeg"
+    file.write_bytes(b"pixels")
+    openai = [{"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "data:,x"}}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": ["what is", file, {"image": "https://host/a.png"}, {"image": file}]},
+        {"role": "user", "content": openai, "name": "Ada"},
+        {"role": "user", "content": "hello"},
+    ]
+    async with Client(address) as client:
+        async for _ in client.generate(messages):
+            pass
+        with pytest.raises(ValueError, match="a part of a message is a str, a Path"):
+            async for _ in client.generate([{"role": "user", "content": [{"audio": 1}]}]):
+                pass
+        with pytest.raises(FileNotFoundError):
+            async for _ in client.generate([{"role": "user", "content": [tmp_path / "none.png"]}]):
+                pass
+    [request] = servicer.requests
+    sent = "data:image/jpeg;base64,cGl4ZWxz"
+    parts = [[part.text or part.image.url for part in message.parts] for message in request.chat.messages]
+    assert parts == [["what is", sent, "https://host/a.png", sent], ["b", "data:,x"], []]
+    assert request.chat.messages[1].name == "Ada" and request.chat.messages[2].content == "hello"
+
+
 async def test_chat_through_a_pipe_keeps_and_forgets_history(echo: tuple[Echo, str]) -> None:
     lines = b"one\ntwo\n/what\n/reset\nthree\n/exit\nnever\n"
     code, out, _ = await run("chat", "--address", echo[1], "--system=be brief", stdin=lines)

@@ -1,7 +1,7 @@
 // A mixture of experts: routing, sorting pairs of a token and an expert by expert, products per expert, weighted sums.
 //
-// The products are those of linear.cpp, packed_linear.cpp and grouped.cpp, once per expert that has pairs: their rows are
-// gathered before and scattered after, which costs little beside the weights.
+// The products are those of linear.cpp, linear_many.cpp, packed_linear.cpp and grouped.cpp, once per expert that has
+// pairs: their rows are gathered before and scattered after, which costs little beside the weights.
 
 #include <algorithm>
 #include <vector>
@@ -13,6 +13,8 @@
 extern "C" {
 void pagewire_linear(int dtype, const void* x, const void* weight, const void* bias, void* out, int64_t tokens,
                      int64_t in, int64_t out_features, int threads);
+void pagewire_linear_many(const float* x, const float* weight, const float* bias, float* out, int64_t tokens,
+                          int64_t in, int64_t out_features, int threads);
 void pagewire_packed_linear(const void* x, const void* weight, const void* bias, void* result, int64_t tokens,
                             int64_t in, int64_t out, int threads);
 void pagewire_grouped_linear(int dtype, const void* x, const uint8_t* codes, int scale_kind, const char* scales,
@@ -197,11 +199,17 @@ void pagewire_sort_by_expert(const int32_t* ids, int32_t* order, int32_t* starts
 void pagewire_experts_linear(int dtype, const void* x, const char* weight, const char* bias, void* result,
                              const int32_t* order, const int32_t* starts, int64_t count, int64_t inputs, int experts,
                              int64_t in, int64_t out, int threads) {
+    constexpr int64_t MAX_DIRECT = 31;  // rows; more than in linear.py, as an expert's weights come from memory
     const int64_t size = size_of(dtype);
     for_experts(pairs_of(dtype, x, result, order, starts, count, inputs, experts, in, out), threads,
                 [&](int e, const char* rows, char* results, int64_t tokens, int threads) {
-                    pagewire_linear(dtype, rows, weight + e * out * in * size, bias ? bias + e * out * size : nullptr,
-                                    results, tokens, in, out, threads);
+                    const char* const own_weight = weight + e * out * in * size;
+                    const char* const own_bias = bias ? bias + e * out * size : nullptr;
+                    if (dtype == FLOAT32 && tokens > MAX_DIRECT)
+                        pagewire_linear_many((const float*)rows, (const float*)own_weight, (const float*)own_bias,
+                                             (float*)results, tokens, in, out, threads);
+                    else
+                        pagewire_linear(dtype, rows, own_weight, own_bias, results, tokens, in, out, threads);
                 });
 }
 

@@ -20,6 +20,7 @@ from pagewire.services.executor.layers.weight_format import WeightOnly
 from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, Shard
 from pagewire.services.executor.model_config import ModelLoadError
 
+_MAX_EXPERTS = 4096
 _TILE = 16  # what sizes of an expert must be multiples of; with quantized weights on CUDA it is more
 
 # Of gate and up projections side by side
@@ -66,13 +67,14 @@ class ExpertsConfig:
     intermediate_size: int  # of one expert
     routing: Routing
     activation: str | ClampedSwiglu = "silu"
-    gate_up: Sequence[str] = ("gate_proj", "up_proj")  # in an expert; or one name for both
+    gate_up: tuple[str, str] = ("gate_proj", "up_proj")  # in an expert
     down: str = "down_proj"
-    expert: str = "experts.{}"
     bias: bool = False
 
     def __post_init__(self) -> None:
         routing = self.routing
+        if self.num_experts > _MAX_EXPERTS:  # each has names, for one
+            raise ModelLoadError(f"config: {self.num_experts} experts in a layer are not supported, {_MAX_EXPERTS} are")
         group_size, ungrouped = divmod(self.num_experts, routing.num_groups)
         if ungrouped or group_size < (routing.group_best if routing.num_groups > 1 else 1):
             raise ModelLoadError(
@@ -117,7 +119,7 @@ class ExpertsLinear:
     ) -> None:
         self.shards = tuple(
             Shard(expert.name(name), size, in_features, found and WeightOnly(found), config.bias)
-            for expert in (placement.within(config.expert.format(i)) for i in range(config.num_experts))
+            for expert in (placement.within(f"experts.{i}") for i in range(config.num_experts))
             for name, size in shards.items()
             for found in [expert.format(name)]
         )
@@ -185,51 +187,6 @@ class CorrectionBias:
         yield self.name, self.tensor
 
 
-class RoutedExperts:
-    """`sum of weight_e * down_e(act(gate_e(x)) * up_e(x))` over the experts e of each token x."""
-
-    __slots__ = ("activation", "correction_bias", "down", "gate_up", "num_experts", "routing")
-
-    def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
-        """placement: of the module whose parts the experts are, e.g. model.layers.0.mlp"""
-        size, routing = config.intermediate_size, config.routing
-        gate_up = dict.fromkeys(config.gate_up, 2 * size // len(config.gate_up))
-        self.gate_up = ExpertsLinear(config, config.hidden_size, gate_up, placement)
-        self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement)
-        activation = config.activation
-        self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
-        self.num_experts = config.num_experts
-        self.correction_bias = (
-            None
-            if routing.correction_bias is None
-            else CorrectionBias(routing.correction_bias, config.num_experts, placement)
-        )
-        self.routing = routing
-
-    def __call__(self, hidden: Tensor, router_logits: Tensor) -> Tensor:
-        """hidden [num_tokens, hidden_size], router_logits [num_tokens, num_experts] -> as hidden"""
-        routing = self.routing
-        ids, weights = ops.route_experts(
-            router_logits,
-            None if self.correction_bias is None else self.correction_bias.tensor,
-            routing.top_k,
-            routing.scoring,
-            routing.normalize,
-            routing.scale,
-            routing.num_groups,
-            routing.topk_groups,
-            routing.group_best,
-        )
-        order, starts = ops.sort_by_expert(ids, self.num_experts)
-        inner = self.activation(self.gate_up(hidden, order, starts))
-        return ops.combine_experts(self.down(inner, order, starts), weights)
-
-    def leaves(self) -> Iterator[ExpertsLinear | CorrectionBias]:
-        yield from (self.gate_up, self.down)
-        if self.correction_bias is not None:
-            yield self.correction_bias
-
-
 class Router(Linear):
     """The linear layer that says which experts a token prefers."""
 
@@ -249,18 +206,44 @@ class Router(Linear):
 
 
 class RoutedMLP:
-    """A feed-forward block of a router and its experts."""
+    """A feed-forward block: `sum of weight_e * down_e(act(gate_e(x)) * up_e(x))` over the experts e of each token x."""
 
-    __slots__ = ("experts", "router")
+    __slots__ = ("activation", "correction_bias", "down", "gate_up", "num_experts", "router", "routing")
 
     def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
+        """placement: of the module whose parts router and experts are, e.g. model.layers.0.mlp"""
+        size, routing, activation = config.intermediate_size, config.routing, config.activation
         self.router = Router(config, placement)
-        self.experts = RoutedExperts(config, placement)
+        self.gate_up = ExpertsLinear(config, config.hidden_size, dict.fromkeys(config.gate_up, size), placement)
+        self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement)
+        self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.num_experts = config.num_experts
+        self.correction_bias = (
+            None
+            if routing.correction_bias is None
+            else CorrectionBias(routing.correction_bias, config.num_experts, placement)
+        )
+        self.routing = routing
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
-        return self.experts(hidden, self.router(hidden))
+        routing = self.routing
+        ids, weights = ops.route_experts(
+            self.router(hidden),
+            None if self.correction_bias is None else self.correction_bias.tensor,
+            routing.top_k,
+            routing.scoring,
+            routing.normalize,
+            routing.scale,
+            routing.num_groups,
+            routing.topk_groups,
+            routing.group_best,
+        )
+        order, starts = ops.sort_by_expert(ids, self.num_experts)
+        inner = self.activation(self.gate_up(hidden, order, starts))
+        return ops.combine_experts(self.down(inner, order, starts), weights)
 
     def leaves(self) -> Iterator[Linear | ExpertsLinear | CorrectionBias]:
-        yield self.router
-        yield from self.experts.leaves()
+        yield from (self.router, self.gate_up, self.down)
+        if self.correction_bias is not None:
+            yield self.correction_bias

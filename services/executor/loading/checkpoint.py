@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.layers.weight_format import Quantization
-from pagewire.services.executor.loading.config_file import architecture_of, dtype_of, merged, read_json, text_keys
+from pagewire.services.executor.loading.config_file import architecture_of, dtype_of, overridden, read_json, text_keys
 from pagewire.services.executor.loading.quantization.gguf import GgufQuantization
 from pagewire.services.executor.loading.quantization.registry import FORMATS, is_left_over, quantization_of
 from pagewire.services.executor.loading.weights import WeightSource
@@ -35,7 +35,7 @@ class DirectoryCheckpoint:
     def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.overrides = overrides or {}
-        self.keys = merged(read_json(path / "config.json"), self.overrides)
+        self.keys = overridden(read_json(path / "config.json"), self.overrides)
         try:
             self.architecture = architecture_of(self.keys)
             self.dtype = dtype_of(text_keys(self.keys))

@@ -12,6 +12,8 @@ import torch
 from pagewire.services.executor.load_error import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 
+_OF_THE_WHOLE = ("architectures", "model_type")  # which its parts have, too
+
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
     """The value of `--hf-overrides`."""
@@ -33,6 +35,17 @@ def merged(keys: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
         old = result.get(key)
         result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
+
+
+def overridden(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw` with `--hf-overrides`: keys that `text_config` has are overridden there, as it wins over
+    those beside it."""
+    nested = raw.get("text_config")
+    if "hidden_size" in raw or not isinstance(nested, Mapping):
+        return merged(raw, overrides)
+    inner = {key: value for key, value in overrides.items() if key in nested and key not in _OF_THE_WHOLE}
+    outer = {key: value for key, value in overrides.items() if key in raw or key not in inner}
+    return merged(merged(raw, {"text_config": inner}), outer)
 
 
 def text_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:

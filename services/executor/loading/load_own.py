@@ -52,9 +52,11 @@ def load_own(
     dummy_seed: int | None,
     quantization: str | None,
     weights_cache: str | None,
+    fp8_kv_cache: bool = False,
     progress: Progress,
 ) -> OwnModel:
-    """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's."""
+    """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's. fp8_kv_cache: it will
+    have one, which a layer that cannot refuses with ModelLoadError."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     architecture = ARCHITECTURES[checkpoint.architecture]
@@ -68,6 +70,9 @@ def load_own(
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
     make = partial(_make, checkpoint, config, length, found)
     shapes = make(torch.device("meta"))
+    for layer in shapes.attention_layers if fp8_kv_cache else ():
+        layer.kv_scales = torch.ones(0)
+        layer.kv_spec()
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
     model = make(device)

@@ -97,7 +97,7 @@ def check_architecture(config: Any, architecture: str, max_model_len: int | None
         own = architecture in ARCHITECTURES
         refuse(
             "config key quantization_config: quantized checkpoints run in Pagewire's own model code only; "
-            + ("leave --model-impl out" if own else f"that is {', '.join(ARCHITECTURES)}; use a checkpoint in 16 bits")
+            + ("leave --model-impl out" if own else "docs/models.md lists its models; use a checkpoint in 16 bits")
         )
     text_config = config.get_text_config()
     other = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}

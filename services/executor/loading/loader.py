@@ -57,8 +57,8 @@ def load_model(
     own = checkpoint.architecture in ARCHITECTURES
     if model_impl == "pagewire" and not own:
         raise ModelLoadError(
-            f"{checkpoint.path}: architecture {checkpoint.architecture} is not one of {', '.join(ARCHITECTURES)}; "
-            "use --model-impl transformers"
+            f"{checkpoint.path}: architecture {checkpoint.architecture} is not among Pagewire's own models, "
+            "which docs/models.md lists; use --model-impl transformers"
         )
     if model_impl == "transformers" or not own:
         _check_dense(quantization, checkpoint.architecture)
@@ -78,6 +78,7 @@ def load_model(
             dummy_seed=dummy_seed,
             quantization=quantization,
             weights_cache=weights_cache,
+            fp8_kv_cache=kv_scales,
             progress=progress,
         )
     if kv_scales:
@@ -91,7 +92,7 @@ def _check_dense(quantization: str | None, architecture: str) -> None:
     if quantization not in (None, "none"):
         raise ModelLoadError(
             f"--quantization {quantization}: {architecture} runs in transformers' code, with dense weights only; "
-            f"leave the flag out, or use one of {', '.join(ARCHITECTURES)} without --model-impl transformers"
+            "leave the flag out, or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.pooling import Pooler
-from pagewire.services.executor.loading.checkpoint import read_json
+from pagewire.services.executor.loading.config_file import merged, read_json
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Classifier, Model
@@ -48,8 +48,17 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def pooling_of(model: Model, path: Path, runner: str, convert: str, device: torch.device) -> Pooling:
-    """path: of the model's files. runner and convert: the flags. Raises ModelLoadError for what it cannot be served as.
+def pooling_of(
+    model: Model,
+    path: Path,
+    runner: str,
+    convert: str,
+    device: torch.device,
+    overrides: Mapping[str, Any] | None = None,
+) -> Pooling:
+    """path: of the model's files. runner and convert: the flags. overrides: put over the keys of config.json.
+
+    Raises ModelLoadError for what it cannot be served as.
 
     runner auto: what generates is served for text, unless sentence-transformers saved it, or a GGUF file states a
     pooling. convert auto: a classification head is used if there is one. A model of which neither is known gives the
@@ -67,7 +76,7 @@ def pooling_of(model: Model, path: Path, runner: str, convert: str, device: torc
     if convert == "classify" or (convert in ("auto", "none") and model.classifier is not None):
         if model.classifier is None:
             raise ModelLoadError(f"--convert classify: {architecture} has no classification head; use --convert embed")
-        return _classifying(model.classifier, path)
+        return _classifying(model.classifier, path, overrides or {})
     if modules.is_file():
         return _by_modules(model, path, read_modules(modules), device)
     mode = stated or ("lasttoken" if model.generates else "mean")
@@ -166,8 +175,9 @@ def _activation(file: Path, key: str, name: Any) -> Callable[[Tensor], Tensor]:
     return _ACTIVATIONS[name]
 
 
-def _classifying(classifier: Classifier, path: Path) -> Pooling:
-    config = read_json(path / "config.json")
+def _classifying(classifier: Classifier, path: Path, overrides: Mapping[str, Any]) -> Pooling:
+    file = path / "config.json"
+    config = merged(read_json(file) if file.is_file() else {}, overrides)  # of a GGUF file there is none
     names = _object(path, config, "id2label")
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(classifier.num_labels))
     pooler: Pooler = ClassifierPooler(classifier, _score_activation(config, classifier.num_labels, path))

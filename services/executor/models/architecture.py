@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
 from pagewire.services.executor.layers.weight_format import Quantization
@@ -71,6 +72,11 @@ class GgufForm:
     # queries, keys and values one behind the other. In a name, {} is the expert, of a tensor that has all experts.
     names: Mapping[str, str | tuple[str, str, str]] = field(default_factory=lambda: DECODER_NAMES)
     norms_with_one: bool = False  # 1 was added to the weights of norms
+    attends: bool = True  # there are keys that say what attention and feed-forward are like
+    # End of a checkpoint's name -> the shape that it has there, of the one in the file
+    shapes: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
+    # End of a checkpoint's name, of a vector -> its values there, of those in the file
+    values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
     # Metadata key without the architecture's name -> key of config.json
     sizes: Mapping[str, str] = field(default_factory=dict)  # positive and whole; none may be missing
     counts: Mapping[str, str] = field(default_factory=dict)  # whole, 0 where they are missing

@@ -155,23 +155,13 @@ def bert_config(raw: Mapping[str, Any], dtype: torch.dtype) -> BertConfig:
     return BertConfig(**bert_keys(raw, dtype))
 
 
-def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    if head := next((name for name in stated if name.startswith("cls.")), None):
-        raise ModelLoadError(f"tensor {head}: classification heads in GGUF files are not supported; use safetensors")
-    if (types := stated.get("token_types.weight")) is None:
-        raise ModelLoadError("tensor token_types.weight is missing; convert the model again")
-    return {"type_vocab_size": types[0]}
-
-
-# RoBERTa's as well: its converter leaves out the rows of positions that it does not use.
-_GGUF = GgufForm(
-    "bert",
-    layers="bert.encoder.layer",
-    names={
-        "token_embd": "bert.embeddings.word_embeddings",
-        "position_embd": "bert.embeddings.position_embeddings",
-        "token_types": "bert.embeddings.token_type_embeddings",
-        "token_embd_norm": "bert.embeddings.LayerNorm",
+def gguf_names(prefix: str) -> dict[str, str]:
+    """llama.cpp's names -> those of a checkpoint with a head. prefix: of the encoder."""
+    return {
+        "token_embd": f"{prefix}.embeddings.word_embeddings",
+        "position_embd": f"{prefix}.embeddings.position_embeddings",
+        "token_types": f"{prefix}.embeddings.token_type_embeddings",
+        "token_embd_norm": f"{prefix}.embeddings.LayerNorm",
         "attn_q": "attention.self.query",
         "attn_k": "attention.self.key",
         "attn_v": "attention.self.value",
@@ -180,8 +170,38 @@ _GGUF = GgufForm(
         "ffn_up": "intermediate.dense",
         "ffn_down": "output.dense",
         "layer_output_norm": "output.LayerNorm",
-    },
-    numbers={"attention.layer_norm_epsilon": "layer_norm_eps"},
+    }
+
+
+GGUF_NUMBERS = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+
+
+def gguf_token_types(stated: Mapping[str, Any]) -> dict[str, Any]:
+    if (types := stated.get("token_types.weight")) is None:
+        raise ModelLoadError("tensor token_types.weight is missing; convert the model again")
+    return {"type_vocab_size": types[0]}
+
+
+def has_roberta_head(stated: Mapping[str, Any]) -> bool:
+    """Both layers of it, in a GGUF file."""
+    return "cls.weight" in stated and "cls.output.weight" in stated
+
+
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    if stated.get("pooling_type") == 4 or any(
+        name.startswith("cls.") for name in stated
+    ):  # converted without BERT's pooler
+        raise ModelLoadError("a classifier without the first layer of its head (tensor cls.weight); use safetensors")
+    return gguf_token_types(stated)
+
+
+# RoBERTa's as well: its converter leaves out the rows of positions that it does not use.
+_GGUF = GgufForm(
+    "bert",
+    layers="bert.encoder.layer",
+    names=gguf_names("bert"),
+    numbers=GGUF_NUMBERS,
+    when=lambda stated: not has_roberta_head(stated),
     derived_keys=_gguf_keys,
 )
 

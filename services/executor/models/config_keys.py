@@ -38,8 +38,8 @@ def _list_of(expected: str, fits: Callable[[Any], bool]) -> _Kind:
 _SWITCH = _Kind("true or false", lambda value: isinstance(value, bool))
 _NAME = _Kind("a name", lambda value: isinstance(value, str))
 _OBJECT = _Kind("an object", lambda value: isinstance(value, Mapping))
-_COUNT = _Kind("an integer from 0 on", lambda value: _is_int(value) and 0 <= value <= _MAX_COUNT)
-_SIZE = _Kind("a positive integer", lambda value: _is_int(value) and 0 < value <= _MAX_COUNT)
+_COUNT = _Kind(f"an integer from 0 to {_MAX_COUNT}", lambda value: _is_int(value) and 0 <= value <= _MAX_COUNT)
+_SIZE = _Kind(f"a positive integer up to {_MAX_COUNT}", lambda value: _is_int(value) and 0 < value <= _MAX_COUNT)
 _LAYERS = _Kind("a number of layers", lambda value: _is_int(value) and 0 < value <= _MAX_LAYERS)
 _NUMBER = _Kind("a positive number", lambda value: _is_number(value) and value > 0)
 _NUMBER_OR_ZERO = _Kind("a number from 0 on", lambda value: _is_number(value) and value >= 0)
@@ -53,6 +53,7 @@ _KEYS: Mapping[_Kind, tuple[str, ...]] = {
         "bias",
         "classifier_bias",
         "is_decoder",
+        "kv_b_proj_is_split",
         "mlp_bias",
         "multi_query",
         "new_decoder_architecture",
@@ -65,8 +66,10 @@ _KEYS: Mapping[_Kind, tuple[str, ...]] = {
         "scale_attn_by_inverse_layer_idx",
         "scale_attn_weights",
         "tie_word_embeddings",
+        "transposed",
         "use_bias",
         "use_bidirectional_attention",
+        "use_conv_bias",
         "use_parallel_residual",
         "use_qk_norm",
         "use_sliding_window",
@@ -82,7 +85,7 @@ _KEYS: Mapping[_Kind, tuple[str, ...]] = {
         "topk_method",
     ),
     _OBJECT: ("id2label", "rope_parameters", "rope_scaling", "text_config", "vision_config"),
-    _COUNT: ("first_k_dense_replace", "max_window_layers", "pad_token_id"),
+    _COUNT: ("first_k_dense_replace", "first_position", "max_window_layers", "pad_token_id"),
     _SIZE: ("global_attn_every_n_layers", "local_attention", "num_labels", "sliding_window_pattern"),
     _LAYERS: ("n_layer", "num_hidden_layers"),
     _NUMBER: (

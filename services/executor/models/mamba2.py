@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from pagewire.services.executor.model_config import (
     required,
     token_ids,
 )
-from pagewire.services.executor.models.architecture import Architecture
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.step_context import StepContext
@@ -129,12 +130,74 @@ class Mamba2Model(CausalModel):
             layer.mixer.state_space.finish_loading()
 
 
+def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The converter states a length of 2**20, "arbitrary", where no rows of requests should be that long."""
+    inner_size, num_heads = keys["inner_size"], keys["num_heads"]
+    if inner_size % num_heads or inner_size % keys["hidden_size"]:
+        raise ModelLoadError(
+            f"ssm.inner_size ({inner_size}) is not a multiple of ssm.time_step_rank ({num_heads}) and of "
+            f"embedding_length ({keys['hidden_size']})"
+        )
+    return {
+        "head_dim": inner_size // num_heads,
+        "expand": inner_size // keys["hidden_size"],
+        "max_position_embeddings": min(keys["max_position_embeddings"], _DEFAULT_LEN),
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in stated,
+    }
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (math.prod(shape),)
+
+
+def _logarithm(a: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.log(-a)
+
+
+# As the converter of llama.cpp writes it (`conversion/mamba.py`).
+_GGUF = GgufForm(
+    "mamba2",
+    attends=False,
+    layers="backbone.layers",
+    names={
+        "token_embd": "backbone.embeddings",
+        "output_norm": "backbone.norm_f",
+        "output": "lm_head",
+        "attn_norm": "norm",
+        "ssm_in": "mixer.in_proj",
+        "ssm_conv1d": "mixer.conv1d",
+        "ssm_dt.bias": "mixer.dt_bias",
+        "ssm_a": "mixer.A_log",
+        "ssm_d": "mixer.D",
+        "ssm_norm": "mixer.norm",
+        "ssm_out": "mixer.out_proj",
+    },
+    shapes={
+        ".conv1d.weight": lambda shape: (shape[0], 1, *shape[1:]),
+        ".A_log": _flat,
+        ".D": _flat,
+        ".mixer.norm.weight": _flat,
+    },
+    values={".A_log": _logarithm},
+    sizes={
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.inner_size": "inner_size",
+        "ssm.state_size": "state_size",
+        "ssm.time_step_rank": "num_heads",
+        "ssm.group_count": "n_groups",
+    },
+    numbers={"attention.layer_norm_rms_epsilon": "layer_norm_epsilon"},
+    derived_keys=_gguf_keys,
+)
+
 ARCHITECTURES = (
     Architecture(
         "Mamba2ForCausalLM",
         "mamba2",
         mamba2_config,
         Mamba2Model,
+        _GGUF,
         # As in files that are as old as the model.
         prefixes={"backbone.embedding.": "backbone.embeddings."},
         example={"num_heads": 32, "head_dim": 64, "n_groups": 1},

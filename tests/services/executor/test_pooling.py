@@ -183,6 +183,12 @@ def test_scores(tmp_path: Path, keys: dict[str, Any], scores: Callable[[Tensor],
     torch.testing.assert_close(vectors(runner, TEXTS, SECONDS), scores(logits), atol=1e-4, rtol=1e-4)
 
 
+def test_labels_are_those_of_the_overrides(tmp_path: Path) -> None:
+    save(tmp_path, "Bert", "ForSequenceClassification", num_labels=2)
+    _, info = start(tmp_path, hf_overrides='{"id2label": {"0": "good", "1": "bad"}}')
+    assert info.labels == ("good", "bad")
+
+
 def test_a_step_takes_the_longest_prompt_or_prompts_are_shorter(tmp_path: Path) -> None:
     save(tmp_path, "Bert", "Model", max_position_embeddings=4096)
     runner, _ = start(tmp_path, load_format="dummy")

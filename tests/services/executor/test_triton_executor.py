@@ -49,7 +49,7 @@ def test_states_of_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path) ->
     assert expected[2] == expected[0][: len(expected[2])], "a prefix hit goes on with the same tokens"
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 130])
-def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, max_num_seqs: int) -> None:
-    forms = answer_of("triton_forms", tmp_path, max_num_seqs, TRITON_INTERPRET="0")
+@pytest.mark.parametrize(("model", "max_num_seqs"), [("llama", 1), ("llama", 130), ("mixtral", 130)])
+def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, model: str, max_num_seqs: int) -> None:
+    forms = answer_of("triton_forms", tmp_path, max_num_seqs, model, TRITON_INTERPRET="0")
     assert forms["warm-up"] > 10 and forms["serving"] == []

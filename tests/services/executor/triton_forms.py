@@ -1,6 +1,6 @@
 """Which forms of the Triton kernels the executor asks for, without a GPU. Run by test_triton_executor.py as
 
-    python -m tests.services.executor.triton_forms DIRECTORY MAX_NUM_SEQS
+    python -m tests.services.executor.triton_forms DIRECTORY MAX_NUM_SEQS MODEL
 
 Triton decides by the arguments of a launch (1, multiples of 16, aligned pointers, constants) which form of a kernel it
 compiles. Here that decision is all that happens: nothing is compiled, and kernels leave their results as they find
@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 from pagewire.kernels import cpu, ops
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
 from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
@@ -32,7 +33,7 @@ from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.warm_up import warm_up
 from tests.kernels.grouped_weights import grouped_weight
 from tests.services.executor.drafting import KnownTexts
-from tests.services.executor.stepping import BLOCK_SIZE, CPU, sampling_params, write_tiny_llama
+from tests.services.executor.stepping import BLOCK_SIZE, CPU, MIXTRAL, sampling_params, write_tiny_llama
 
 # With 130 requests at most, REQS is 128 or 512; the 200 tokens of the vocabulary are 2 groups.
 EXTRAS = (
@@ -42,6 +43,8 @@ EXTRAS = (
     sampling_params(logprobs=16),
     sampling_params(repetition_penalty=1.2, logit_bias=((3, 1.0),)),
 )
+
+MODELS: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": MIXTRAL}
 
 
 class Device:
@@ -86,6 +89,9 @@ def quantize(model: DecoderModel) -> None:
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     for index, linear in enumerate(linears):
         linear.install([quantized(2 if linear is model.lm_head else index % 6, *linear.weight.shape)])
+    experts = [module for module in model.modules() if isinstance(module, ExpertsLinear)]
+    for kind, projection in zip((1, 2, 4), experts, strict=False):  # and the last one is dense
+        projection.install([quantized(kind, *projection.weight.shape)])
 
 
 def main() -> int:
@@ -101,7 +107,8 @@ def main() -> int:
     triton.runtime.driver.set_active(Device())
     JITFunction._do_compile = compile_nothing
     cpu.implementation = implementation
-    model = load_model(write_tiny_llama(Path(sys.argv[1])), dtype="float16", device=CPU, load_format="dummy")
+    path = write_tiny_llama(Path(sys.argv[1]), **MODELS[sys.argv[3]])
+    model = load_model(path, dtype="float16", device=CPU, load_format="dummy")
     assert isinstance(model, DecoderModel)
     quantize(model)
     limits = Limits(int(sys.argv[2]), max_num_batched_tokens=1024, max_model_len=96, block_size=BLOCK_SIZE)

@@ -116,6 +116,20 @@ def test_continuing_the_last_part() -> None:
     assert render_chat(chat, template, {}) == "<one><two"
 
 
+def test_continuing_behind_an_image() -> None:
+    parts: list[dict[str, str]] = [{"type": "text", "text": "look: "}, {"type": "image"}]
+    template = (
+        "{% for p in messages[0].content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}"
+        "{% endfor %}END"
+    )
+    for content, expected in ((parts, "look: <image>"), (parts[1:], "<image>")):
+        chat = Chat(
+            [{"role": "assistant", "content": content}], add_generation_prompt=False, continue_final_message=True
+        )
+        assert render_chat(chat, template, {}, "<image>") == expected
+        assert render_chat(chat, "{{ messages[0].content }}END", {}, "<image>") == expected.replace(": ", ": \n")
+
+
 def test_a_request_may_bring_its_template() -> None:
     assert render_chat(Chat(PARTS, chat_template="mine"), "model's", {}) == "mine"
 

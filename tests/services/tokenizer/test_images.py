@@ -1,9 +1,11 @@
 """Images of chats: what the prompt has of them, as transformers' processors; and what strangers send."""
 
+import asyncio
 import base64
 import io
 import json
 import os
+import shutil
 import signal
 import struct
 import zlib
@@ -180,6 +182,75 @@ async def test_a_model_without_images_refuses_them(tmp_path):
             await encode_prompt(pool, chat("a", data_uri(picture(1))))
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("served", ["llava"], indirect=True)
+async def test_images_are_fetched_at_once(served):
+    """The server answers nobody before it has heard of all."""
+    _, path, _ = served
+    images_of, all_asked, num_asked = {"/0": picture(1), "/1": picture(2)}, asyncio.Event(), 0
+
+    async def handle(stream, writer):
+        nonlocal num_asked
+        head = await stream.readuntil(b"\r\n\r\n")
+        num_asked += 1
+        if num_asked == len(images_of):
+            all_asked.set()
+        await all_asked.wait()
+        content = encoded(images_of[head.split()[1].decode()])
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+        await writer.drain()
+        writer.close()
+
+    pool = load_pool(TokenizerConfig(model=str(path), allowed_media_domains="localhost"))
+    try:
+        async with await asyncio.start_server(handle, "localhost", 0) as server:
+            urls = [f"http://localhost:{server.sockets[0].getsockname()[1]}{name}" for name in images_of]
+            fetched = await encode_prompt(pool, chat(*urls))
+        sent = await encode_prompt(pool, chat(*map(data_uri, images_of.values())))
+        assert [image.hash for image in fetched.images] == [image.hash for image in sent.images]
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('{"max_pixls": 4}', "'max_pixls' is not a setting of CLIPImageProcessor, which has .*crop_size"),
+        ('{"size": "large"}', "Could not convert size input"),
+        ('{"image_mean": [0.5]}', "mean must have 3 elements"),
+        ('{"image_std": [0, 0, 0]}', "not finite"),
+    ],
+)
+@pytest.mark.parametrize("served", ["llava"], indirect=True)
+def test_settings_that_read_no_image_are_refused_at_start(served, options, message):
+    _, path, _ = served
+    with pytest.raises(StartupError, match=rf"image processor reads no image \(.*{message}.*--mm-processor-kwargs"):
+        load_pool(TokenizerConfig(model=str(path), mm_processor_kwargs=options))
+
+
+@pytest.mark.parametrize("served", ["llava"], indirect=True)
+async def test_a_broken_image_processor_does_not_matter_without_images(served, tmp_path):
+    _, path, _ = served
+    shutil.copytree(path, tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").write_text("{")
+    with pytest.raises(StartupError, match="serve text alone with --limit-mm-per-prompt image=0"):
+        load_pool(TokenizerConfig(model=str(tmp_path / "model")))
+    pool = load_pool(TokenizerConfig(model=str(tmp_path / "model"), limit_mm_per_prompt="image=0"))
+    try:
+        assert (await encode_prompt(pool, chat("a"))).token_ids
+        with pytest.raises(RpcError, match="images are not read here"):
+            await encode_prompt(pool, chat("a", data_uri(picture(1))))
+    finally:
+        pool.close()
+
+
+def test_images_that_a_tokenizer_of_its_own_turns_off_are_told(tmp_path, caplog):
+    save_byte_level(tmp_path)
+    load_pool(TokenizerConfig(model="owner/vision-model", tokenizer=str(tmp_path))).close()
+    assert "images are off" in caplog.text and "--model" in caplog.text
+    with pytest.raises(StartupError, match="--trust-remote-code: code in a checkpoint is never run"):
+        load_pool(TokenizerConfig(model="owner/model", tokenizer=str(tmp_path), trust_remote_code=True))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ class GgufSource:
         self._file = file
         self._tensors = named_tensors(file)
         self._row_orders = RowOrders(file)
-        self._norms_with_one = form_of(file).norms_with_one
+        form = form_of(file)
+        self._norms_with_one, self._values = form.norms_with_one, form.values
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def dtype(self, name: str) -> torch.dtype:
@@ -52,6 +53,9 @@ class GgufSource:
             vector = self._dequantize(tensor, tensor.data).reshape(-1)
             if self._norms_with_one and name.endswith("norm.weight"):
                 vector = vector - 1
+            for end, values in self._values.items():
+                if name.endswith(end):
+                    vector = self._checked(tensor, values(vector))
             ordered = torch.from_numpy(vector if rows is None else vector[rows])
             target.copy_(ordered[first_row : first_row + num_rows])
             return
@@ -64,9 +68,18 @@ class GgufSource:
             chunk = self._dequantize(tensor, data[these] if rows is None else data[rows[these]])
             target[start:stop] = torch.from_numpy(chunk).view(-1, *row_shape)
 
+    def _checked(self, tensor: GgufTensor, values: np.ndarray) -> np.ndarray:
+        if not np.isfinite(values).all():
+            raise ModelLoadError(
+                f"{self._file.path}: tensor {tensor.name} has values that none can have; the file is damaged: download "
+                "or convert it again"
+            )
+        return values
+
     def _dequantize(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
         try:
-            return dequantize(data.reshape(1, -1), tensor.type)
+            with np.errstate(invalid="ignore", over="ignore"):  # numbers of damaged files are named by who uses them
+                return dequantize(data.reshape(1, -1), tensor.type)
         except NotImplementedError as error:
             raise ModelLoadError(
                 f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which cannot be dequantized; "

@@ -20,8 +20,8 @@ from pagewire.services.executor.loading.weights.gguf_names import (
 from pagewire.services.executor.model_config import DecoderConfig, ModelConfig, ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES, of_gguf
 
-# llama.cpp's numbers (`llama_pooling_type`); 4 is that of rerankers
-_POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken"}
+# llama.cpp's numbers (`llama_pooling_type`); 4 stands for a classification head
+_POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken", 4: None}
 _ATTENTION_BIASES = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
 
 
@@ -82,28 +82,17 @@ def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
     num_layers = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
     if (block_count := file.integer(f"{arch}.block_count")) != num_layers:
         raise ModelLoadError(f"{file.path}: {arch}.block_count is {block_count}, found tensors of {num_layers} blocks")
-    heads, form = heads_of(file), form_of(file)
-    window = file.integer(f"{arch}.attention.sliding_window", 0)
+    form = form_of(file)
     keys = {
         "architectures": [gguf_architecture(file)],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": file.positive(f"{arch}.embedding_length"),
-        "intermediate_size": file.positive(f"{arch}.feed_forward_length"),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": heads.num_heads,
-        "num_key_value_heads": heads.num_kv_heads,
-        "head_dim": heads.head_dim,
         "max_position_embeddings": file.positive(f"{arch}.context_length"),
         "rms_norm_eps": file.number(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6),
-        "attention_bias": not file.tensors.keys().isdisjoint(_ATTENTION_BIASES),
-        "sliding_window": window,
-        "use_sliding_window": bool(window),
-        "max_window_layers": 0,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": list(gguf_eos_token_ids(file)),
-        "rope_parameters": _rope_keys(file, f"{arch}.rope.", heads.head_dim),
-        **_experts_keys(file, arch),
-        **_layer_types(file, f"{arch}.attention.sliding_window_pattern", num_layers),
+        **(_attention_keys(file, arch, num_layers) if form.attends else {}),
     }
     stated = {
         **{key: file.positive(f"{arch}.{name}") for name, key in form.sizes.items()},
@@ -118,6 +107,23 @@ def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
         return keys | dict(form.derived_keys(keys, file.stated))
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from error
+
+
+def _attention_keys(file: GgufFile, arch: str, num_layers: int) -> dict[str, Any]:
+    heads, window = heads_of(file), file.integer(f"{arch}.attention.sliding_window", 0)
+    return {
+        "intermediate_size": file.positive(f"{arch}.feed_forward_length"),
+        "num_attention_heads": heads.num_heads,
+        "num_key_value_heads": heads.num_kv_heads,
+        "head_dim": heads.head_dim,
+        "attention_bias": not file.tensors.keys().isdisjoint(_ATTENTION_BIASES),
+        "sliding_window": window,
+        "use_sliding_window": bool(window),
+        "max_window_layers": 0,
+        "rope_parameters": _rope_keys(file, f"{arch}.rope.", heads.head_dim),
+        **_experts_keys(file, arch),
+        **_layer_types(file, f"{arch}.attention.sliding_window_pattern", num_layers),
+    }
 
 
 def _layer_types(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:

@@ -70,10 +70,11 @@ class GgufFile:
         return value
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """Positive and finite."""
+        """Positive and finite; a whole one has 32 bits."""
         value = self.metadata.get(key, default)
+        limit = 1 << 32 if isinstance(value, int) else math.inf
         if isinstance(value, bool) or (
-            value is not None and not (isinstance(value, int | float) and 0 < value < math.inf)
+            value is not None and not (isinstance(value, int | float) and 0 < value < limit)
         ):
             raise self._wrong(key, "a positive number", value)
         return value

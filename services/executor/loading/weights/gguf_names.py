@@ -17,7 +17,7 @@ from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.architecture import GgufForm
 from pagewire.services.executor.models.registry import gguf_form
 
-_TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+(?:\.output)?)(?:\.(weight|bias))?")
 
 ROPE_FACTORS = "rope_freqs.weight"
 # LongRoPE's factors -> their key in config.json
@@ -85,8 +85,13 @@ def named_tensors(file: GgufFile) -> dict[str, GgufTensor]:
         elif "{}" in name:
             named |= {name.format(expert): part for expert, part in enumerate(_experts_apart(file, tensor))}
         elif name != ROPE_FACTORS and name not in LONGROPE_FACTORS:
-            named[name] = _as_row(tensor) if name.endswith("shared_expert_gate.weight") else tensor
+            named[name] = _as_row(tensor) if name.endswith("shared_expert_gate.weight") else _shaped(tensor, name, form)
     return named
+
+
+def _shaped(tensor: GgufTensor, name: str, form: GgufForm) -> GgufTensor:
+    shape = next((shape for end, shape in form.shapes.items() if name.endswith(end)), None)
+    return tensor if shape is None else dataclasses.replace(tensor, shape=shape(tensor.shape))
 
 
 def _checkpoint_name(name: str, form: GgufForm) -> str | tuple[str, ...]:
@@ -96,10 +101,10 @@ def _checkpoint_name(name: str, form: GgufForm) -> str | tuple[str, ...]:
         return name
     layer, module, suffix = match.groups()
     prefix = "" if layer is None else f"{form.layers}.{layer}."
-    whole = form.names.get(f"{module}.{suffix}")
+    whole = form.names.get(module if suffix is None else f"{module}.{suffix}")
     if whole is not None:
         return f"{prefix}{whole}"
-    modules = form.names.get(module)
+    modules = None if suffix is None else form.names.get(module)
     if isinstance(modules, tuple):
         return tuple(f"{prefix}{part}.{suffix}" for part in modules)
     return name if modules is None else f"{prefix}{modules}.{suffix}"

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from pagewire.services.executor.loading.config_file import merged, parse_overrides
+from pagewire.services.executor.loading.config_file import merged, overridden, parse_overrides, text_keys
 from pagewire.services.executor.loading.weights.checkpoint_files import conversion_command
 from pagewire.services.executor.model_config import ModelLoadError
 from tests.services.executor.loading.test_loader import edit_config
@@ -109,6 +109,17 @@ def test_a_model_without_its_head(tmp_path: Path) -> None:
 
 def test_a_head_of_its_own_although_tied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = save_tiny(tmp_path, "Llama", tie_word_embeddings=False)
+    edit_config(tmp_path, tie_word_embeddings=True)
+    assert_same_logits(load(tmp_path), expected)
+    assert "has a head of its own" in caplog.text
+
+
+def test_a_head_that_differs_in_an_added_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = save_tiny(tmp_path, "Llama", tie_word_embeddings=False, vocab_size=6000)
+    with torch.no_grad():
+        expected.lm_head.weight.copy_(expected.model.embed_tokens.weight)
+        expected.lm_head.weight[-2] += 1
+    expected.save_pretrained(tmp_path)
     edit_config(tmp_path, tie_word_embeddings=True)
     assert_same_logits(load(tmp_path), expected)
     assert "has a head of its own" in caplog.text
@@ -212,6 +223,23 @@ def test_overrides(tmp_path: Path, model_impl: str) -> None:
     model = load(tmp_path, model_impl=model_impl, hf_overrides=overrides)
     assert model.config.max_position_embeddings == 64
     assert_same_logits(model, expected)
+
+
+def test_overrides_reach_the_language_model_of_a_composite() -> None:
+    """Wherever they stand: text_config wins over what is beside it, and overrides win over both."""
+    keys = {
+        "architectures": ["A"],
+        "model_type": "whole",
+        "tie_word_embeddings": False,
+        "text_config": {"hidden_size": 8, "rope_theta": 1.0, "tie_word_embeddings": False, "model_type": "part"},
+    }
+    beside = {"rope_theta": 2.0, "rope_scaling": {"factor": 2}, "hidden_size": 4, "tie_word_embeddings": True}
+    for overrides in (beside, {"text_config": beside, "tie_word_embeddings": True}):
+        found = overridden(keys, overrides)
+        assert {key: text_keys(found)[key] for key in beside} == beside
+        assert found["text_config"]["rope_theta"] == 2.0 and found["tie_word_embeddings"]
+    found = overridden(keys, {"model_type": "other"})
+    assert (found["model_type"], found["text_config"]["model_type"]) == ("other", "part")
 
 
 def test_what_is_kept_of_weights_depends_on_the_overrides(tmp_path: Path) -> None:

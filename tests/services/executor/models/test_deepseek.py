@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor import kv_cache
 from pagewire.services.executor.layers.experts import Router
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
@@ -196,5 +195,7 @@ def test_blocks_of_latents_are_shared(lite: Model) -> None:
 
 def test_an_fp8_cache_is_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "DeepseekV3", **LATENT, n_group=1, topk_group=1)
+    read: list[str] = []
     with pytest.raises(ModelLoadError, match="--kv-cache-dtype fp8 is not supported for latent attention"):
-        kv_cache.groups(load(tmp_path, kv_scales=True))
+        load(tmp_path, kv_scales=True, progress=lambda fraction, text: read.append(text))
+    assert not read, "it is known before weights are read"

@@ -104,7 +104,9 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _converted(arch: str, name: str, array: np.ndarray, config: Any) -> Iterator[tuple[str, np.ndarray]]:
-    if arch == "bert" and name.startswith("pooler."):
+    if arch == "bert":
+        if not name.startswith("pooler."):
+            yield name.removeprefix("roberta."), array
         return
     if arch in LLAMA_ROTARY and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
@@ -137,6 +139,12 @@ def _converted(arch: str, name: str, array: np.ndarray, config: Any) -> Iterator
         else:
             yield f"{place}.gate_proj.{suffix}", dense[:, ::2]
             yield f"{place}.up_proj.{suffix}", dense[:, 1::2]
+    elif name.endswith(".dt_bias"):
+        yield name.replace(".dt_bias", ".dt_proj.bias"), array
+    elif arch == "mamba2" and name.endswith((".A_log", ".D")):
+        yield name, (-np.exp(array) if name.endswith(".A_log") else array).reshape(-1, 1)
+    elif arch == "mamba2" and name.endswith((".mixer.norm.weight", ".conv1d.weight")):
+        yield name, array.reshape(config.n_groups, -1) if "norm" in name else array.squeeze()
     elif arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         yield name, array.T
     else:

@@ -70,12 +70,32 @@ def test_a_decoder_with_a_stated_pooling_makes_vectors(tmp_path: Path) -> None:
     assert start(path, runner="generate")[1].kind == "generate"
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_a_head_scores(tmp_path: Path, family: str, num_labels: int) -> None:
+    expected = save(tmp_path / "saved", family, "ForSequenceClassification", num_labels=num_labels)
+    positions = expected.state_dict()["roberta.embeddings.position_embeddings.weight"].numpy()[2:]
+    metadata: dict[str, Any] = {"context_length": 62, "attention__head_count_kv": None, "pooling_type": 4}
+    path = write(tmp_path / "tiny.gguf", expected, "bert", {"position_embd.weight": positions}, **metadata)
+    runner, info = start(path)
+    assert (info.kind, len(info.labels)) == ("classify", num_labels)
+    logits = torch.cat([expected(torch.tensor([text])).logits for text in TEXTS])
+    scores = logits.sigmoid() if num_labels == 1 else logits.softmax(-1)
+    torch.testing.assert_close(vectors(runner, TEXTS), scores, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("tensors", "metadata", "message"),
     [
         ({"token_types.weight": None}, {}, r"tensor token_types\.weight is missing; convert the model again"),
-        ({"cls.output.weight": np.zeros((1, 48), np.float32)}, {}, r"tensor cls\.output\.weight: .* use safetensors"),
-        ({}, {"pooling_type": 4}, r"metadata key bert\.pooling_type is 4: not one of 0, 1, 2, 3; use a model"),
+        (
+            {"cls.output.weight": np.zeros((1, 48), np.float32)},
+            {},
+            r"classifier without .*cls\.weight\); use safetensors",
+        ),
+        ({}, {"pooling_type": 4}, r"classifier without .*cls\.weight\); use safetensors"),
+        ({}, {"pooling_type": 5}, r"metadata key bert\.pooling_type is 5: not one of 0, 1, 2, 3, 4; use a model"),
         ({"blk.1.ffn_up.bias": None}, {}, r"missing: bert\.encoder\.layer\.1\.intermediate\.dense\.bias"),
     ],
 )

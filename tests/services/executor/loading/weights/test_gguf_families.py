@@ -43,6 +43,25 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "seed_oss": ("SeedOss", {"head_dim": 16}, {"attention__key_length": 16}),
     "chatglm": ("Glm", {"head_dim": 16}, {}),
     "phi2": ("Phi", {}, {}),
+    "mamba2": (
+        "Mamba2",
+        {"num_heads": 16, "head_dim": 8, "state_size": 16, "n_groups": 2},
+        {
+            "context_length": 1 << 20,
+            "feed_forward_length": 0,
+            "attention__head_count": 0,
+            "attention__head_count_kv": None,
+            "rope__freq_base": None,
+            "rope__dimension_count": None,
+            "attention__layer_norm_rms_epsilon": 1e-5,
+            "attention__layer_norm_epsilon": None,
+            "ssm__conv_kernel": 4,
+            "ssm__inner_size": 128,
+            "ssm__state_size": 16,
+            "ssm__time_step_rank": 16,
+            "ssm__group_count": 2,
+        },
+    ),
     "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 96}, {}),
     "gptneox": ("GPTNeoX", {}, {"use_parallel_residual": True, "attention__head_count_kv": None}),
     "falcon": (
@@ -148,4 +167,28 @@ def test_a_pattern_of_windows_that_does_not_fit_is_refused(tmp_path: Path) -> No
     with pytest.raises(
         ModelLoadError, match=r"tiny\.gguf: .*sliding_window_pattern: .* each of 4 layers, .*convert it"
     ):
+        load(path)
+
+
+WRONG_STATES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a state that grows": (
+        {"blk.1.ssm_a": np.full((16, 1), 0.5, dtype=np.float32)},
+        {},
+        r"tensor blk\.1\.ssm_a has values that none can have; .* convert it again",
+    ),
+    "heads that do not fit": (
+        {},
+        {"ssm__time_step_rank": 12},
+        r"ssm\.inner_size \(128\) is not a multiple of .* \(12\)",
+    ),
+    "no groups": ({}, {"ssm__group_count": None}, r"mamba2\.ssm\.group_count: expected a positive whole number"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_STATES)
+def test_wrong_files_of_state_space_models_are_refused(tmp_path: Path, case: str) -> None:
+    tensors, changes, message = WRONG_STATES[case]
+    _, overrides, metadata = CASES["mamba2"]
+    path = write(tmp_path / "tiny.gguf", tiny_model("Mamba2", **overrides), "mamba2", tensors, **(metadata | changes))
+    with pytest.raises(ModelLoadError, match=message):
         load(path)

@@ -1,0 +1,141 @@
+"""What all routes share: the way to the tokenizer service, and the head of an answer."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+import grpc
+from fastapi import Request
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire import rpc, telemetry
+from pagewire.config import GatewayConfig
+from pagewire.gateway import metrics
+from pagewire.gateway.answer import Head
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.middleware import GracefulShutdown, request_context
+from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+CALL_TIMEOUT_S = 60.0
+# For a tokenizer service that is away: as long as it takes to start again, and less than clients wait.
+AWAY_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 2.0
+
+# A call that the service died under is made so often; the next time it may be what the service dies of.
+MAX_ATTEMPTS = 3
+# After a broken call: seconds in which the link, on the same connection, has noticed too.
+NOTICED_S = 0.1
+AWAY = "the tokenizer service cannot be reached; try again"
+
+Answered = TypeVar("Answered")
+
+
+class Gateway:
+    """What the routes share: the way to the tokenizer service."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.shutdown = GracefulShutdown()
+        self.channel = rpc.channel(config.tokenizer_address)
+        self.link = TokenizerLink(self.channel, config.recovery_timeout)
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
+        self._default_model = ""
+
+    async def default_model(self) -> str:
+        """The first served name: what an answer says when the request named no model."""
+        if not self._default_model:
+            self._default_model = (await self.list_models())[0].id
+        return self._default_model
+
+    async def list_models(self) -> Sequence[inference_pb2.Model]:
+        return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
+
+    async def call(self, method: Callable[..., Awaitable[Answered]], request: object) -> Answered:
+        """A unary call to the tokenizer service; it waits for one that is away for a moment.
+
+        Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
+        """
+        if self.link.is_up or not self.link.is_available:
+            return await method(request, timeout=CALL_TIMEOUT_S)
+        try:
+            return await method(request, timeout=AWAY_TIMEOUT_S, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not self.link.is_up:
+                raise ApiError(503, AWAY) from error
+            raise
+
+    async def call_to_its_end(
+        self, method: Callable[..., Awaitable[Answered]], request: object, traceparent: str
+    ) -> Answered:
+        """A unary call that computes, for as long as it takes.
+
+        It waits for a tokenizer service that is away, and is made again if that dies under it.
+
+        Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
+        """
+        metadata = [("traceparent", traceparent)] if traceparent else None
+        for attempt in itertools.count(1):
+            while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
+                await asyncio.sleep(NOTICED_S)
+            if not self.link.is_available:
+                raise ApiError(503, AWAY)
+            num_breaks = self.link.num_breaks
+            try:
+                return await method(request, timeout=None, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
+                    raise
+                await asyncio.sleep(NOTICED_S)
+                if self.link.num_breaks == num_breaks:  # the service itself has said so
+                    raise
+        raise AssertionError("unreachable")
+
+    async def why_not_ready(self) -> str:
+        """Why the line cannot serve; "" if it can."""
+        if self.shutdown.begun:
+            return "this gateway is shutting down"
+        request = health_pb2.HealthCheckRequest(service="pagewire.v1.InferenceService")
+        try:
+            health = await self._health.Check(request, timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return f"the tokenizer service does not answer: {error.code().name}: {error.details()}"
+        if not self.link.is_up:
+            return "the stream to the tokenizer service is not up yet"
+        if health.status != health_pb2.HealthCheckResponse.SERVING:
+            return "the tokenizer service is up, but what is behind it is not ready: still loading, or restarting"
+        return ""
+
+    async def metrics(self) -> bytes:
+        """Metrics of every service that answers."""
+        services = [admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())]
+        try:
+            behind = await self._admin.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=2 * PROBE_TIMEOUT_S)
+            services.extend(behind.services)
+        except grpc.aio.AioRpcError as error:
+            metrics.logger.debug("no metrics from behind the gateway: %s", error.details())
+        # Parsing a few thousand lines takes longer than a token may wait.
+        return await asyncio.to_thread(metrics.merge, services)
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+class NamedBody(Protocol):
+    """A body that may say which model it is for, and its own id."""
+
+    model: str | None
+    request_id: str | None
+
+
+async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
+    context = request_context(request.scope)
+    if body.request_id is not None and "x-request-id" not in request.headers:
+        context.request_id = body.request_id
+    model = body.model or await gateway_of(request).default_model()
+    return Head(id=f"{prefix}-{context.request_id}", created=int(time.time()), model=model)

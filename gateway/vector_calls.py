@@ -1,0 +1,157 @@
+"""One HTTP request for vectors or scores as calls of the tokenizer service: in parts, until the client goes away."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from pagewire import telemetry
+from pagewire.gateway import metrics
+from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.gateway import NamedBody, gateway_of, head_of
+from pagewire.gateway.middleware import CLIENT_GONE, request_context
+from pagewire.gateway.serving import traceparent_of
+from pagewire.rpc import RpcError
+from pagewire.v1 import inference_pb2
+
+# Of one call. Its vectors fit into a message if they have less than 60,000 numbers each.
+PART_INPUTS = 256
+PART_BYTES = 16 * 1024 * 1024
+PARTS_IN_FLIGHT = 4
+
+VectorsRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest | inference_pb2.ScoreRequest
+Result = TypeVar("Result")
+Named = TypeVar("Named", bound=NamedBody)
+
+
+class VectorCall:
+    """What one HTTP request asks of the tokenizer service."""
+
+    def __init__(self, request: Request, operation: str) -> None:
+        """operation: its name in metrics and spans."""
+        scope = request.scope
+        self.gateway = gateway_of(request)
+        self.operation = operation
+        self.prompt_tokens = 0
+        self._name = f"{scope['method']} {scope['path']}"
+        self._path = scope["path"]
+        self._span = telemetry.Span(self._name, traceparent_of(scope["headers"]), serves=True)
+        self._context = request_context(scope)
+
+    async def answers(
+        self, method: Callable[..., Awaitable[Any]], message: VectorsRequest, inputs: Iterable[inference_pb2.InputText]
+    ) -> AsyncGenerator[Any, None]:
+        """In order, one or several. message: without inputs.
+
+        The first part goes alone: if it is refused because too many wait, so is the request. The others wait.
+        """
+        message.request_id = self._context.request_id
+        running: deque[asyncio.Task[Any]] = deque()
+
+        async def answer(part: VectorsRequest) -> Any:
+            answer = await self.gateway.call_to_its_end(method, part, self._span.traceparent)
+            self.prompt_tokens += sum(answer.num_tokens)
+            return answer
+
+        try:
+            for part in _parts(message, inputs):
+                running.append(asyncio.create_task(answer(part)))
+                if not part.options.first_index or len(running) == PARTS_IN_FLIGHT:
+                    yield await running.popleft()
+            while running:
+                yield await running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def end(self, status: int, failure: str | None) -> None:
+        self._context.note = f" prompt={self.prompt_tokens}" + ("" if failure is None else f": {failure}")
+        if failure is None:
+            metrics.E2E_LATENCY.labels(self.operation).observe(self._context.elapsed)
+        attributes = {
+            "http.request.method": self._name.partition(" ")[0],
+            "http.route": self._path,
+            "http.response.status_code": status,
+            "gen_ai.operation.name": self.operation,
+            "gen_ai.provider.name": "pagewire",
+            "gen_ai.response.id": self._context.request_id,
+            "gen_ai.usage.input_tokens": self.prompt_tokens,
+        }
+        self._span.end(attributes if telemetry.tracing() else None, error=failure)
+
+
+async def serve(
+    request: Request,
+    operation: str,
+    prefix: str,
+    body: Named,
+    compute: Callable[[VectorCall, Named, Any], Coroutine[Any, Any, Result]],
+) -> Result:
+    """What `compute(call, body, head)` answers. If the client goes away first, it is cancelled.
+
+    Raises ApiError or ClientDisconnect.
+    """
+    head = await head_of(request, body, prefix)
+    call = VectorCall(request, operation)
+    status, failure = 200, None
+    try:
+        return await _until_gone(request, compute(call, body, head))
+    except grpc.aio.AioRpcError as error:
+        api_error = from_rpc(RpcError.from_call(error))
+        status, failure = api_error.status, api_error.message
+        raise api_error from error
+    except ApiError as error:
+        status, failure = error.status, error.message
+        raise
+    except ClientDisconnect:
+        status, failure = CLIENT_GONE, "client gone"
+        raise
+    except BaseException as error:
+        status, failure = 500, type(error).__name__
+        raise
+    finally:
+        call.end(status, failure)
+
+
+async def _until_gone(request: Request, answering: Coroutine[Any, Any, Result]) -> Result:
+    answer = asyncio.create_task(answering)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        for task in (answer, gone):
+            task.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _parts(message: VectorsRequest, inputs: Iterable[inference_pb2.InputText]) -> Iterator[VectorsRequest]:
+    """The message with some of the inputs, again and again."""
+    part, size = _part(message, 0), 0
+    for index, one in enumerate(inputs):
+        count, one_size = index - part.options.first_index, one.ByteSize()
+        if count and (count == PART_INPUTS or size + one_size > PART_BYTES):
+            yield part
+            part, size = _part(message, index), 0
+        (part.pairs if isinstance(part, inference_pb2.ScoreRequest) else part.inputs).append(one)
+        size += one_size
+    yield part
+
+
+def _part(message: VectorsRequest, first_index: int) -> VectorsRequest:
+    part = type(message)()
+    part.CopyFrom(message)  # type: ignore[arg-type]  # of its own type
+    part.options.first_index = first_index
+    return part

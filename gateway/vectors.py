@@ -1,0 +1,217 @@
+"""Bodies for vectors and scores to calls of the tokenizer service, and its answers to bodies."""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from msgspec import UNSET, Raw
+
+from pagewire.gateway.answer import Head
+from pagewire.gateway.encoding import encode
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.schema.vector_requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    InputParameters,
+    PairParameters,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    VectorParameters,
+    text_of,
+    texts_of,
+)
+from pagewire.gateway.schema.vector_responses import (
+    Classification,
+    ClassificationResponse,
+    Embedding,
+    EmbeddingResponse,
+    PooledVector,
+    PoolingResponse,
+    RankedDocument,
+    RankedText,
+    RerankResponse,
+    Score,
+    ScoreResponse,
+    VectorData,
+    VectorUsage,
+)
+from pagewire.gateway.translate import as_list, chat_prompt
+from pagewire.gateway.vector_calls import VectorCall
+from pagewire.v1 import common_pb2, inference_pb2
+
+MAX_INPUTS = 65_536
+# Of a request's pairs, in which one text may be that of many.
+MAX_PAIR_CHARACTERS = 128 * 1024 * 1024
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+# Vectors that are encoded in a row: a millisecond or two.
+ENCODED_AT_ONCE = 16
+
+Answer = TypeVar("Answer")
+
+
+async def embeddings(call: VectorCall, body: EmbeddingRequest, head: Head) -> EmbeddingResponse:
+    embed = call.gateway.inference.Embed
+
+    def items(answer: inference_pb2.EmbedResponse, start: int) -> Iterator[Embedding]:
+        for index, vector in enumerate(answer.embeddings, start):
+            yield Embedding(index=index, embedding=_numbers(vector, body))
+
+    data = await _data(call.answers(embed, _embed_request(body), _inputs(body)), items, _num_inputs(body))
+    return EmbeddingResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
+
+
+async def pooling(call: VectorCall, body: PoolingRequest, head: Head) -> PoolingResponse:
+    inference, task = call.gateway.inference, body.task
+    if task is None:
+        kind = (await call.gateway.list_models())[0].kind
+        task = "classify" if kind == common_pb2.MODEL_KIND_CLASSIFY else "embed"
+    if task == "embed":
+        answers = call.answers(inference.Embed, _embed_request(body), _inputs(body))
+    elif body.dimensions is not None or body.prompt_name is not None:
+        raise ApiError(400, "dimensions and prompt_name are for models that embed; leave them out", param="dimensions")
+    else:
+        answers = call.answers(inference.Classify, _classify_request(body), _inputs(body))
+
+    def items(
+        answer: inference_pb2.EmbedResponse | inference_pb2.ClassifyResponse, start: int
+    ) -> Iterator[PooledVector]:
+        vectors = answer.embeddings if isinstance(answer, inference_pb2.EmbedResponse) else answer.scores
+        for index, vector in enumerate(vectors, start):
+            yield PooledVector(index=index, data=_numbers(vector, body))
+
+    data = await _data(answers, items, _num_inputs(body))
+    return PoolingResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
+
+
+async def classification(call: VectorCall, body: ClassificationRequest, head: Head) -> ClassificationResponse:
+    classify = call.gateway.inference.Classify
+
+    def items(answer: inference_pb2.ClassifyResponse, start: int) -> Iterator[Classification]:
+        for index, scores in enumerate(answer.scores, start):
+            probs = list(scores.values)
+            label = answer.labels[probs.index(max(probs))]
+            yield Classification(index=index, label=label, probs=probs, num_classes=len(probs))
+
+    data = await _data(call.answers(classify, _classify_request(body), _inputs(body)), items, _num_inputs(body))
+    return ClassificationResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
+
+
+async def scores(call: VectorCall, body: ScoreRequest, head: Head) -> ScoreResponse:
+    data = [Score(index=index, score=score) for index, score in enumerate(await _scores(call, body, *body.sides()))]
+    return ScoreResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
+
+
+async def ranking(call: VectorCall, body: RerankRequest, head: Head) -> RerankResponse:
+    documents = texts_of(body.documents)
+    of_documents = await _scores(call, body, [text_of(body.query)] * len(documents), documents)
+    best = sorted(range(len(documents)), key=lambda index: -of_documents[index])[: body.top_n or None]
+    with_text = body.return_documents is not False
+    results = [
+        RankedDocument(
+            index=index,
+            document=RankedText(documents[index]) if with_text else UNSET,
+            relevance_score=of_documents[index],
+        )
+        for index in best
+    ]
+    return RerankResponse(id=head.id, model=head.model, usage=_usage(call), results=results)
+
+
+async def _data(
+    answers: AsyncGenerator[Answer, None], items: Callable[[Answer, int], Iterable[Body]], num_inputs: int
+) -> list[Any]:
+    """The items of the answers, encoded as these come: to encode all at once would keep everybody else waiting.
+
+    items(answer, start): start is the index of the answer's first item.
+    """
+    data: list[Raw] = []
+    size = 0
+    async with aclosing(answers):
+        async for answer in answers:
+            for item in items(answer, len(data)):
+                encoded = encode(item)
+                data.append(Raw(encoded))
+                size += len(encoded)
+                if len(data) % ENCODED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            if (whole := size // len(data) * num_inputs) > MAX_ANSWER_BYTES:
+                message = f"the answer would take {whole} bytes, and {MAX_ANSWER_BYTES} are possible: send fewer inputs"
+                raise ApiError(400, message, param="input")
+    return data
+
+
+async def _scores(call: VectorCall, body: PairParameters, first: Sequence[str], second: Sequence[str]) -> list[float]:
+    """Of each of the first texts with the second one at its place."""
+    _check_number(len(first), "pairs")
+    if (size := sum(map(len, first)) + sum(map(len, second))) > MAX_PAIR_CHARACTERS:
+        raise ApiError(
+            400, f"the pairs have {size} characters; {MAX_PAIR_CHARACTERS} are possible: send fewer documents"
+        )
+    message = inference_pb2.ScoreRequest(
+        model=body.model or "",
+        options=_options(body),
+        max_tokens_per_query=body.max_tokens_per_query or 0,
+        max_tokens_per_doc=body.max_tokens_per_doc or 0,
+    )
+    pairs = (inference_pb2.InputText(text=text, text_pair=pair) for text, pair in zip(first, second, strict=True))
+    result: list[float] = []
+    async with aclosing(call.answers(call.gateway.inference.Score, message, pairs)) as answers:
+        async for answer in answers:
+            result += answer.scores
+    return result
+
+
+def _embed_request(body: EmbeddingRequest) -> inference_pb2.EmbedRequest:
+    return inference_pb2.EmbedRequest(
+        model=body.model or "", options=_options(body), prompt_name=body.prompt_name, dimensions=body.dimensions
+    )
+
+
+def _classify_request(body: InputParameters) -> inference_pb2.ClassifyRequest:
+    return inference_pb2.ClassifyRequest(model=body.model or "", options=_options(body))
+
+
+def _options(body: VectorParameters) -> inference_pb2.InputOptions:
+    return inference_pb2.InputOptions(
+        add_special_tokens=body.add_special_tokens, truncate_prompt_tokens=body.truncate_prompt_tokens
+    )
+
+
+def _num_inputs(body: InputParameters) -> int:
+    return 1 if body.input is None else len(as_list(body.input))
+
+
+def _inputs(body: InputParameters) -> Iterator[inference_pb2.InputText]:
+    if body.input is None:
+        chat = chat_prompt(body.messages or (), body)
+        if not chat.HasField("add_generation_prompt"):
+            chat.add_generation_prompt = False  # nobody answers
+        return iter([inference_pb2.InputText(chat=chat)])
+    _check_number(_num_inputs(body), "input")
+    return map(_input, as_list(body.input))
+
+
+def _input(given: str | list[int]) -> inference_pb2.InputText:
+    if isinstance(given, str):
+        return inference_pb2.InputText(text=given)
+    return inference_pb2.InputText(token_ids=inference_pb2.TokenIds(ids=given))
+
+
+def _check_number(num_inputs: int, name: str) -> None:
+    if num_inputs > MAX_INPUTS:
+        raise ApiError(400, f"{name} has {num_inputs} entries; at most {MAX_INPUTS} are possible", param=name)
+
+
+def _numbers(vector: common_pb2.Vector, body: EmbeddingRequest) -> VectorData:
+    if body.encoding_format != "base64":
+        return list(vector.values)
+    # The message's only field is packed: its bytes end with what is wanted, in the right order on every machine.
+    return b64encode(vector.SerializeToString()[-4 * len(vector.values) :]).decode()
+
+
+def _usage(call: VectorCall) -> VectorUsage:
+    return VectorUsage(prompt_tokens=call.prompt_tokens, total_tokens=call.prompt_tokens)
