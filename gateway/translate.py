@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.grammar import grammar_of
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     ChatPromptParameters,
@@ -129,7 +130,9 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         model=body.model or "",
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        sampling_params=common_pb2.SamplingParams(**values, stop_token_ids=body.stop_token_ids),
+        sampling_params=common_pb2.SamplingParams(
+            **values, stop_token_ids=body.stop_token_ids, grammar=grammar_of(body)
+        ),
     )
     for token_id, bias in (body.logit_bias or {}).items():
         request.sampling_params.logit_bias_ids.append(int(token_id))

@@ -35,6 +35,7 @@ from tests.services.executor.constrained import (
     fits,
     one_of,
 )
+from tests.services.executor.grammar.schemas import SCHEMAS
 from tests.services.executor.stepping import BLOCK_SIZE
 
 GRAMMARS = {
@@ -140,6 +141,14 @@ async def test_whatever_a_model_says_fits_the_grammar(stub: Stub, tiny: Tiny, na
         assert output.token_ids[-1] == EOS
         assert fits(grammar, output.text(tiny)), output.text(tiny)
     assert len({output.text(tiny) for output in outputs}) > 1, "it is the model that chooses"
+
+
+async def test_every_schema_is_kept_to(stub: Stub, tiny: Tiny) -> None:
+    grammars = [Grammar(json_schema=json.dumps(schema)) for schema in SCHEMAS.values()]
+    outputs = await asyncio.gather(*(generate(stub, grammar, temperature=1.5) for grammar in grammars))
+    for name, grammar, output in zip(SCHEMAS, grammars, outputs, strict=True):
+        assert output.reason == FinishReason.FINISH_REASON_STOP, (name, output.text(tiny))
+        assert fits(grammar, output.text(tiny)), (name, output.text(tiny))
 
 
 async def test_neighbours_without_a_grammar_are_as_alone(stub: Stub) -> None:

@@ -81,8 +81,6 @@ async def test_wrong_values_are_named(client: httpx.AsyncClient) -> None:
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     (CHAT, {"tool_choice": "auto"}, "tool_choice"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-    (CHAT, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
     (CHAT, {"service_tier": "flex"}, "service_tier"),
     (CHAT, {"store": True}, "store"),

@@ -109,7 +109,7 @@ def fits(grammar: Grammar, text: str) -> bool:
 
 def _is_valid(schema: str, text: str) -> bool:
     try:
-        jsonschema.validate(json.loads(text), json.loads(schema))
+        jsonschema.validate(json.loads(text), json.loads(schema), format_checker=jsonschema.FormatChecker())
     except (ValueError, jsonschema.ValidationError):
         return False
     return True
