@@ -82,14 +82,15 @@ async def test_logprobs_and_token_ids_are_those_of_all_tokens(make_line, pool) -
 
 
 async def test_a_request_that_is_resumed_repeats_and_loses_nothing(make_line, pool) -> None:
-    """At every token; the prompt, from which the parser learns how the output begins, comes back as token ids."""
+    """After every response; the prompt, from which the parser learns how the output begins, comes back as token ids."""
     async with make_line().running(pool=pool) as line:
         whole = await line.generate(chat=CHAT, output_parsing=ALL)
         prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
-        for num_resumed in range(1, len(whole.token_ids)):
-            given = whole.token_ids[:num_resumed]
+        for num_read in range(1, len(whole.responses)):
+            before = whole.responses[:num_read]
+            given = [token_id for response in before for token_id in response.token_ids]
             resumed = await line.generate(token_ids=prompt, resume_token_ids=given, output_parsing=ALL)
-            assert merged([*whole.responses[:num_resumed], *resumed.responses]) == EXPECTED
+            assert merged([*before, *resumed.responses]) == EXPECTED
             assert resumed.finish_reason == TOOL_CALLS
 
 
@@ -110,7 +111,9 @@ async def test_prompts_that_opened_the_reasoning_need_not_be_told_so(make_line) 
     async with line.running():
         result = await line.generate(chat=CHAT, output_parsing=ALL)
         prompt = inference_pb2.TokenIds(ids=result.prompt_token_ids)
-        resumed = await line.generate(token_ids=prompt, resume_token_ids=result.token_ids[:1], output_parsing=ALL)
+        resumed = await line.generate(
+            token_ids=prompt, resume_token_ids=result.responses[0].token_ids, output_parsing=ALL
+        )
     assert merged(result.responses) == ("Where?", "There.", [])
     assert merged([result.responses[0], *resumed.responses]) == ("Where?", "There.", [])
 
