@@ -28,6 +28,7 @@ PROBE_TIMEOUT_S = 2.0
 MAX_ATTEMPTS = 3
 # After a broken call: seconds in which the link, on the same connection, has noticed too.
 NOTICED_S = 0.1
+AWAY = "the tokenizer service cannot be reached; try again"
 
 Answered = TypeVar("Answered")
 
@@ -64,18 +65,24 @@ class Gateway:
             return await method(request, timeout=AWAY_TIMEOUT_S, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not self.link.is_up:
-                raise ApiError(503, "the tokenizer service cannot be reached; try again") from error
+                raise ApiError(503, AWAY) from error
             raise
 
     async def call_to_its_end(
         self, method: Callable[..., Awaitable[Answered]], request: object, traceparent: str
     ) -> Answered:
-        """A unary call that computes, for as long as it takes; it is made again if the tokenizer service dies under it.
+        """A unary call that computes, for as long as it takes.
 
-        Raises grpc.aio.AioRpcError.
+        It waits for a tokenizer service that is away, and is made again if that dies under it.
+
+        Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
         metadata = [("traceparent", traceparent)] if traceparent else None
         for attempt in itertools.count(1):
+            while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
+                await asyncio.sleep(NOTICED_S)
+            if not self.link.is_available:
+                raise ApiError(503, AWAY)
             num_breaks = self.link.num_breaks
             try:
                 return await method(request, timeout=None, metadata=metadata)
@@ -85,10 +92,6 @@ class Gateway:
                 await asyncio.sleep(NOTICED_S)
                 if self.link.num_breaks == num_breaks:  # the service itself has said so
                     raise
-                while not self.link.is_up:
-                    if not self.link.is_available:
-                        raise
-                    await asyncio.sleep(NOTICED_S)
         raise AssertionError("unreachable")
 
     async def why_not_ready(self) -> str:

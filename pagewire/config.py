@@ -351,6 +351,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         group="memory",
         valid=Range(minimum=8, maximum=65536, power_of_two=True),
     )
+    grammar_compile_timeout: float = flag(
+        5.0,
+        "seconds that compiling the grammar of a request may take; one that takes longer is refused",
+        group="executor",
+        valid=Range(above=0),
+    )
+    grammar_cache_size: int = flag(256, "compiled grammars that are kept", group="executor", valid=POSITIVE)
     num_gpu_blocks_override: int | None = flag(
         None,
         "number of KV blocks of layers that see all tokens, regardless of memory (lets tests force preemption)",

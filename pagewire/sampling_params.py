@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from pagewire.fields import Range
 
 if TYPE_CHECKING:
-    from pagewire.v1.common_pb2 import SamplingParams
+    from pagewire.v1.common_pb2 import Grammar, SamplingParams
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+MAX_GRAMMAR_BYTES = 2**20
 # Below, the logits divided by the temperature lose their differences to rounding, or overflow: it means greedy.
 MIN_TEMPERATURE = 1e-5
 
@@ -102,6 +103,8 @@ def resolve(params: "SamplingParams") -> "SamplingParams":
     if resolved.HasField("max_tokens") and resolved.min_tokens > resolved.max_tokens:
         raise InvalidRequest(f"min_tokens is {resolved.min_tokens}; it must be {BY_NAME['min_tokens'].allowed}")
     _check_logit_bias(resolved)
+    if resolved.HasField("grammar"):
+        _check_grammar(resolved.grammar)
     if not resolved.HasField("seed"):
         resolved.seed = secrets.randbits(63)
     return resolved
@@ -115,6 +118,17 @@ def _check_logit_bias(params: "SamplingParams") -> None:
         )
     for token_id, bias in zip(ids, values, strict=True):
         _check(f"logit_bias of token {token_id}", bias, LOGIT_BIAS, "in [-100, 100]")
+
+
+def _check_grammar(grammar: "Grammar") -> None:
+    """Its form; what it says is the executor's to understand."""
+    form = grammar.WhichOneof("form")
+    if form is None or (form == "choice" and not grammar.choice.texts):
+        raise InvalidRequest("grammar is empty; set one of json_schema, regex, choice, ebnf and structural_tag")
+    if (num_bytes := grammar.ByteSize()) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"grammar has {num_bytes} bytes; {MAX_GRAMMAR_BYTES} are possible")
+    if form != "json_schema" and (grammar.HasField("whitespace_pattern") or grammar.disable_any_whitespace):
+        raise InvalidRequest(f"whitespace_pattern and disable_any_whitespace are for json_schema, not for {form}")
 
 
 def _check(name: str, value: float, valid: Range, allowed: str) -> None:

@@ -347,6 +347,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.terms: list[int] = []  # of the streams
         self.num_descriptions = 0
         self.asked = asyncio.Event()
+        self.grammars: list[common_pb2.Grammar] = []  # that it was asked to compile
+        self.released = asyncio.Event()
         self.loaded = asyncio.Event()
         self.loaded.set()
         self.new_requests: list[executor_pb2.NewRequest] = []
@@ -392,6 +394,17 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             device="fake",
             dtype="none",
         )
+
+    async def CompileGrammar(
+        self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.CompileGrammarResponse:
+        """Takes all but the regex "refused"; one that is "slow" waits until it is released."""
+        self.grammars.append(request.grammar)
+        if request.grammar.regex == "refused":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "regex: refused")
+        if request.grammar.regex == "slow":
+            await self.released.wait()
+        return executor_pb2.CompileGrammarResponse()
 
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext

@@ -25,7 +25,7 @@ from pagewire.kernels.triton.attention import (
     rotate,
 )
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
-from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups
+from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups, token_masks
 from pagewire.kernels.triton.state_space import conv, gated_norm, scan
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.
@@ -136,7 +136,7 @@ def state_forms() -> Iterator[Specialization]:
         for decodes in (False, True):
             yield Specialization(*conv.specialization("bf16", inner + 2 * groups * size, width, decodes))
             yield Specialization(*gated_norm.specialization("bf16", inner // groups, groups, many_rows=not decodes))
-        yield Specialization(*scan.specialization("bf16", num_heads, groups, head_dim, size))
+            yield Specialization(*scan.specialization("bf16", num_heads, groups, head_dim, size, tiled=not decodes))
 
 
 def encoder_forms() -> Iterator[Specialization]:
@@ -190,3 +190,4 @@ def sampling_forms() -> Iterator[Specialization]:
         for has_drafts in (False, True):
             yield Specialization(*penalties.specialization(kernel, has_drafts))
     yield Specialization(*drafts.specialization())
+    yield Specialization(*token_masks.specialization())

@@ -40,6 +40,7 @@ from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.cpu.state_space import causal_conv, gated_rms_norm, state_scan
 from pagewire.kernels.cpu.step_inputs import step_inputs
 from pagewire.kernels.cpu.token_groups import TokenGroups, sample_tokens
+from pagewire.kernels.cpu.token_masks import mask_tokens
 
 __all__ = [
     "accept_tokens",
@@ -65,6 +66,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "mask_tokens",
     "norm_add_rms_norm",
     "packed_embedding",
     "packed_experts_linear",

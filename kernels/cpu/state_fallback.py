@@ -27,6 +27,7 @@ def state_scan(
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
     """As `reference.state_scan`, by the recurrence's closed form (arXiv 2405.21060, section 6): what token s adds to

@@ -89,6 +89,7 @@ def state_scan(
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
     num_tokens, num_heads, head_dim = x.shape

@@ -49,7 +49,7 @@ from pagewire.kernels.ops.products import (
     packed_embedding,
     packed_linear,
 )
-from pagewire.kernels.ops.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
+from pagewire.kernels.ops.sampling import accept_tokens, apply_penalties, mask_tokens, sample_tokens, token_logprobs
 from pagewire.kernels.ops.state_space import (
     MAX_CONV_WIDTH,
     MAX_STATE_HEAD_DIM,
@@ -91,6 +91,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "mask_tokens",
     "norm_add_rms_norm",
     "packed_embedding",
     "packed_experts_linear",

@@ -103,6 +103,16 @@ def apply_penalties(
     """
 
 
+@op(cuda="sampling.token_masks", mutates=("logits",))
+def mask_tokens(logits: Tensor, batch_indices: Tensor, masks: Tensor) -> None:
+    """Sets, in place, the logits of tokens to -inf that may not be chosen.
+
+    logits         fp32 [S, vocab_size], contiguous rows
+    batch_indices  int32 [n], which of the S positions have a mask
+    masks          int32 [n, ceil(vocab_size / 32)]: token t may be chosen if bit t % 32 of word t // 32 is set
+    """
+
+
 @op(cuda="sampling.logprobs")
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log probabilities of chosen tokens and of the most probable ones.

@@ -60,6 +60,7 @@ def state_scan(
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
     """h = exp(a * dt) * h + dt * x b'; y = h c + d * x, token by token and head by head, in fp32.

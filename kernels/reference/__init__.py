@@ -39,7 +39,13 @@ from pagewire.kernels.reference.experts import (
 from pagewire.kernels.reference.inputs import step_inputs
 from pagewire.kernels.reference.latent import head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.reference.products import fp8_linear, grouped_embedding, grouped_linear, int8_linear, linear
-from pagewire.kernels.reference.sampling import accept_tokens, apply_penalties, sample_tokens, token_logprobs
+from pagewire.kernels.reference.sampling import (
+    accept_tokens,
+    apply_penalties,
+    mask_tokens,
+    sample_tokens,
+    token_logprobs,
+)
 from pagewire.kernels.reference.state_space import causal_conv, gated_rms_norm, state_scan, tokens_by_block
 
 __all__ = [
@@ -67,6 +73,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "mask_tokens",
     "near",
     "norm_add_rms_norm",
     "paged_attention",

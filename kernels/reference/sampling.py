@@ -159,6 +159,14 @@ def apply_penalties(
         values -= frequency[row] * counts + presence[row] * (counts > 0)
 
 
+def mask_tokens(logits: Tensor, batch_indices: Tensor, masks: Tensor) -> None:
+    vocab_size = logits.shape[1]
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    is_masked = bits.flatten(1)[:, :vocab_size] == 0
+    indices = batch_indices.long()
+    logits[indices] = logits[indices].masked_fill(is_masked, _NEGATIVE_INFINITY)
+
+
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     logits, chosen = logits.float(), token_ids[:, None]
     chosen_logits = logits.gather(-1, chosen)

@@ -64,6 +64,7 @@ def state_scan(
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
     output = torch.zeros_like(x, memory_format=torch.contiguous_format)

@@ -15,6 +15,7 @@ from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import find_model
+from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
 from pagewire.services.executor.worker import DeviceError, Worker
@@ -58,7 +59,7 @@ async def serve(config: ExecutorConfig) -> None:
     progress = LoadProgress()
     worker = Worker(lambda: start_runner(config, str(find_model(config)), progress), on_cuda=on_cuda)
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
-    servicer = ExecutorServicer(worker)
+    servicer = ExecutorServicer(worker, lambda info: make_grammars(config, info))
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     server.add_admin("executor")
     await server.start()
@@ -77,6 +78,17 @@ async def serve(config: ExecutorConfig) -> None:
         await rpc.cancel([stopping])
         await server.stop()
         await asyncio.to_thread(worker.stop)
+        servicer.close()
+
+
+def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:
+    return Grammars(
+        lambda: find_model(config),
+        info.vocab_size,
+        info.eos_token_ids,
+        timeout=config.grammar_compile_timeout,
+        cache_size=config.grammar_cache_size,
+    )
 
 
 async def _first(work: Future[Any], stopping: asyncio.Task[None]) -> bool:

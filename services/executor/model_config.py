@@ -117,7 +117,7 @@ def decoder_values(raw: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]
 def required(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_SIZE:
-        raise wrong_value(key, "a positive integer", value)
+        raise wrong_value(key, f"a positive integer up to {_MAX_SIZE}", value)
     return value
 
 

@@ -208,15 +208,19 @@ class ModelRunner:
     def _output(self, step: Step, batch: InputBatch, results: dict[str, Tensor]) -> StepOutput:
         """The rows' counts move on."""
         yielding = [*batch.sampled.tolist(), *batch.vectors.tolist()]
-        return StepOutput(
+        errors = self._state.sampling.constraints.errors(batch.sampled_rows)
+        output = StepOutput(
             step_id=step.step_id,
             request_ids=[step.request_ids[index] for index in yielding],
             logprobs_of=self._state.sampling.logprobs_of(batch.sampled_rows),
             num_tokens=batch.num_tokens,
             pending=PendingResults.fetch(results, self._copy_stream) if results else None,
             drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
-            refusals={request.request_id: request.refusal for request in step.new_requests if request.refusal},
+            refusals={request.request_id: request.refusal for request in step.new_requests if request.refusal}
+            | {step.request_ids[batch.sampled[index]]: error for index, error in errors.items()},
         )
+        self._state.sampling.constraints.follow(output, batch.sampled_rows)
+        return output
 
     def capture_graphs(
         self,

@@ -96,7 +96,7 @@ class RequestState:
         self.yields_vector[row] = request.yields_vector
         self.num_vectors += request.yields_vector
         self._admissions[row] += 1
-        self.sampling.fill(row, request.sampling, request.num_prompt_tokens)
+        self.sampling.fill(row, request.sampling, request.num_prompt_tokens, request.matcher)
         return row
 
     def _column_values(self, request: NewRequest) -> dict[str, float]:

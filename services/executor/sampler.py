@@ -1,8 +1,8 @@
 """From logits to the next token of every sampled request, on the device and without waiting for it.
 
-Order of operations: log probabilities are of the raw logits; then logit_bias and min_tokens, penalties, temperature,
-min-p and top-k, top-p. From temperature on, `sample_tokens` does everything, for any mix of requests. What comes
-before are extras, done only in steps where a request asks for them.
+Order of operations: log probabilities are of the raw logits; then logit_bias and min_tokens, penalties, grammars,
+temperature, min-p and top-k, top-p. From temperature on, `sample_tokens` does everything, for any mix of requests.
+What comes before are extras, done only in steps where a request asks for them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,21 @@ class LogprobsSelection:
 
 
 @dataclass(frozen=True)
+class Masks:
+    """Requests with a grammar, and the tokens that may follow in it."""
+
+    batch_indices: Tensor  # int32 [n]
+    masks: Tensor  # int32 [n, ceil(vocab_size / 32)], see `ops.mask_tokens`
+
+
+@dataclass(frozen=True)
 class SamplingExtras:
     """What some request of a step wants; batch indices count the sampled positions, 0 .. S - 1."""
 
     bias: LogitBias | None = None
     penalties: Penalties | None = None
     logprobs: LogprobsSelection | None = None
+    masks: Masks | None = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +97,14 @@ def sample(
     [S], drafted tokens before each position.
     """
     adjusted = logits
-    if extras.bias is not None or extras.penalties is not None:
+    if extras.bias is not None or extras.penalties is not None or extras.masks is not None:
         adjusted = logits.to(torch.float32, copy=True)
     if extras.bias is not None:
         add_bias(adjusted, extras.bias, rows, columns, offsets)
     if extras.penalties is not None:
         apply_penalties(adjusted, extras.penalties, columns, token_ids)
+    if extras.masks is not None:
+        ops.mask_tokens(adjusted, extras.masks.batch_indices, extras.masks.masks)
     sampled = sample_tokens(adjusted, rows, columns, token_ids, offsets)
     logprobs = None if extras.logprobs is None else gather_logprobs(logits, sampled, extras.logprobs)
     return SampledTokens(sampled, logprobs)

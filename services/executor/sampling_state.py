@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from pagewire.sampling_params import PARAMETERS
-from pagewire.services.executor.sampler import LogitBias, LogprobsSelection, Penalties, SamplingExtras
+from pagewire.services.executor.constraints import Constraints
+from pagewire.services.executor.grammar.matcher import Matcher
+from pagewire.services.executor.sampler import LogitBias, LogprobsSelection, Masks, Penalties, SamplingExtras
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams
@@ -35,9 +37,10 @@ class SamplingState:
         self._min_len = np.zeros(max_num_seqs, dtype=np.int64)
         self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # row -> (token ids, values)
         self._end_token_ids: dict[int, np.ndarray] = {}  # row -> token ids, for rows with min_tokens
+        self.constraints = Constraints(max_num_seqs, vocab_size)
         self._with_extras: set[int] = set()  # rows that want any of it; mostly there is none to look for
 
-    def fill(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> None:
+    def fill(self, row: int, params: SamplingParams, num_prompt_tokens: int, matcher: Matcher | None = None) -> None:
         """Raises InvalidStep for token ids outside the vocabulary."""
         self.clear(row)
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
@@ -48,10 +51,13 @@ class SamplingState:
             values = np.array(params.logit_bias_values, dtype=np.float32)
             self._bias[row] = (self._token_ids(params.logit_bias_ids), values)
         end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
-        if params.min_tokens > 0 and end_token_ids:
+        if matcher is not None:
+            self.constraints.fill(row, matcher)  # it sees to min_tokens, too
+        elif params.min_tokens > 0 and end_token_ids:
             self._end_token_ids[row] = self._token_ids(sorted(end_token_ids))
             self._min_len[row] = num_prompt_tokens + params.min_tokens
-        if self._is_penalized[row] or has_logprobs or row in self._bias or row in self._end_token_ids:
+        has_bias = row in self._bias or row in self._end_token_ids
+        if self._is_penalized[row] or has_logprobs or has_bias or matcher is not None:
             self._with_extras.add(row)
 
     def _token_ids(self, ids: Sequence[int]) -> np.ndarray:
@@ -65,6 +71,7 @@ class SamplingState:
     def clear(self, row: int) -> None:
         """Forgets what not every row has; `fill` overwrites the columns."""
         self._with_extras.discard(row)
+        self.constraints.clear(row)
         self._min_len[row] = 0
         self._bias.pop(row, None)
         self._end_token_ids.pop(row, None)
@@ -93,6 +100,8 @@ class SamplingState:
         if not self._with_extras:
             return None
         arrays: dict[str, np.ndarray] = {}
+        if (masked := self.constraints.masks(rows)) is not None:
+            arrays["masks.batch_indices"], arrays["masks.masks"] = masked
         if self._bias or self._end_token_ids:
             self._stage_bias(arrays, rows, num_tokens, is_exact)
         penalized = np.flatnonzero(self._is_penalized[rows])
@@ -107,7 +116,9 @@ class SamplingState:
         if len(with_logprobs) < len(rows):
             arrays["logprobs.batch_indices"] = with_logprobs
         tensors = upload(device, arrays)
-        bias, penalties, logprobs = None, None, None
+        masks, bias, penalties, logprobs = None, None, None, None
+        if masked is not None:
+            masks = Masks(tensors["masks.batch_indices"], tensors["masks.masks"])
         if "bias.values" in tensors:
             bias = LogitBias(
                 tensors["bias.batch_indices"],
@@ -122,7 +133,7 @@ class SamplingState:
         if len(with_logprobs):
             num_top = int(self._num_logprobs[rows[with_logprobs]].max())
             logprobs = LogprobsSelection(tensors.get("logprobs.batch_indices"), num_top)
-        return SamplingExtras(bias, penalties, logprobs)
+        return SamplingExtras(bias, penalties, logprobs, masks)
 
     def _stage_bias(
         self, arrays: dict[str, np.ndarray], rows: np.ndarray, num_tokens: np.ndarray, is_exact: bool

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
 from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
+from pagewire.services.executor.grammar.language import GrammarError
+from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.worker import DeviceError, Session, Worker
@@ -25,8 +27,11 @@ TERM_HELD_S = 10.0
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Thin: messages in, messages out; the worker executes."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, make_grammars: Callable[[ExecutorInfo], Grammars] | None = None) -> None:
+        """make_grammars: called once, when the model is loaded. Without it, no request may have a grammar."""
         self._worker = worker
+        self._make_grammars = make_grammars
+        self._grammars: Grammars | None = None
         self._current: _Results | None = None
         self._term = 0  # of the scheduler that has, or last had, this executor
         self._left_at = 0.0  # when its stream ended, time.monotonic()
@@ -44,10 +49,32 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> executor_pb2.DescribeResponse:
         return convert.describe_response(await self._loaded())
 
+    async def CompileGrammar(
+        self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.CompileGrammarResponse:
+        grammars = self._grammars_for(await self._loaded())
+        try:
+            await grammars.compile(request.grammar)
+        except GrammarError as error:
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+        return executor_pb2.CompileGrammarResponse()
+
+    def _grammars_for(self, info: ExecutorInfo) -> Grammars:
+        if self._grammars is None:
+            if self._make_grammars is None:
+                raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "this executor takes no grammars")
+            self._grammars = self._make_grammars(info)
+        return self._grammars
+
+    def close(self) -> None:
+        """No call comes any more."""
+        if self._grammars is not None:
+            self._grammars.close()
+
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[executor_pb2.StepResult]:
-        await self._loaded()
+        info = await self._loaded()
         opening = await anext(request_iterator, None)
         if opening is None:
             return
@@ -62,7 +89,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             loop.call_soon_threadsafe(results.put_nowait, result)
 
         session = self._worker.open(deliver)
-        reader = asyncio.create_task(self._read(request_iterator, session, results), name="executor-steps")
+        reader = asyncio.create_task(self._read(request_iterator, info, session, results), name="executor-steps")
         try:
             yield executor_pb2.StepResult()  # the stream is open
             while (result := await results.get()) is not None:
@@ -95,12 +122,19 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._term = opening.term
 
     async def _read(
-        self, requests: AsyncIterator[executor_pb2.StepRequest], session: Session, results: _Results
+        self,
+        requests: AsyncIterator[executor_pb2.StepRequest],
+        info: ExecutorInfo,
+        session: Session,
+        results: _Results,
     ) -> None:
         """Feeds the worker until the scheduler half-closes its side."""
         try:
             async for request in requests:
-                self._worker.submit(session, convert.step_from_proto(request))
+                step = convert.step_from_proto(request)
+                if any(new.sampling.HasField("grammar") for new in step.new_requests):
+                    step = await self._grammars_for(info).attach(step)
+                self._worker.submit(session, step)
         except Exception as error:
             # Whatever it is, it ends the stream: raised by Execute.
             results.put_nowait(error)

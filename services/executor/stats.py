@@ -18,6 +18,20 @@ IMAGES = Counter(
     "Images of prompts: encoded by the vision tower, or found encoded",
     ["how"],
 )
+GRAMMARS = Counter(
+    "pagewire:executor_grammars", "Grammars that requests had: compiled for them, or found compiled (cached)", ["how"]
+)
+GRAMMAR_COMPILE_SECONDS = Histogram(
+    "pagewire:executor_grammar_compile_seconds",
+    "Time to compile a grammar, refused ones included",
+    buckets=telemetry.LATENCY_BUCKETS,
+)
+GRAMMAR_MASK_SECONDS = Histogram(
+    "pagewire:executor_grammar_mask_seconds",
+    "Time to find the tokens that may follow, of all requests of a step that have a grammar",
+    buckets=telemetry.LATENCY_BUCKETS,
+)
+CONSTRAINED_REQUESTS = Gauge("pagewire:executor_constrained_requests", "Requests with a grammar that hold a row")
 _STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
 _QUEUE_SECONDS = Histogram(
     "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS

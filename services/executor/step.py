@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Most alternatives that a request may ask log probabilities of.
@@ -53,6 +54,7 @@ class NewRequest:
     second_text_start: int = 0  # of a pair of texts, in token_ids; 0 = there is only one
     images: Sequence[Image] = ()  # in the order of the prompt
     refusal: str = ""  # why it is not computed, for the client
+    matcher: Matcher | None = None  # at its last token, if it has a grammar
     position_delta: int = 0  # see `StepContext.position_deltas`
 
 

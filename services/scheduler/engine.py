@@ -17,6 +17,7 @@ from pagewire.rpc import RpcError
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
@@ -44,6 +45,7 @@ class LiveRequest:
     arrival_time: float
     first_step_time: float | None = None
     first_token_time: float | None = None
+    compiling: asyncio.Task[None] | None = None  # its grammar; meanwhile the scheduler does not have it
 
 
 class Engine:
@@ -98,11 +100,9 @@ class Engine:
         self._last_request_id += 1
         try:
             request = convert.to_request(self._last_request_id, message)
-            is_live = self.scheduler.add_request(request)
-        except InvalidRequest as error:
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
-        except QueueFull as error:
-            raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+            is_live = request.has_grammar or self.scheduler.add_request(request)
+        except (InvalidRequest, QueueFull) as error:
+            raise _status_of(error) from error
         traceparent = message.traceparent or traceparent
         span = telemetry.Span("scheduler.queue", traceparent)
         live = LiveRequest(
@@ -110,11 +110,39 @@ class Engine:
         )
         self._live[request.request_id] = live
         self._idle.clear()
-        if is_live:
+        if request.has_grammar:
+            live.compiling = asyncio.create_task(self._add_compiled(live), name="grammar")
+        elif is_live:
             self._wake()
         else:
             self._end(live)
         return live
+
+    async def _add_compiled(self, live: LiveRequest) -> None:
+        """Hands a request to the scheduler once its grammar is compiled, or ends it."""
+        request = live.request
+        try:
+            await compile_grammar(
+                request.sampling_params.grammar, lambda: [d.compile for d in self._drivers if d.has_executor]
+            )
+            live.compiling = None
+            is_live = self.scheduler.add_request(request)
+        except (RpcError, InvalidRequest, QueueFull) as error:
+            request.finish(FinishReason.ERROR)
+            self._end(live, _status_of(error))
+            return
+        if is_live:
+            self._wake()
+        else:
+            self._end(live)
+
+    def _stop(self, live: LiveRequest, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends a live request, wherever it is."""
+        if live.compiling is not None:
+            live.compiling.cancel()
+            live.request.finish(reason)
+        else:
+            self.scheduler.abort(live.request, reason)
 
     def _check_length(self, message: scheduler_pb2.TokenRequest) -> None:
         """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
@@ -135,7 +163,7 @@ class Engine:
         """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
         if live.request.request_id in self._live:
             if not live.request.is_finished:
-                self.scheduler.abort(live.request)
+                self._stop(live)
             self._close(live)
             self._wake()
 
@@ -144,7 +172,7 @@ class Engine:
         self._deliver()
         found = [live for live in self._live.values() if live.external_id and live.external_id in external_ids]
         for live in found:
-            self.scheduler.abort(live.request)
+            self._stop(live)
             self._end(live)
         self._wake()
         return len(found)
@@ -283,9 +311,9 @@ class Engine:
         logger.error("%s; ending %d requests", error.message, len(self._live))
         self._set_available(False)
         self._deliver()
-        for request in list(self.scheduler.requests()):
-            self.scheduler.abort(request, FinishReason.ERROR)
-            self._end(self._live[request.request_id], error)
+        for live in list(self._live.values()):
+            self._stop(live, FinishReason.ERROR)
+            self._end(live, error)
 
     def _set_available(self, is_available: bool) -> None:
         self._is_available = is_available
@@ -369,6 +397,14 @@ class Engine:
                 "pagewire.finish_reason": request.finish_reason.name.lower(),
             }
             live.span.end(attributes, error=error.message if error else None)
+
+
+def _status_of(error: Exception) -> RpcError:
+    """Of a request that was not taken."""
+    if isinstance(error, RpcError):
+        return error
+    is_full = isinstance(error, QueueFull)
+    return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED if is_full else grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
 def _output_of(request: Request, token_ids: list[int]) -> RequestOutput:

@@ -12,6 +12,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.streams import Link
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.v1.common_pb2 import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ class ExecutorClient:
     async def send(self, step: ScheduledStep, traceparents: Sequence[str]) -> None:
         """Sends in call order; traceparents are parallel to step.new_requests."""
         await self._link.send(convert.from_step(step, traceparents))
+
+    async def compile(self, grammar: Grammar) -> None:
+        """Raises grpc.aio.AioRpcError; INVALID_ARGUMENT says what is wrong with it."""
+        await self._stub.CompileGrammar(executor_pb2.CompileGrammarRequest(grammar=grammar))
 
     async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
         # Answers once the weights are loaded, which may take minutes; keep-alive notices if the process dies meanwhile.

@@ -144,16 +144,14 @@ class Replica:
         return outputs
 
     def _end_refused(self, step: ScheduledStep, result: StepResult) -> list[tuple[Request, Any]]:
-        """Ends those whom the executor took and cannot compute; the others' blocks may be found from now on."""
-        refused = []
+        """Ends those with whom the executor cannot go on; blocks of others who entered may be found from now on."""
         for request in step.admitted:
-            if request.request_id not in result.errors:
-                request.is_accepted = True
-            elif request.status is RequestStatus.RUNNING and request.replica_id == self.replica_id:
-                self._release(request)
-                request.finish(FinishReason.ERROR)
-                refused.append((request, result.errors[request.request_id]))
-        return refused
+            request.is_accepted = request.is_accepted or request.request_id not in result.errors
+        refused = [request for request in self._running if request.request_id in result.errors]
+        for request in refused:
+            self._release(request)
+            request.finish(FinishReason.ERROR)
+        return [(request, result.errors[request.request_id]) for request in refused]
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
@@ -333,8 +331,8 @@ class Replica:
         allow; returns how many. 0: nothing was done, as there can be none."""
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
         num_drafts = self._limits.num_drafts(budget, max_gain)
-        # Nobody is to lose blocks to a draft.
-        if num_drafts <= 0 or not kv.has_free_blocks(len(self._running) + num_drafts):
+        # Nobody is to lose blocks to a draft. What a grammar allows behind one is not known.
+        if num_drafts <= 0 or request.has_grammar or not kv.has_free_blocks(len(self._running) + num_drafts):
             return 0
         new_blocks = kv.allocate_slots(request, 1 + num_drafts)
         assert new_blocks is not None

@@ -13,6 +13,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
+from pagewire.v1.common_pb2 import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,14 @@ class ReplicaDriver:
         self._client = ExecutorClient(channel, address, term, self)
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
+
+    @property
+    def has_executor(self) -> bool:
+        return self._replica.info is not None
+
+    async def compile(self, grammar: Grammar) -> None:
+        """As `ExecutorClient.compile`."""
+        await self._client.compile(grammar)
 
     def wake(self) -> None:
         """There may be something to do."""

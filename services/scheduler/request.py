@@ -60,6 +60,7 @@ class Request:
         "block_hashes",
         "epoch",
         "finish_reason",
+        "has_grammar",
         "held_blocks",
         "images",
         "is_accepted",
@@ -110,6 +111,8 @@ class Request:
         self.second_text_start = second_text_start
         self.images = images
         self.sampling_params = sampling_params
+        # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
+        self.has_grammar = sampling_params.HasField("grammar") and not yields_vector
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
         self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
@@ -180,7 +183,7 @@ class Request:
         elif params.HasField("max_tokens"):
             self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
         self.stop_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        if self.has_grammar or not params.ignore_eos:
             self.stop_token_ids |= info.eos_token_ids
 
     def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:
@@ -202,7 +205,7 @@ class Request:
         """Why the request ends with its last known token, or None if it goes on."""
         num_output_tokens = self.num_output_tokens
         # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
-        if num_output_tokens > self.sampling_params.min_tokens:
+        if num_output_tokens > self.sampling_params.min_tokens or self.has_grammar:
             last = self.token_ids[-1]
             if last in self.stop_token_ids:
                 self.stop_token_id = last if last in self.sampling_params.stop_token_ids else None

@@ -76,6 +76,8 @@ async def test_openai_errors(line: Line) -> None:
             await client.chat.completions.create(
                 model="m", messages=QUESTION, tools=[{"type": "function", "function": {"name": "f"}}]
             )
+        with pytest.raises(openai.BadRequestError, match="start it with --runner pooling"):
+            await client.embeddings.create(model="m", input="a")
 
 
 async def test_grpc_text_level(line: Line) -> None:
@@ -135,5 +137,6 @@ async def test_reflection(line: Line, service: str, name: str) -> None:
 async def test_openapi_names_every_route(line: Line) -> None:
     async with httpx.AsyncClient() as http:
         document = (await http.get(f"{line.base_url}/openapi.json")).json()
-    wanted = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"}
+    wanted = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/v1/embeddings"}
+    wanted |= {f"{version}/{name}" for version in ("", "/v1") for name in ("score", "rerank", "classify", "pooling")}
     assert wanted | {"/health", "/livez", "/readyz", "/version", "/metrics"} <= set(document["paths"])

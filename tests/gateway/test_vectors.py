@@ -221,14 +221,27 @@ async def test_a_tokenizer_that_dies_is_asked_again(fake: FakeTokenizer, address
     async with running_gateway(address) as client:
         await wait_ready(client)
         fake.running.clear()
-        call = asyncio.create_task(client.post(EMBEDDINGS, json={"input": ["a", "bc"]}))
+        calls = [asyncio.create_task(client.post(EMBEDDINGS, json={"input": ["a", "bc"]}))]
         await eventually(lambda: fake.vector_calls)
         await fake.stop()
+        calls.append(asyncio.create_task(client.post(EMBEDDINGS, json={"input": ["a", "bc"]})))
         fake.running.set()
         await fake.start(address)
+        for response in await asyncio.gather(*calls):
+            assert [one["embedding"] for one in response.json()["data"]] == [[1, 0.5], [2, 0.5]]
+    assert len(fake.vector_calls) == 3
+
+
+async def test_a_tokenizer_that_stays_away_ends_calls(fake: FakeTokenizer, address: str) -> None:
+    async with running_gateway(address, recovery_timeout=0.3) as client:
+        await wait_ready(client)
+        fake.running.clear()
+        call = asyncio.create_task(client.post(EMBEDDINGS, json={"input": "a"}))
+        await eventually(lambda: fake.vector_calls)
+        await fake.stop()
         response = await call
-    assert [one["embedding"] for one in response.json()["data"]] == [[1, 0.5], [2, 0.5]]
-    assert len(fake.vector_calls) == 2
+        assert response.status_code == 503
+        assert response.json()["error"]["message"] == "the tokenizer service cannot be reached; try again"
 
 
 async def test_what_operators_see(

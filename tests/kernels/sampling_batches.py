@@ -82,6 +82,14 @@ def assert_same(actual: SamplingBatch, sampled: Tensor, expected: SamplingBatch,
     assert torch.equal(actual.num_tokens, expected.num_tokens)
 
 
+def random_masks(num_masks: int, vocab_size: int, seed: int = 0) -> Tensor:
+    """int32 [num_masks, words]: with all bits, with none, with some."""
+    shape, generator = (num_masks, -(-vocab_size // 32)), torch.Generator().manual_seed(seed)
+    words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int64, generator=generator).int()
+    kind = torch.randint(0, 3, shape, generator=generator)
+    return torch.where(kind == 0, -1, torch.where(kind == 1, 0, words)).int()
+
+
 def random_logits(num_rows: int, vocab_size: int, *, seed: int = 0, scale: float = 3.0) -> Tensor:
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 

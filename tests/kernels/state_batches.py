@@ -86,13 +86,12 @@ class StateBatch:
 
     @property
     def places(self) -> tuple[Any, ...]:
-        return self.block_table, self.query_start_loc, self.seq_lens, self.state_tokens
+        longest = int(self.query_start_loc.diff().max())
+        return self.block_table, self.query_start_loc, self.seq_lens, longest, self.state_tokens
 
     def conv_args(self) -> tuple[Any, ...]:
         x = self.projected[:, : -self.num_heads]
-        longest = int(self.query_start_loc.diff().max())
-        table, starts, lens, state_tokens = self.places
-        return (x, self.conv_weight, self.conv_bias, self.conv_state, table, starts, lens, longest, state_tokens)
+        return (x, self.conv_weight, self.conv_bias, self.conv_state, *self.places)
 
     def scan_args(self) -> tuple[Any, ...]:
         inner, shared = self.num_heads * self.head_dim, self.groups * self.size

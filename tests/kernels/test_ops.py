@@ -257,6 +257,11 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
             *(1.5 * torch.ones(3) for _ in range(3)),
             None,  # offsets
         ),
+        "mask_tokens": (
+            sampled.logits.clone(),
+            torch.tensor([1, 0], dtype=torch.int32),
+            torch.tensor([[1, -1, *[0] * 7, -3], [-1, 0x5A5A5A5A, *[-2] * 7, 15]], dtype=torch.int32),
+        ),
         "token_logprobs": (sampled.logits, torch.tensor([5, 299]), 3),
     }
 

@@ -26,6 +26,7 @@ from tests.kernels.sampling_batches import (
     broken_logits,
     drafted_rows,
     random_logits,
+    random_masks,
 )
 
 # 0.999 quantiles of the chi-square distribution, by degrees of freedom
@@ -181,6 +182,21 @@ def test_penalties_change_each_seen_token_once():
         native.apply_penalties(actual, *arguments)
         reference.apply_penalties(expected, *arguments)
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 300])
+def test_masked_tokens_have_no_probability(vocab_size: int):
+    logits, batch_indices = random_logits(4, vocab_size), torch.tensor([2, 0], dtype=torch.int32)
+    masks = random_masks(2, vocab_size)
+    wanted = logits.clone()
+    for index, mask in zip(batch_indices.tolist(), masks.tolist(), strict=True):
+        for token_id in range(vocab_size):
+            if not mask[token_id // 32] >> (token_id % 32) & 1:
+                wanted[index, token_id] = -torch.inf
+    for implementation in (native, fallback):
+        actual = logits.clone()
+        implementation.mask_tokens(actual, batch_indices, masks)
+        assert torch.equal(actual, wanted)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import reference
-from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling
+from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_masks
 from tests.kernels.interpreted import run_cases
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
@@ -31,6 +31,7 @@ from tests.kernels.sampling_batches import (
     broken_logits,
     drafted_rows,
     random_logits,
+    random_masks,
 )
 
 INF = float("inf")
@@ -148,6 +149,18 @@ def penalties_case() -> None:
         assert torch.equal(actual[2], logits[2])
 
 
+def masks_case() -> None:
+    for vocab_size in (31, 300, 5000):
+        logits, batch_indices = random_logits(4, vocab_size), torch.tensor([3, 0], dtype=torch.int32)
+        masks = random_masks(2, vocab_size)
+        actual, expected = logits.clone(), logits.clone()
+        token_masks.mask_tokens(actual, batch_indices, masks)
+        reference.mask_tokens(expected, batch_indices, masks)
+        assert torch.equal(actual, expected)
+    token_masks.mask_tokens(actual, batch_indices[:0], masks[:0])
+    assert torch.equal(actual, expected)
+
+
 def drafts_case() -> None:
     """Positions of one row, and none of them appended."""
     lines = [replace(line, offset=offset) for offset, line in enumerate(MIX)]
@@ -229,6 +242,7 @@ CASES: dict[str, Callable[[], None]] = {
     "many rejections": rejections,
     "padding, empty": nothing_to_do,
     "penalties": penalties_case,
+    "masks": masks_case,
     "drafts": drafts_case,
     "acceptance of drafts": acceptance_case,
     "log probabilities": logprobs_case,

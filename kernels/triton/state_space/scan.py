@@ -10,16 +10,13 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.state_space import tiled_scan
+from pagewire.kernels.triton.state_space.softplus import softplus
 
 # Of a program: elements of a head, whose states are in registers.
 ELEMENTS = 32
-
-
-@triton.jit
-def _softplus(x):
-    e = tl.exp(tl.minimum(x, 20.0))
-    # Where 1 + e rounds e away, the first terms of the series.
-    return tl.where(x > 20.0, x, tl.where(x < -8.0, e * (1 - 0.5 * e), tl.log(1 + e)))
+# Tokens of a request up to which it is computed token by token.
+FEW = 8
 
 
 @triton.jit
@@ -56,18 +53,20 @@ def state_scan_kernel(
     block_stride,
     table_stride,
     state_tokens,
+    FEW: tl.constexpr,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     STATE_SIZE: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Program (request, head, tile of its elements): token by token, the next one's inputs on their way."""
+    """Program (request, head, tile of its elements), for requests of at most FEW tokens: token by token, the next one's
+    inputs on their way."""
     request, head = tl.program_id(0), tl.program_id(1)
     seq_len = tl.load(seq_lens_ptr + request)
     first = tl.load(query_start_loc_ptr + request).to(tl.int64)
     query_len = (tl.load(query_start_loc_ptr + request + 1) - first).to(tl.int32)
-    if (seq_len == 0) | (query_len == 0):
+    if (seq_len == 0) | (query_len == 0) | (query_len > FEW):
         return
     position = seq_len - query_len
     table = block_table_ptr + request.to(tl.int64) * table_stride
@@ -90,7 +89,7 @@ def state_scan_kernel(
     for i in range(query_len):
         x, dt, b, c = x + x_stride, dt + dt_stride, b + b_stride, c + c_stride
         value_next, step_next, b_next, c_next = _inputs(x, dt, b, c, exists, i + 1 < query_len)
-        delta = tl.minimum(tl.maximum(_softplus(step + dt_bias), dt_min), dt_max)
+        delta = tl.minimum(tl.maximum(softplus(step + dt_bias), dt_min), dt_max)
         h = h * tl.exp(a * delta) + (delta * value)[:, None] * b_now[None, :]
         y = tl.sum(h * c_now[None, :], axis=1) + d * value
         tl.store(out, y.to(dtype), mask=exists)
@@ -116,6 +115,7 @@ def state_scan(
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
     """As `reference.state_scan`. state_size is a power of two, and blocks of state are contiguous."""
@@ -132,38 +132,24 @@ def state_scan(
     out = x.new_empty(x.shape)
     if num_tokens == 0:
         return out
-    constants = _constants(num_heads, groups, head_dim, size)
-    grid = (seq_lens.shape[0], num_heads, triton.cdiv(head_dim, constants["ELEMENTS"]))
-    state_scan_kernel[grid](
-        x,
-        dt,
-        b,
-        c,
-        a,
-        d,
-        dt_bias,
-        out,
-        state,
-        block_table,
-        query_start_loc,
-        seq_lens,
-        dt_min,
-        dt_max,
-        x.stride(0),
-        dt.stride(0),
-        b.stride(0),
-        c.stride(0),
-        state.stride(0),
-        block_table.stride(0),
-        state_tokens,
-        **constants,
+    arguments = (
+        *(x, dt, b, c, a, d, dt_bias, out, state, block_table, query_start_loc, seq_lens, dt_min, dt_max),
+        *(x.stride(0), dt.stride(0), b.stride(0), c.stride(0), state.stride(0), block_table.stride(0), state_tokens),
     )
+    sizes = (FEW, num_heads, groups, head_dim, size)
+    tile = _constants(*sizes)
+    state_scan_kernel[(seq_lens.shape[0], num_heads, triton.cdiv(head_dim, tile["ELEMENTS"]))](*arguments, **tile)
+    if max_query_len > FEW:
+        tile = tiled_scan.constants(*sizes)
+        grid = (seq_lens.shape[0], num_heads, triton.cdiv(head_dim, tile["ELEMENTS"]))
+        tiled_scan.tiled_state_scan_kernel[grid](*arguments, **tile)
     return out
 
 
 @lru_cache
-def _constants(num_heads: int, groups: int, head_dim: int, size: int) -> dict[str, Any]:
+def _constants(few: int, num_heads: int, groups: int, head_dim: int, size: int) -> dict[str, Any]:
     return {
+        "FEW": few,
         "HEADS": num_heads,
         "GROUPS": groups,
         "HEAD_DIM": head_dim,
@@ -173,9 +159,9 @@ def _constants(num_heads: int, groups: int, head_dim: int, size: int) -> dict[st
 
 
 def specialization(
-    dtype: str, num_heads: int, groups: int, head_dim: int, size: int
+    dtype: str, num_heads: int, groups: int, head_dim: int, size: int, tiled: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `state_scan` launches (kernel, argument types, constants, num_warps)."""
+    """What `state_scan` launches (kernel, argument types, constants, num_warps); tiled: for prompts."""
     types = {
         **dict.fromkeys(("x_ptr", "dt_ptr", "b_ptr", "c_ptr"), f"*{dtype}"),
         **dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32"),
@@ -187,4 +173,7 @@ def specialization(
             (*("x_stride", "dt_stride", "b_stride", "c_stride", "block_stride", "table_stride"), "state_tokens"), "i32"
         ),
     }
-    return state_scan_kernel, types, _constants(num_heads, groups, head_dim, size), 4
+    sizes = (FEW, num_heads, groups, head_dim, size)
+    if tiled:
+        return tiled_scan.tiled_state_scan_kernel, types, tiled_scan.constants(*sizes), 4
+    return state_scan_kernel, types, _constants(*sizes), 4

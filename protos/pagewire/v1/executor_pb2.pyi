@@ -11,6 +11,16 @@ class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CompileGrammarRequest(_message.Message):
+    __slots__ = ("grammar",)
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    grammar: _common_pb2.Grammar
+    def __init__(self, grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ...) -> None: ...
+
+class CompileGrammarResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class KVGroup(_message.Message):
     __slots__ = ("num_blocks", "window", "state_tokens")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]

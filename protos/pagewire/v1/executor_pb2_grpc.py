@@ -46,6 +46,11 @@ class ExecutorServiceStub:
                 request_serializer=pagewire_dot_v1_dot_executor__pb2.StepRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_executor__pb2.StepResult.FromString,
                 _registered_method=True)
+        self.CompileGrammar = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/CompileGrammar',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -70,6 +75,14 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CompileGrammar(self, request, context):
+        """Compiles a grammar, or finds it compiled, so that requests with it can enter at once. INVALID_ARGUMENT says what is
+        wrong with it, or that it takes too long; it is kept away from steps by asking first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,6 +95,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=pagewire_dot_v1_dot_executor__pb2.StepRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_executor__pb2.StepResult.SerializeToString,
+            ),
+            'CompileGrammar': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompileGrammar,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,6 +158,33 @@ class ExecutorService:
             '/pagewire.v1.ExecutorService/Execute',
             pagewire_dot_v1_dot_executor__pb2.StepRequest.SerializeToString,
             pagewire_dot_v1_dot_executor__pb2.StepResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompileGrammar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/CompileGrammar',
+            pagewire_dot_v1_dot_executor__pb2.CompileGrammarRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.CompileGrammarResponse.FromString,
             options,
             channel_credentials,
             insecure,

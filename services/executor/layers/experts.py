@@ -20,6 +20,7 @@ from pagewire.services.executor.layers.weight_format import WeightOnly
 from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, Shard
 from pagewire.services.executor.model_config import ModelLoadError
 
+_MAX_EXPERTS = 4096
 _TILE = 16  # what sizes of an expert must be multiples of; with quantized weights on CUDA it is more
 
 # Of gate and up projections side by side
@@ -72,6 +73,8 @@ class ExpertsConfig:
 
     def __post_init__(self) -> None:
         routing = self.routing
+        if self.num_experts > _MAX_EXPERTS:  # each has names, for one
+            raise ModelLoadError(f"config: {self.num_experts} experts in a layer are not supported, {_MAX_EXPERTS} are")
         group_size, ungrouped = divmod(self.num_experts, routing.num_groups)
         if ungrouped or group_size < (routing.group_best if routing.num_groups > 1 else 1):
             raise ModelLoadError(

@@ -139,6 +139,7 @@ class StateSpace:
             table,
             starts,
             lens,
+            context.max_query_len,
             states.block_tokens,
         )
         group_size = config.inner_size // config.num_groups

@@ -75,7 +75,7 @@ async def test_is_alive_but_not_serving_while_it_loads(config: ExecutorConfig, m
 
 
 async def test_what_cannot_be_served_ends_the_process_with_the_reason(config: ExecutorConfig):
-    with pytest.raises(StartupError, match="lower --max-model-len"):
+    with pytest.raises(StartupError, match="raise --kv-cache-memory-bytes"):
         await main.serve(dataclasses.replace(config, kv_cache_memory_bytes=1000))
     (Path(config.model) / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "none"}')
     with pytest.raises(StartupError, match="NoSuchModel"):

@@ -78,7 +78,8 @@ class GgufSource:
 
     def _dequantize(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
         try:
-            return dequantize(data.reshape(1, -1), tensor.type)
+            with np.errstate(invalid="ignore", over="ignore"):  # numbers of damaged files are named by who uses them
+                return dequantize(data.reshape(1, -1), tensor.type)
         except NotImplementedError as error:
             raise ModelLoadError(
                 f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which cannot be dequantized; "

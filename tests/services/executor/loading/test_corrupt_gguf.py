@@ -239,7 +239,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_a_context_that_no_memory_holds(tmp_path: Path) -> None:
     metadata, entries, tensors = sound_parts()
     path = tmp_path / "long.gguf"
-    path.write_bytes(header(metadata | {"llama.context_length": 2**32 - 1}, entries) + tensors)
+    path.write_bytes(header(metadata | {"llama.context_length": 2**28}, entries) + tensors)
     with address_space(MEMORY), pytest.raises(StartupError, match="--max-model-len"):
         load_model(path, dtype="float32", device=CPU)
 

@@ -182,7 +182,7 @@ def test_truncated_file_is_named(tmp_path: Path, model_impl: str, size: int) -> 
     ("changes", "message"),
     [
         ({"hidden_act": "relu"}, "hidden_act: 'relu' is not one of silu"),
-        ({"num_hidden_layers": ...}, "num_hidden_layers: expected a positive integer, found None"),
+        ({"num_hidden_layers": ...}, "num_hidden_layers: expected a positive integer up to 268435456, found None"),
         ({"num_attention_heads": "six"}, "num_attention_heads: expected a positive integer"),
         ({"num_key_value_heads": 4}, "num_attention_heads .* multiple of num_key_value_heads"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),

@@ -12,14 +12,22 @@ from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.models.table import example_config
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("MistralForCausalLM", {"sliding_window": -1}, "key sliding_window: expected a positive integer, found -1"),
+    (
+        "MistralForCausalLM",
+        {"sliding_window": -1},
+        "key sliding_window: expected a positive integer up to 268435456, found -1",
+    ),
     ("MixtralForCausalLM", {"sliding_window": "all"}, "key sliding_window: .* found 'all'"),
     ("Phi3ForCausalLM", {"sliding_window": -1}, "key sliding_window"),
     ("Starcoder2ForCausalLM", {"sliding_window": 4096.0}, "key sliding_window"),
     ("Gemma3ForCausalLM", {"sliding_window": -4096}, "key sliding_window"),
     ("Qwen3ForCausalLM", {"layer_types": "full_attention"}, "key layer_types: expected a list"),
     ("Qwen3ForCausalLM", {"layer_types": [["full_attention"]]}, "key layer_types"),
-    ("LlamaForCausalLM", {"vocab_size": True}, "key vocab_size: expected a positive integer, found True"),
+    (
+        "LlamaForCausalLM",
+        {"vocab_size": True},
+        "key vocab_size: expected a positive integer up to 268435456, found True",
+    ),
     ("CohereForCausalLM", {"hidden_size": 8}, r"hidden_size \(8\) is smaller than num_attention_heads \(16\)"),
     ("DeepseekV3ForCausalLM", {"n_group": 3}, "16 experts cannot be 3 groups"),
     ("DeepseekV3ForCausalLM", {"n_group": 16, "topk_group": 8}, "16 experts cannot be 16 groups .* of 2 at least"),

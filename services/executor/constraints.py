@@ -1,0 +1,96 @@
+"""Rows whose tokens a grammar restricts, and the masks that say how.
+
+A mask depends on the token before, which is on the device only while the next step is launched. So a thread waits for
+the tokens of each step, advances the matchers and fills the next masks, while the device runs the forward pass that
+follows; only sampling waits for it. Nobody else does, and without a grammar in a step it costs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from pagewire.services.executor import stats
+from pagewire.services.executor.grammar.matcher import Matcher
+from pagewire.services.executor.grammar.threads import grammar_thread
+from pagewire.services.executor.step import InvalidStep, StepOutput
+
+
+class Constraints:
+    """By row [max_num_seqs]. All calls come from the device thread."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._shape = (max_num_seqs, -(-vocab_size // 32))
+        self._masks = np.empty((0, 0), dtype=np.int32)  # of the shape, from the first grammar on
+        self._matchers: dict[int, Matcher] = {}  # by row
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[None] | None = None  # what the thread was last given
+
+    def fill(self, row: int, matcher: Matcher) -> None:
+        """A request with a grammar has the row."""
+        if self._thread is None:
+            self._thread = grammar_thread("masks")
+            self._masks = np.empty(self._shape, dtype=np.int32)
+        self._matchers[row] = matcher
+        stats.CONSTRAINED_REQUESTS.set(len(self._matchers))
+        self._submit(lambda: matcher.fill_mask(self._masks[row]))
+
+    def clear(self, row: int) -> None:
+        if self._matchers.pop(row, None) is not None:
+            stats.CONSTRAINED_REQUESTS.set(len(self._matchers))
+
+    def masks(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """(batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the rows [S] of the positions that are
+        sampled, once the tokens before them are known. None: nobody has a grammar.
+
+        Raises InvalidStep for a row with drafts: its later positions would need tokens that are not chosen yet.
+        """
+        indices = [index for index, row in enumerate(rows.tolist()) if row in self._matchers]
+        if not indices:
+            return None
+        if len({*rows[indices].tolist()}) < len(indices):
+            raise InvalidStep("a request with a grammar has drafts")
+        if self._last is not None:
+            self._last.result()
+        # Copies, as the thread goes on to fill those of the next step.
+        return np.array(indices, dtype=np.int32), self._masks[rows[indices]]
+
+    def errors(self, rows: np.ndarray) -> dict[int, str]:
+        """Index into rows -> why its grammar cannot be followed any further; `masks` was called for them."""
+        if not self._matchers:
+            return {}
+        matchers = ((index, self._matchers.get(row)) for index, row in enumerate(rows.tolist()))
+        return {index: matcher.error for index, matcher in matchers if matcher is not None and matcher.error}
+
+    def follow(self, output: StepOutput, rows: np.ndarray) -> None:
+        """These rows [R] are sampled in a step that was launched: their matchers get the tokens when they are there."""
+        if not self._matchers:
+            return
+        indices = [(index, row) for index, row in enumerate(rows.tolist()) if row in self._matchers]
+        if matchers := [(index, row, self._matchers[row]) for index, row in indices]:
+            self._submit(lambda: self._advance(output, matchers))
+
+    def _advance(self, output: StepOutput, matchers: list[tuple[int, int, Matcher]]) -> None:
+        tokens = output.wait()
+        start = time.perf_counter()
+        ends = tokens.num_tokens.cumsum().tolist()
+        token_ids = tokens.token_ids.tolist()
+        for index, row, matcher in matchers:
+            matcher.advance(token_ids[ends[index - 1] if index else 0 : ends[index]])
+            matcher.fill_mask(self._masks[row])
+        stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        """Jobs run in order: a failure is raised by `masks`, when nothing later hides it."""
+        assert self._thread is not None
+        previous = self._last
+
+        def run() -> None:
+            if previous is not None:
+                previous.result()
+            job()
+
+        self._last = self._thread.submit(run)

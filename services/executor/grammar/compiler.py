@@ -1,0 +1,64 @@
+"""Compiles grammars for a vocabulary; the same in the executor and in the process that tries them first.
+
+llguidance bounds what compiling costs, but a grammar may still be slow, or end the process: rules nested ten thousand
+deep overflow the stack. So each is compiled in a process of its own first, with less of everything.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from pagewire.services.executor.grammar.language import GrammarError, describe_error, to_llguidance
+from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.v1.common_pb2 import Grammar
+
+# Of the process that tries grammars, bytes.
+TRIAL_STACK = 4 * 2**20
+_TRIAL_MEMORY = 2 * 2**30
+
+
+class Compiler:
+    """Thread-safe."""
+
+    def __init__(self, model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """Raises GrammarError if the model's vocabulary is none that grammars can be compiled for."""
+        if not eos_token_ids:
+            raise GrammarError("a grammar needs a model with an end-of-sequence token, and this one names none")
+        try:
+            backend = load_tokenizer(model_path).backend
+            self._tokenizer = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        except ValueError as error:
+            raise GrammarError(f"this model's tokenizer takes no grammars: {error}") from error
+        self._num_words = -(-vocab_size // 32)
+        self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """At its start, with the first mask computed, as some of the work happens only then. Raises GrammarError."""
+        matcher = LLMatcher(self._tokenizer, to_llguidance(grammar), log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            mask = np.empty(self._num_words, dtype=np.int32)
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            raise GrammarError(describe_error(grammar, matcher.get_error()))
+        return matcher
+
+    def started(self) -> bool:
+        return True
+
+    def check(self, grammar: bytes) -> None:
+        """A serialized Grammar. Raises GrammarError."""
+        self.compile(Grammar.FromString(grammar))
+
+
+def trial_compiler(model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Compiler:
+    """In a process that may be given up."""
+    compiler = Compiler(model_path, vocab_size, eos_token_ids)
+    for limit, value in ((resource.RLIMIT_STACK, TRIAL_STACK), (resource.RLIMIT_AS, _TRIAL_MEMORY)):
+        _, most = resource.getrlimit(limit)
+        resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+    return compiler

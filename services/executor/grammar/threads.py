@@ -1,0 +1,19 @@
+"""Threads that compile and follow grammars."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from pagewire.services.executor.grammar.compiler import TRIAL_STACK
+
+
+def grammar_thread(name: str) -> ThreadPoolExecutor:
+    """One thread, whose stack fits whatever fits the stack on which grammars are tried."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+    previous = threading.stack_size(8 * TRIAL_STACK)
+    try:
+        pool.submit(int).result()  # starts the thread
+    finally:
+        threading.stack_size(previous)
+    return pool
