@@ -16,6 +16,7 @@ from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import read_template
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.images import make_image_reader
+from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.servicer import InferenceServicer
@@ -93,9 +94,21 @@ def _model_path(config: TokenizerConfig, tokenizer_path: Path) -> Path:
 def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink) -> TextGenerator:
     """Raises StartupError."""
     try:
-        return TextGenerator(pool, link, served_names(config))
+        return TextGenerator(pool, link, served_names(config), make_parsers(config, pool))
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
+
+
+def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
+    codec = pool.codec
+    parsers = OutputParsers(
+        config.tool_call_parser,
+        config.reasoning_parser,
+        templates=(codec.chat_template or "", codec.tool_chat_template or ""),
+        decode=lambda token_ids: codec.decode(token_ids, skip_special_tokens=False),
+    )
+    logger.info("parsers: %s for tool calls, %s for reasoning", parsers.tool_call_parser, parsers.reasoning_parser)
+    return parsers
 
 
 def make_server(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> rpc.Server:

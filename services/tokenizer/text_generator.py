@@ -16,6 +16,7 @@ from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.model_kind import check_generates
+from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import Prompt, image_urls
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
@@ -61,13 +62,16 @@ class LiveGeneration:
 class TextGenerator:
     """Everything that requests share: the pool, the vocabulary's pieces, the link to the scheduler."""
 
-    def __init__(self, pool: TokenizerPool, link: SchedulerLink, served_model_names: tuple[str, ...]) -> None:
+    def __init__(
+        self, pool: TokenizerPool, link: SchedulerLink, served_model_names: tuple[str, ...], parsers: OutputParsers
+    ) -> None:
         """Raises UnsupportedDecoderError."""
         self.pool = pool
         self.link = link
         self.served_model_names = served_model_names
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
+        self._parsers = parsers
         self._starting: set[asyncio.Task[None]] = set()
         self._replaying = asyncio.Lock()
 
@@ -109,12 +113,16 @@ class TextGenerator:
         arrived = time.monotonic()
         span = generate_span(request.traceparent)
         try:
-            options = output_options(request)
+            parsing = request.output_parsing
+            options = output_options(request, self._parsers.marks(parsing))
             self.check_model(request.model)
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)
             check_prompt(prompt.token_ids, request.resume_token_ids)
-            stream = live.stream = TextStream(self._detokenizers, options, prompt.token_ids, deliver, span, arrived)
+            parser = self._parsers.make(parsing, prompt.token_ids)
+            stream = live.stream = TextStream(
+                self._detokenizers, options, prompt.token_ids, deliver, span, arrived, parser
+            )
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
             if not stream.finished:
@@ -153,8 +161,10 @@ class TextGenerator:
         return prompt
 
 
-def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
-    """Raises RpcError (INVALID_ARGUMENT) for empty stop strings, and for too many."""
+def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str] = frozenset()) -> OutputOptions:
+    """marks: special tokens that stay in the text. Raises RpcError (INVALID_ARGUMENT) for empty stop strings, and for
+    too many.
+    """
     if len(request.stop) > MAX_STOP_STRINGS:
         raise invalid(f"stop has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are possible")
     if "" in request.stop:
@@ -163,6 +173,7 @@ def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
         stop=tuple(request.stop),
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
+        marks=marks,
         min_tokens=request.sampling_params.min_tokens,
     )
 
