@@ -12,7 +12,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),

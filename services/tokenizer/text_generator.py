@@ -211,4 +211,5 @@ def token_request(
         traceparent=traceparent,
         external_id=request.request_id,
         resubmitted=request.resubmitted,
+        cache_salt=request.cache_salt,
     )

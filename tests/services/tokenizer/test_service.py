@@ -80,13 +80,13 @@ async def test_length_finish_flushes_incomplete_characters(make_line, pool) -> N
 async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
     """Lengths as they were asked: the executor may just have been replaced by one that takes more."""
     async with make_line(max_model_len=100).running(pool=pool) as line:
-        await line.generate(text="Say", request_id="mine")
+        await line.generate(text="Say", request_id="mine", cache_salt="secret")
         params = common_pb2.SamplingParams(max_tokens=5000, seed=7, temperature=0.5)
         await line.generate(text="Say", sampling_params=params)
         await line.generate(text="word " * 150)
         first, second, third = line.scheduler.requests
     assert list(first.prompt_token_ids) == tokens("Say")
-    assert first.external_id == "mine"
+    assert (first.external_id, first.cache_salt) == ("mine", "secret")
     assert first.sampling_params.HasField("seed")
     assert not first.sampling_params.HasField("max_tokens")
     assert (second.sampling_params.seed, second.sampling_params.max_tokens) == (7, 5000)
