@@ -198,6 +198,7 @@ ARCHITECTURES = (
         mamba2_config,
         Mamba2Model,
         _GGUF,
+        base="backbone.",
         # As in files that are as old as the model.
         prefixes={"backbone.embedding.": "backbone.embeddings."},
         example={"num_heads": 32, "head_dim": 64, "n_groups": 1},
