@@ -165,8 +165,9 @@ async def test_logprobs(make_line, pool, tokens) -> None:
 async def test_resume_goes_on_with_text_after_the_given_tokens(make_line, pool, tokens, num_resumed) -> None:
     async with make_line().running(pool=pool) as line:
         whole = await line.generate(text="Say", stop=["END"])
-        given = whole.token_ids[:num_resumed]
-        before = "".join(response.text for response in whole.responses[:num_resumed])
+        first = whole.responses[:num_resumed]  # of a token each, or of several that were merged
+        given = [token_id for response in first for token_id in response.token_ids]
+        before = "".join(response.text for response in first)
         prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
         resumed = await line.generate(token_ids=prompt, resume_token_ids=given, stop=["END"])
     assert before + resumed.text == whole.text
