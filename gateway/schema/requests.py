@@ -175,6 +175,9 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    # -1: to what the model takes. What is left is the end of the prompt, or with "right" its beginning.
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
     # Labels that change nothing about the answer.

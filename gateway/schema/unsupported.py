@@ -44,7 +44,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": (),
     "vllm_xargs": (),

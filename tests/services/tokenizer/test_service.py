@@ -95,6 +95,29 @@ async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
     assert first.request_id != second.request_id
 
 
+@pytest.mark.parametrize(
+    ("limit", "more", "kept"),
+    [
+        (3, {}, slice(-3, None)),
+        (3, {"truncate_end": True}, slice(3)),
+        (20, {}, slice(None)),
+        (-1, {}, slice(-19, None)),
+        (-1, {"sampling_params": {"max_tokens": 15}}, slice(-5, None)),
+    ],
+)
+async def test_prompts_are_cut_where_it_is_asked(make_line, pool, tokens, limit, more, kept) -> None:
+    prompt = tokens("One two three four five six seven eight nine ten " * 2)[:20]
+    async with make_line(max_model_len=20).running(pool=pool) as line:
+        result = await line.generate(token_ids={"ids": prompt}, truncate_prompt_tokens=limit, **more)
+        # A gateway that submits again sends what it was told the prompt is.
+        resume = {"token_ids": {"ids": result.prompt_token_ids}, "resume_token_ids": result.token_ids[:1]}
+        await line.generate(**resume, truncate_prompt_tokens=limit, **more)
+        await line.generate(text="Say", truncate_prompt_tokens=limit, **more)
+    first, resumed, short = line.scheduler.requests
+    assert list(first.prompt_token_ids) == list(resumed.prompt_token_ids) == result.prompt_token_ids == prompt[kept]
+    assert list(short.prompt_token_ids) == tokens("Say")
+
+
 async def test_chat_is_rendered(make_line, pool, tokens) -> None:
     chat = inference_pb2.ChatPrompt(
         messages=[
@@ -198,6 +221,13 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
     [
         ({}, "no prompt"),
         ({"text": ""}, "the prompt is empty"),
+        ({"text": "x", "truncate_prompt_tokens": 0}, r"truncate_prompt_tokens is 0; it must be -1 or within 1\.\.50"),
+        ({"text": "x", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens is -2"),
+        ({"text": "x", "truncate_prompt_tokens": 51}, "truncate_prompt_tokens is 51"),
+        (
+            {"text": "x", "truncate_prompt_tokens": -1, "sampling_params": {"max_tokens": 50}},
+            "max_tokens is 50; the model takes 50 tokens",
+        ),
         ({"token_ids": {"ids": [1] * 2_000_001}}, "the prompt has 2000001 tokens; at most 2000000"),
         ({"token_ids": {"ids": [1, -2]}}, "token_ids contains -2"),
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
