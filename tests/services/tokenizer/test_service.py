@@ -108,6 +108,7 @@ async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
 async def test_prompts_are_cut_where_it_is_asked(make_line, pool, tokens, limit, more, kept) -> None:
     prompt = tokens("One two three four five six seven eight nine ten " * 2)[:20]
     async with make_line(max_model_len=20).running(pool=pool) as line:
+        await line.scheduler.until(lambda: line.link.is_available)  # before, nobody knows what the model takes
         result = await line.generate(token_ids={"ids": prompt}, truncate_prompt_tokens=limit, **more)
         # A gateway that submits again sends what it was told the prompt is.
         resume = {"token_ids": {"ids": result.prompt_token_ids}, "resume_token_ids": result.token_ids[:1]}
@@ -260,6 +261,7 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
 )
 async def test_bad_requests_say_what_is_wrong(make_line, pool, fields, message) -> None:
     async with make_line(max_model_len=50).running(pool=pool) as line:
+        await line.scheduler.until(lambda: line.link.is_available)
         with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
             await line.generate(**fields)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
