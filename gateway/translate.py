@@ -15,6 +15,7 @@ from pagewire.gateway.schema.requests import (
     TextPart,
     TokenizeRequest,
 )
+from pagewire.gateway.tools import check_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -41,7 +42,11 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = _request(body, max_tokens, logprobs)
+    check_tools(body)
     request.chat.CopyFrom(chat_prompt(body.messages, body))
+    if body.tool_choice == "none":
+        del request.chat.tools[:]  # a model that does not see them calls none
+    request.output_parsing.CopyFrom(output_parsing(body))
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return _choices(request, body)
@@ -100,6 +105,10 @@ def chat_prompt(messages: Sequence[Message], body: ChatPromptParameters) -> infe
         prompt.add_generation_prompt = body.add_generation_prompt
     if body.chat_template_kwargs:
         prompt.chat_template_kwargs_json = json.dumps(body.chat_template_kwargs)
+    prompt.tools.extend(wire_tools(body.tools or ()))
+    prompt.documents_json.extend(map(json.dumps, body.documents or ()))
+    if body.reasoning_effort is not None:
+        prompt.reasoning_effort = body.reasoning_effort
     return prompt
 
 
@@ -111,6 +120,11 @@ def _message(message: Message) -> inference_pb2.ChatMessage:
         result.content = message.content
     else:
         result.parts.extend(map(_part, message.content or ()))
+    result.tool_calls.extend(map(wire_call, message.tool_calls or ()))
+    if message.tool_call_id is not None:
+        result.tool_call_id = message.tool_call_id
+    if (reasoning := message.reasoning or message.reasoning_content) is not None:
+        result.reasoning = reasoning
     return result
 
 
@@ -129,6 +143,9 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         model=body.model or "",
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        cache_salt=body.cache_salt,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncate_end=body.truncation_side == "right",
         sampling_params=common_pb2.SamplingParams(**values, stop_token_ids=body.stop_token_ids),
     )
     for token_id, bias in (body.logit_bias or {}).items():

@@ -12,7 +12,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
@@ -45,7 +44,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": (),
     "vllm_xargs": (),
@@ -57,11 +55,7 @@ UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 

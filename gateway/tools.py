@@ -1,0 +1,75 @@
+"""Tools and reasoning of chats: from the body to the request, from outputs to the answer."""
+
+import json
+from collections.abc import Iterable
+from itertools import groupby
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.requests import ChatCompletionRequest
+from pagewire.gateway.schema.responses import FunctionCall, FunctionCallChunk, ToolCall, ToolCallChunk
+from pagewire.gateway.schema.tools import PastToolCall, Tool
+from pagewire.v1 import inference_pb2
+
+
+def wire_tools(tools: Iterable[Tool]) -> list[inference_pb2.Tool]:
+    return [
+        inference_pb2.Tool(
+            name=tool.function.name,
+            description=tool.function.description,
+            parameters_json=None if tool.function.parameters is None else json.dumps(tool.function.parameters),
+        )
+        for tool in tools
+    ]
+
+
+def wire_call(call: PastToolCall) -> inference_pb2.ToolCall:
+    return inference_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+
+
+def check_tools(body: ChatCompletionRequest) -> None:
+    """Raises ApiError 400 for what only output held to a grammar can promise."""
+    choice = body.tool_choice
+    if choice not in (None, "none") and not body.tools:
+        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+    if choice not in (None, "none", "auto"):
+        message = "tool_choice can be 'none' or 'auto': that a tool must be called cannot be promised yet"
+        raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
+    for index, tool in enumerate(body.tools or ()):
+        if tool.function.strict:
+            message = (
+                f"tool {tool.function.name!r} is strict: that arguments follow their schema cannot be promised yet; "
+                "leave strict out, and check what the model wrote"
+            )
+            raise ApiError(400, message, param=f"tools[{index}].function.strict", code="unsupported_parameter")
+
+
+def output_parsing(body: ChatCompletionRequest) -> inference_pb2.OutputParsing:
+    return inference_pb2.OutputParsing(
+        # What a client has begun to write is the answer, not what comes before it.
+        reasoning=not body.continue_final_message,
+        tool_calls=bool(body.tools) and body.tool_choice != "none",
+        first_tool_call_only=body.parallel_tool_calls is False,
+    )
+
+
+def call_chunks(deltas: Iterable[inference_pb2.ToolCallDelta]) -> list[ToolCallChunk]:
+    """As OpenAI streams them: who is called, then arguments."""
+    chunks = []
+    for index, group in groupby(deltas, key=lambda delta: delta.index):
+        of_call = list(group)
+        first = of_call[0]
+        if first.id:
+            function = FunctionCallChunk(name=first.name, arguments="")
+            chunks.append(ToolCallChunk(index=index, id=first.id, type="function", function=function))
+        if arguments := "".join([delta.arguments for delta in of_call]):
+            chunks.append(ToolCallChunk(index=index, function=FunctionCallChunk(arguments=arguments)))
+    return chunks
+
+
+def whole_calls(deltas: Iterable[inference_pb2.ToolCallDelta]) -> list[ToolCall]:
+    calls = []
+    for _, group in groupby(deltas, key=lambda delta: delta.index):
+        of_call = list(group)
+        arguments = "".join([delta.arguments for delta in of_call])
+        calls.append(ToolCall(id=of_call[0].id, function=FunctionCall(name=of_call[0].name, arguments=arguments)))
+    return calls
