@@ -145,6 +145,9 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         model=body.model or "",
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        cache_salt=body.cache_salt,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncate_end=body.truncation_side == "right",
         sampling_params=common_pb2.SamplingParams(**values, stop_token_ids=body.stop_token_ids),
     )
     for token_id, bias in (body.logit_bias or {}).items():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_GRAMMAR_BYTES = 2**20
+MAX_CACHE_SALT = 128  # characters, as many as vLLM takes
 # Below, the logits divided by the temperature lose their differences to rounding, or overflow: it means greedy.
 MIN_TEMPERATURE = 1e-5
 

@@ -14,6 +14,7 @@ import grpc
 
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
+from pagewire.models import is_of_hub
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.image_processor import (
@@ -183,10 +184,11 @@ def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: Load
         raise StartupError(str(error)) from error
     token_id = _image_token_id(model_path)
     if token_id is None:
-        if config.tokenizer is not None:
+        if config.tokenizer is not None and is_of_hub(config.model):
             logger.warning(
-                "images are off: %s is of no model that reads them; if --model does, name its directory with --model",
-                model_path / "config.json",
+                "images are off: no model that reads them is described in %s; if --model does, name its directory"
+                " with --model",
+                model_path,
             )
         return NoImages("this model reads no images")
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]

@@ -18,7 +18,7 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.model_kind import check_generates
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompts import Prompt, image_urls
+from pagewire.services.tokenizer.prompts import Prompt, image_urls, truncated
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
 from pagewire.telemetry import Span
@@ -118,6 +118,7 @@ class TextGenerator:
             self.check_model(request.model)
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)
+            prompt = truncated(prompt, request, request.sampling_params, self.max_model_len)
             check_prompt(prompt.token_ids, request.resume_token_ids)
             parser = self._parsers.make(parsing, prompt.token_ids)
             stream = live.stream = TextStream(
@@ -211,4 +212,5 @@ def token_request(
         traceparent=traceparent,
         external_id=request.request_id,
         resubmitted=request.resubmitted,
+        cache_salt=request.cache_salt,
     )

@@ -66,6 +66,19 @@ async def test_openai_completions(line: Line) -> None:
         assert seeded[0] == seeded[1] != seeded[2]
 
 
+async def test_a_cache_salt_keeps_a_prompt_apart(line: Line) -> None:
+    async with line.openai() as client:
+        answers = [
+            await client.completions.create(
+                model="m", prompt="page " * 40, max_tokens=4, temperature=0, extra_body={"cache_salt": salt}
+            )
+            for salt in (None, "mine", "mine", "yours")
+        ]
+    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in answers]
+    assert [count > 0 for count in cached] == [False, False, True, False]
+    assert len({answer.choices[0].text for answer in answers}) == 1
+
+
 async def test_tools_that_the_models_template_does_not_show_change_nothing(line: Line) -> None:
     async with line.openai() as client:
         tools = [{"type": "function", "function": {"name": "capital_of", "parameters": {"type": "object"}}}]

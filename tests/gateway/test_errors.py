@@ -87,6 +87,10 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": "p", "logit_bias": {"a": 1}}, "logit_bias"),
     (TEXT, {"prompt": "p", "logit_bias": {"1": 101}}, "logit_bias"),
     (TEXT, {"prompt": "p", "logprobs": True}, "logprobs"),
+    (TEXT, {"prompt": "p", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    (TEXT, {"prompt": "p", "truncation_side": "middle"}, "truncation_side"),
+    (TEXT, {"prompt": "p", "cache_salt": ""}, "cache_salt"),
+    (TEXT, {"prompt": "p", "cache_salt": "s" * 129}, "cache_salt"),
 ]
 
 
