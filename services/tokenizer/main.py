@@ -87,8 +87,8 @@ def _tokenizer_path(config: TokenizerConfig) -> Path:
 
 
 def _model_path(config: TokenizerConfig, tokenizer_path: Path) -> Path:
-    """Where config.json, generation_config.json and the image processor's settings are: with the model, or else with the
-    tokenizer."""
+    """Where config.json, generation_config.json and the image processor's settings are: with the model, or else with
+    the tokenizer."""
     path = Path(config.model).expanduser()
     return path if config.tokenizer and path.is_dir() else tokenizer_path
 
