@@ -1,5 +1,8 @@
 """Clients as users write them, against the real model."""
 
+import json
+from typing import Any
+
 import grpc
 import httpx
 import openai
@@ -85,6 +88,25 @@ async def test_tools_that_the_models_template_does_not_show_change_nothing(line:
         ]
     assert asked.choices[0].message.content == plain.choices[0].message.content
     assert asked.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "capital_of"}}])
+async def test_tools_that_must_be_called_are(line: Line, choice: Any) -> None:
+    """By a model that was never taught to."""
+    parameters = {
+        "type": "object",
+        "properties": {"country": {"type": "string", "maxLength": 20}},
+        "required": ["country"],
+        "additionalProperties": False,
+    }
+    tools: Any = [{"type": "function", "function": {"name": "capital_of", "parameters": parameters, "strict": True}}]
+    async with line.openai() as client:
+        answer = await client.chat.completions.create(
+            model="m", messages=QUESTION, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=64
+        )
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "capital_of"
+    assert list(json.loads(call.function.arguments)) == ["country"]
 
 
 async def test_openai_errors(line: Line) -> None:

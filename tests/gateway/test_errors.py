@@ -49,6 +49,12 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"messages": MESSAGES, "tool_choice": "auto"}, "tool_choice"),
+    (CHAT, {"messages": MESSAGES, "tool_choice": TOOL}, "tool_choice"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+    ),
     (CHAT, {"messages": MESSAGES, "tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -97,8 +103,6 @@ async def test_wrong_values_are_named(client: httpx.AsyncClient) -> None:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"tools": [TOOL]}, "tools"),
-    (CHAT, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    (CHAT, {"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
     (
         CHAT,
         {"tools": [TOOL, {"type": "function", "function": {"name": "g", "strict": True}}]},

@@ -124,14 +124,18 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., output_parsing: _Optional[_Union[OutputParsing, _Mapping]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncate_end: _Optional[bool] = ...) -> None: ...
 
 class OutputParsing(_message.Message):
-    __slots__ = ("reasoning", "tool_calls", "first_tool_call_only")
+    __slots__ = ("reasoning", "tool_calls", "first_tool_call_only", "listed_calls", "arguments_of")
     REASONING_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOOL_CALL_ONLY_FIELD_NUMBER: _ClassVar[int]
+    LISTED_CALLS_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_OF_FIELD_NUMBER: _ClassVar[int]
     reasoning: bool
     tool_calls: bool
     first_tool_call_only: bool
-    def __init__(self, reasoning: _Optional[bool] = ..., tool_calls: _Optional[bool] = ..., first_tool_call_only: _Optional[bool] = ...) -> None: ...
+    listed_calls: bool
+    arguments_of: str
+    def __init__(self, reasoning: _Optional[bool] = ..., tool_calls: _Optional[bool] = ..., first_tool_call_only: _Optional[bool] = ..., listed_calls: _Optional[bool] = ..., arguments_of: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "token", "token_bytes", "top_logprobs")

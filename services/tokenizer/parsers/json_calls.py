@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 from pagewire.services.tokenizer.parsers.reader import Parsed
@@ -25,8 +26,8 @@ class JsonCallReader(ToolCallReader):
     # What stands between two objects.
     separator: ClassVar[str] = ""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        super().__init__(new_id)
         self._is_open = False
         self._name = ""
         self._key = ""  # of the string that is read

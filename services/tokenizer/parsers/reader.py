@@ -67,7 +67,7 @@ class Reader(ABC):
 
 def len_of_beginning(text: str, mark: str) -> int:
     """Of the longest end of `text` that is the beginning of `mark`, and not all of it."""
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:size]):
-            return size
-    return 0
+    start = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while start != -1 and not mark.startswith(text[start:]):
+        start = text.find(mark[0], start + 1)
+    return 0 if start == -1 else len(text) - start
