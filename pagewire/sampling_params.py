@@ -100,7 +100,7 @@ def resolve(params: "SamplingParams") -> "SamplingParams":
     resolved = with_defaults(params)
     for parameter in PARAMETERS:
         if parameter.default is not None or resolved.HasField(parameter.name):  # type: ignore[arg-type]
-            _check(parameter.name, getattr(resolved, parameter.name), parameter.valid, parameter.allowed)
+            check_value(parameter.name, getattr(resolved, parameter.name), parameter)
     if resolved.HasField("max_tokens") and resolved.min_tokens > resolved.max_tokens:
         raise InvalidRequest(f"min_tokens is {resolved.min_tokens}; it must be {BY_NAME['min_tokens'].allowed}")
     _check_logit_bias(resolved)
@@ -130,6 +130,11 @@ def _check_grammar(grammar: "Grammar") -> None:
         raise InvalidRequest(f"grammar has {num_bytes} bytes; {MAX_GRAMMAR_BYTES} are possible")
     if form != "json_schema" and (grammar.HasField("whitespace_pattern") or grammar.disable_any_whitespace):
         raise InvalidRequest(f"whitespace_pattern and disable_any_whitespace are for json_schema, not for {form}")
+
+
+def check_value(name: str, value: float, parameter: Parameter) -> None:
+    """Raises InvalidRequest, which calls the parameter `name`."""
+    _check(name, value, parameter.valid, parameter.allowed)
 
 
 def _check(name: str, value: float, valid: Range, allowed: str) -> None:

@@ -30,8 +30,9 @@ class Codec:
         """Raises what load_tokenizer raises."""
         # The pool is where work runs in parallel; the library's own threads would only take cores from the model.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.path = Path(source.path)
         self.tokenizer: LoadedTokenizer = load_tokenizer(source.path)
-        self.sentence_config = read_sentence_config(Path(source.path))
+        self.sentence_config = read_sentence_config(self.path)
         self.chat_template = source.chat_template or self.tokenizer.chat_template
         # Of chats with tools.
         self.tool_chat_template = source.chat_template or self.tokenizer.tool_chat_template or self.chat_template

@@ -63,15 +63,21 @@ class TextGenerator:
     """Everything that requests share: the pool, the vocabulary's pieces, the link to the scheduler."""
 
     def __init__(
-        self, pool: TokenizerPool, link: SchedulerLink, served_model_names: tuple[str, ...], parsers: OutputParsers
+        self,
+        pool: TokenizerPool,
+        link: SchedulerLink,
+        served_model_names: tuple[str, ...],
+        parsers: OutputParsers,
+        defaults: common_pb2.SamplingParams,
     ) -> None:
-        """Raises UnsupportedDecoderError."""
+        """defaults: of requests that name no value. Raises UnsupportedDecoderError."""
         self.pool = pool
         self.link = link
         self.served_model_names = served_model_names
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
         self._parsers = parsers
+        self._defaults = defaults
         self._starting: set[asyncio.Task[None]] = set()
         self._replaying = asyncio.Lock()
 
@@ -113,12 +119,13 @@ class TextGenerator:
         arrived = time.monotonic()
         span = generate_span(request.traceparent)
         try:
+            params = sampling_params(request.sampling_params, self._defaults)
             parsing = request.output_parsing
             options = output_options(request, self._parsers.marks(parsing))
             self.check_model(request.model)
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)
-            prompt = truncated(prompt, request, request.sampling_params, self.max_model_len)
+            prompt = truncated(prompt, request, params, self.max_model_len)
             check_prompt(prompt.token_ids, request.resume_token_ids)
             parser = self._parsers.make(parsing, prompt.token_ids)
             stream = live.stream = TextStream(
@@ -127,7 +134,7 @@ class TextGenerator:
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
             if not stream.finished:
-                live.submit(token_request(request, prompt, span.traceparent), stream)
+                live.submit(token_request(request, prompt, params, span.traceparent), stream)
         except asyncio.CancelledError:
             span.end(error="cancelled")
             raise
@@ -179,6 +186,18 @@ def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str]
     )
 
 
+def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
+    """What is given over the defaults, with what must survive a resubmission resolved: the seed."""
+    params = common_pb2.SamplingParams()
+    params.CopyFrom(defaults)
+    params.MergeFrom(given)
+    if defaults.HasField("max_tokens") and not given.HasField("max_tokens"):
+        params.max_tokens = max(defaults.max_tokens, given.min_tokens)
+    if not params.HasField("seed"):
+        params.seed = secrets.randbits(63)
+    return params
+
+
 def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int]) -> None:
     """Raises RpcError (INVALID_ARGUMENT) for what no executor takes.
 
@@ -197,13 +216,10 @@ def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int
 def token_request(
     request: inference_pb2.GenerateRequest,
     prompt: Prompt,
+    params: common_pb2.SamplingParams,
     traceparent: str,
 ) -> scheduler_pb2.TokenRequest:
-    """The request at token level, with what must survive a resubmission resolved: the seed."""
-    params = common_pb2.SamplingParams()
-    params.CopyFrom(request.sampling_params)
-    if not params.HasField("seed"):
-        params.seed = secrets.randbits(63)
+    """The request at token level."""
     return scheduler_pb2.TokenRequest(
         prompt_token_ids=prompt.token_ids,
         images=prompt.images,
