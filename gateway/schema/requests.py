@@ -183,6 +183,9 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
     stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
     stop_token_ids: list[TokenId] | None = None
+    # Empty lists ask for nothing.
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None

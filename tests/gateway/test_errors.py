@@ -89,6 +89,8 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": "p", "logprobs": True}, "logprobs"),
     (TEXT, {"prompt": "p", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     (TEXT, {"prompt": "p", "truncation_side": "middle"}, "truncation_side"),
+    (TEXT, {"prompt": "p", "bad_words": ["a", ""]}, "bad_words[1]"),
+    (TEXT, {"prompt": "p", "allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
     (TEXT, {"prompt": "p", "cache_salt": ""}, "cache_salt"),
     (TEXT, {"prompt": "p", "cache_salt": "s" * 129}, "cache_salt"),
 ]

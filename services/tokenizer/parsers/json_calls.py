@@ -32,8 +32,8 @@ class JsonCallReader(ToolCallReader):
         self._name = ""
         self._key = ""  # of the string that is read
         self._early: list[str] | None = None  # arguments that came before the name
-        self._next_object = re.compile(rf"\s*{re.escape(self.separator)}\s*(?=\{{)")
-        self._next_beginning = re.compile(rf"\s*(?:{re.escape(self.separator)}\s*)?")
+        self._next_object = re.compile(rf"\s{{0,99}}{re.escape(self.separator)}\s{{0,99}}(?=\{{)")
+        self._next_beginning = re.compile(rf"\s{{0,99}}(?:{re.escape(self.separator)}\s{{0,99}})?")
 
     def _call(self, parsed: Parsed) -> bool:
         return self._object(parsed)

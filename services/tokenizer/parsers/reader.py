@@ -7,6 +7,10 @@ from typing import ClassVar
 
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
+# White space that may belong to a mark, in characters. A model may write nothing else for as long as it runs; what is
+# held is read anew at every token.
+MAX_SPACE = 255
+
 
 @dataclass(slots=True)
 class Parsed:
@@ -62,7 +66,12 @@ class Reader(ABC):
         if self._ended:
             return self._take(len(self._held))
         size = len(self._held) - max(len_of_beginning(self._held, mark) for mark in marks)
-        return self._take(len(self._held[:size].rstrip()))
+        return self._take(len(self._held[:size]) - len_of_space(self._held[:size]))
+
+
+def len_of_space(text: str) -> int:
+    """Of the white space at the end of `text`, as far as it may belong to a mark behind it."""
+    return (len(text) - len(text.rstrip())) % (MAX_SPACE + 1)
 
 
 def len_of_beginning(text: str, mark: str) -> int:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 from typing import ClassVar
 
-from pagewire.services.tokenizer.parsers.reader import Parsed, Reader
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
 # Characters from a call's mark to its arguments; what is longer is no call.
@@ -58,9 +58,9 @@ class ToolCallReader(Reader):
                 self._held = ""
             self._tell(parsed, self._take_certain(self.opening))
             return False
-        before = self._take(mark.start())
-        self._tell(parsed, before.rstrip())
-        self._unopened = before[len(before.rstrip()) :] + self._take(len(mark[0]))
+        space = len_of_space(self._held[: mark.start()])
+        self._tell(parsed, self._take(mark.start() - space))
+        self._unopened = self._take(space + len(mark[0]))
         self._state = self._call
         return True
 
@@ -128,6 +128,8 @@ class ToolCallReader(Reader):
     def _closing(self, parsed: Parsed) -> bool:
         while self._closing_index < len(self.closing):
             rest, mark = self._held.lstrip(), self.closing[self._closing_index]
+            if len(self._held) - len(rest) > MAX_SPACE:
+                break
             if rest.startswith(mark):
                 self._held = rest[len(mark) :]
             elif mark.startswith(rest) and not self._ended:

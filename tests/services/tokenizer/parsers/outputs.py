@@ -43,6 +43,7 @@ PLAIN = [
     "",
     "Hello, world.\n\nIt is 5 < 7 and {braces} are [fine].\n",
     "  \n",
+    "\n" * 300 + "a" + " " * 700,
     "A lone < at the end <",
     "</tool_call> closes nothing",
 ]
