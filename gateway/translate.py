@@ -15,7 +15,7 @@ from pagewire.gateway.schema.requests import (
     TextPart,
     TokenizeRequest,
 )
-from pagewire.gateway.tools import check_tools, output_parsing, wire_call, wire_tools
+from pagewire.gateway.tools import call_grammar, check_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -47,6 +47,8 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
     if body.tool_choice == "none":
         del request.chat.tools[:]  # a model that does not see them calls none
     request.output_parsing.CopyFrom(output_parsing(body))
+    if (grammar := call_grammar(body)) is not None:
+        request.sampling_params.grammar.CopyFrom(grammar)
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return _choices(request, body)
@@ -143,7 +145,13 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         model=body.model or "",
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        sampling_params=common_pb2.SamplingParams(**values, stop_token_ids=body.stop_token_ids),
+        cache_salt=body.cache_salt,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncate_end=body.truncation_side == "right",
+        sampling_params=common_pb2.SamplingParams(
+            **values, stop_token_ids=body.stop_token_ids, allowed_token_ids=body.allowed_token_ids
+        ),
+        bad_words=body.bad_words,
     )
     for token_id, bias in (body.logit_bias or {}).items():
         request.sampling_params.logit_bias_ids.append(int(token_id))

@@ -139,6 +139,17 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
     chat_template: str | None = flag(
         None, "jinja chat template, a path or the template itself (default: the model's own)", group="model"
     )
+    generation_config: str = flag(
+        "auto",
+        "sampling defaults of requests that name none; auto: the model's generation_config.json, vllm: none but the "
+        "API's, or the file or its directory",
+        group="model",
+    )
+    override_generation_config: str | None = flag(
+        None,
+        'JSON object of sampling defaults that take precedence, for instance `{"temperature": 0.6}`',
+        group="model",
+    )
     trust_request_chat_template: bool = flag(
         False, "render chat templates that come with gRPC requests; only for clients you trust", group="model"
     )

@@ -25,7 +25,7 @@ from pydantic import (
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.tools import PastToolCall, Tool, ToolChoice
 from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, PARAMETERS, Parameter
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT, PARAMETERS, Parameter
 
 MAX_CHOICES = 128
 # It returns in a header.
@@ -42,6 +42,8 @@ Prompts = Annotated[
     | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
     Field(union_mode="left_to_right"),
 ]
+# KV is shared only with requests of the same salt.
+CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]
 StopString = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -181,9 +183,16 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
     stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
     stop_token_ids: list[TokenId] | None = None
+    # Empty lists ask for nothing.
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    # -1: to what the model takes. What is left is the end of the prompt, or with "right" its beginning.
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
     # Labels that change nothing about the answer.
     user: str | None = None

@@ -15,6 +15,7 @@ from pagewire.models import default_served_name, find_model, refuse_remote_code,
 from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import read_template
 from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.generation_config import read_generation_defaults
 from pagewire.services.tokenizer.images import make_image_reader
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
@@ -88,15 +89,17 @@ def _tokenizer_path(config: TokenizerConfig) -> Path:
 
 
 def _model_path(config: TokenizerConfig, tokenizer_path: Path) -> Path:
-    """Where config.json and the image processor's settings are: with the model, or else with the tokenizer."""
+    """Where config.json, generation_config.json and the image processor's settings are: with the model, or else with
+    the tokenizer."""
     path = Path(config.model).expanduser()
     return path if config.tokenizer and path.is_dir() else tokenizer_path
 
 
 def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink) -> TextGenerator:
     """Raises StartupError."""
+    defaults = read_generation_defaults(config, _model_path(config, pool.codec.path))
     try:
-        return TextGenerator(pool, link, served_names(config), make_parsers(config, pool))
+        return TextGenerator(pool, link, served_names(config), make_parsers(config, pool), defaults)
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
 

@@ -49,6 +49,12 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"messages": MESSAGES, "tool_choice": "auto"}, "tool_choice"),
+    (CHAT, {"messages": MESSAGES, "tool_choice": TOOL}, "tool_choice"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+    ),
     (CHAT, {"messages": MESSAGES, "tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -81,6 +87,12 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": "p", "logit_bias": {"a": 1}}, "logit_bias"),
     (TEXT, {"prompt": "p", "logit_bias": {"1": 101}}, "logit_bias"),
     (TEXT, {"prompt": "p", "logprobs": True}, "logprobs"),
+    (TEXT, {"prompt": "p", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    (TEXT, {"prompt": "p", "truncation_side": "middle"}, "truncation_side"),
+    (TEXT, {"prompt": "p", "bad_words": ["a", ""]}, "bad_words[1]"),
+    (TEXT, {"prompt": "p", "allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    (TEXT, {"prompt": "p", "cache_salt": ""}, "cache_salt"),
+    (TEXT, {"prompt": "p", "cache_salt": "s" * 129}, "cache_salt"),
 ]
 
 
@@ -93,8 +105,6 @@ async def test_wrong_values_are_named(client: httpx.AsyncClient) -> None:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"tools": [TOOL]}, "tools"),
-    (CHAT, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    (CHAT, {"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
     (
         CHAT,
         {"tools": [TOOL, {"type": "function", "function": {"name": "g", "strict": True}}]},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -174,6 +175,55 @@ async def test_one_call_at_most_on_request(ai: openai.AsyncOpenAI, model: Model)
     assert ([call.function.name for call in message.tool_calls], message.content) == (["get_weather"], None)
     choices = await streamed(ai, tools=[TOOL, NOW], parallel_tool_calls=False)
     assert {call.index for choice in choices for call in choice.delta.tool_calls or ()} == {0}
+
+
+def grammar(model: Model) -> Any:
+    """The schema that the output is held to."""
+    return json.loads(model.scheduler.requests[-1].sampling_params.grammar.json_schema)
+
+
+async def test_a_call_may_be_required(ai: openai.AsyncOpenAI, model: Model) -> None:
+    model.output = f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]'
+    referring: Any = {"type": "function", "function": {"name": "refer", "strict": True, "parameters": {
+        "properties": {"x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "integer"}}}}}  # fmt: skip
+    options: Any = {"tools": [TOOL, NOW, referring], "tool_choice": "required"}
+    answer = await ai.chat.completions.create(model="m", messages=QUESTION, **options)
+    message = answer.choices[0].message
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+        ("get_weather", ARGUMENTS), ("now", "{}"),
+    ]  # fmt: skip
+    assert (message.content, answer.choices[0].finish_reason) == (None, "tool_calls")
+    jsonschema.validate(json.loads(model.output), grammar(model))
+    jsonschema.validate([{"name": "refer", "arguments": {"x": 1}}], grammar(model))
+    for wrong in ([], [{"name": "other", "arguments": {}}], [{"name": "refer", "arguments": {"x": "1"}}], [{}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, grammar(model))
+    choices = await streamed(ai, **options)
+    calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
+    assert "".join(call.function.arguments for call in calls) == ARGUMENTS + "{}"
+
+    await ai.chat.completions.create(model="m", messages=QUESTION, parallel_tool_calls=False, **options)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(model.output), grammar(model))
+
+
+async def test_definitions_of_two_tools_must_agree(ai: openai.AsyncOpenAI) -> None:
+    tools: Any = [
+        {"type": "function", "function": {"name": kind, "parameters": {"$defs": {"x": {"type": kind}}}}}
+        for kind in ("integer", "string")
+    ]
+    with pytest.raises(openai.BadRequestError, match="two tools define \\$defs/x differently"):
+        await ai.chat.completions.create(model="m", messages=QUESTION, tools=tools, tool_choice="required")
+
+
+async def test_a_tool_may_be_named(ai: openai.AsyncOpenAI, model: Model) -> None:
+    model.output = ARGUMENTS
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    answer = await ai.chat.completions.create(model="m", messages=QUESTION, tools=[NOW, TOOL], tool_choice=named)
+    [call] = answer.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", ARGUMENTS)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (None, "stop")
+    assert grammar(model) == PARAMETERS
 
 
 @pytest.mark.parametrize("options", [{"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {}])

@@ -5,7 +5,7 @@ A message to a tool stays as it is, with its header in the form that the parser 
 
 import re
 
-from pagewire.services.tokenizer.parsers.reader import Parsed, Reader, len_of_beginning
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_beginning
 
 MAX_HEADER = 512
 
@@ -35,6 +35,8 @@ class HarmonyReader(Reader):
     def _header(self, parsed: Parsed) -> bool:
         self._state = self._header
         rest = self._held.lstrip()
+        if len(self._held) - len(rest) > MAX_SPACE:
+            return self._begin("", "final")
         if not rest:
             return False
         if not any(rest.startswith(begin) for begin in _HEADERS):

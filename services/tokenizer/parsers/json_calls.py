@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 from pagewire.services.tokenizer.parsers.reader import Parsed
@@ -25,14 +26,14 @@ class JsonCallReader(ToolCallReader):
     # What stands between two objects.
     separator: ClassVar[str] = ""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        super().__init__(new_id)
         self._is_open = False
         self._name = ""
         self._key = ""  # of the string that is read
         self._early: list[str] | None = None  # arguments that came before the name
-        self._next_object = re.compile(rf"\s*{re.escape(self.separator)}\s*(?=\{{)")
-        self._next_beginning = re.compile(rf"\s*(?:{re.escape(self.separator)}\s*)?")
+        self._next_object = re.compile(rf"\s{{0,99}}{re.escape(self.separator)}\s{{0,99}}(?=\{{)")
+        self._next_beginning = re.compile(rf"\s{{0,99}}(?:{re.escape(self.separator)}\s{{0,99}})?")
 
     def _call(self, parsed: Parsed) -> bool:
         return self._object(parsed)

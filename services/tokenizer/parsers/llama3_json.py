@@ -2,7 +2,7 @@
 and 4."""
 
 from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
-from pagewire.services.tokenizer.parsers.reader import Parsed
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed
 
 
 class Llama3JsonReader(JsonCallReader):
@@ -14,7 +14,7 @@ class Llama3JsonReader(JsonCallReader):
 
     def _start(self, parsed: Parsed) -> bool:
         rest = self._held.lstrip()
-        if not rest and not self._ended:
+        if not rest and not self._ended and len(self._held) <= MAX_SPACE:
             return False
         self._state = self._object if rest.startswith("{") else self._text
         return True

@@ -24,7 +24,8 @@ class MistralReader(JsonCallReader):
         super().__init__()
         self._is_list = False
 
-    def make_id(self) -> str:
+    @staticmethod
+    def new_id() -> str:
         """Its templates refuse others."""
         return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
 

@@ -11,7 +11,7 @@ class OutputParser:
         self._reasoning = reasoning
         self._tool_calls = tool_calls
         self._first_call_only = first_call_only
-        self.has_called = False  # a tool
+        self.has_called = False  # and ends for that
 
     def push(self, text: str) -> Parsed:
         """What is certain with this text."""
@@ -45,4 +45,5 @@ class OutputParser:
     def _note_calls(self, parsed: Parsed) -> None:
         if self._first_call_only:
             parsed.tool_calls = [delta for delta in parsed.tool_calls if not delta.index]
-        self.has_called = self.has_called or bool(parsed.tool_calls)
+        if parsed.tool_calls and self._tool_calls is not None:
+            self.has_called = self._tool_calls.is_reason_to_end

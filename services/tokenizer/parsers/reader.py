@@ -7,6 +7,10 @@ from typing import ClassVar
 
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
+# White space that may belong to a mark, in characters. A model may write nothing else for as long as it runs; what is
+# held is read anew at every token.
+MAX_SPACE = 255
+
 
 @dataclass(slots=True)
 class Parsed:
@@ -62,12 +66,17 @@ class Reader(ABC):
         if self._ended:
             return self._take(len(self._held))
         size = len(self._held) - max(len_of_beginning(self._held, mark) for mark in marks)
-        return self._take(len(self._held[:size].rstrip()))
+        return self._take(len(self._held[:size]) - len_of_space(self._held[:size]))
+
+
+def len_of_space(text: str) -> int:
+    """Of the white space at the end of `text`, as far as it may belong to a mark behind it."""
+    return (len(text) - len(text.rstrip())) % (MAX_SPACE + 1)
 
 
 def len_of_beginning(text: str, mark: str) -> int:
     """Of the longest end of `text` that is the beginning of `mark`, and not all of it."""
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:size]):
-            return size
-    return 0
+    start = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while start != -1 and not mark.startswith(text[start:]):
+        start = text.find(mark[0], start + 1)
+    return 0 if start == -1 else len(text) - start

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pagewire.services.tokenizer.parsers.deepseek_v3 import CALLS_BEGIN, DeepSeekV3Reader
 from pagewire.services.tokenizer.parsers.deepseek_v31 import DeepSeekV31Reader
+from pagewire.services.tokenizer.parsers.forced import ArgumentsReader, ListedCallReader
 from pagewire.services.tokenizer.parsers.gpt_oss import GptOssReader
 from pagewire.services.tokenizer.parsers.harmony import HarmonyReader
 from pagewire.services.tokenizer.parsers.hermes import HermesReader
@@ -105,13 +106,22 @@ class OutputParsers:
     def make(self, parsing: OutputParsing, prompt_token_ids: Sequence[int]) -> OutputParser | None:
         """None if there is nothing to parse."""
         reasoning = self._reasoning if parsing.reasoning else None
-        tool_calls = self._tool_calls if parsing.tool_calls else None
+        tool_calls = self._call_reader(parsing)
         if reasoning is None and tool_calls is None:
             return None
         # Of the tokens, which an earlier attempt at the same request has told; its text may be gone.
         prompt_end = self._decode(prompt_token_ids[-NUM_LAST_TOKENS:]) if reasoning is not None else ""
         return OutputParser(
             reasoning(prompt_end) if reasoning is not None else None,
-            tool_calls() if tool_calls is not None else None,
+            tool_calls,
             first_call_only=parsing.first_tool_call_only,
         )
+
+    def _call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:
+        new_id = None if self._tool_calls is None else self._tool_calls.new_id
+        match parsing.WhichOneof("forced"):
+            case "listed_calls":
+                return ListedCallReader(new_id)
+            case "arguments_of":
+                return ArgumentsReader(parsing.arguments_of, new_id)
+        return self._tool_calls() if self._tool_calls is not None and parsing.tool_calls else None

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from pagewire.services.tokenizer.parsers.reader import Parsed, Reader
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
 
 
 class ThinkReader(Reader):
@@ -24,6 +24,9 @@ class ThinkReader(Reader):
 
     def _start(self, parsed: Parsed) -> bool:
         rest = self._held.lstrip()
+        if len(self._held) - len(rest) > MAX_SPACE:
+            self._state = self._reasoning_begin if self._reasons else self._answer
+            return True
         if rest.startswith(self.opening):
             self._held = rest[len(self.opening) :]
             self._reasons = True
@@ -42,7 +45,7 @@ class ThinkReader(Reader):
         if end == -1:
             parsed.reasoning += self._take_certain((self.closing,))
             return False
-        parsed.reasoning += self._held[:end].rstrip()
+        parsed.reasoning += self._held[: end - len_of_space(self._held[:end])]
         self._held = self._held[end + len(self.closing) :]
         self._state = self._answer_begin
         return True

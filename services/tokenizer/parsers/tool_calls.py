@@ -6,9 +6,10 @@ is text. From then on its arguments are what the model wrote, up to the brace th
 
 import re
 import secrets
+from collections.abc import Callable
 from typing import ClassVar
 
-from pagewire.services.tokenizer.parsers.reader import Parsed, Reader
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
 # Characters from a call's mark to its arguments; what is longer is no call.
@@ -28,9 +29,13 @@ class ToolCallReader(Reader):
     opening: ClassVar[tuple[str, ...]]
     # What may follow a call, in this order and each of it or not.
     closing: ClassVar[tuple[str, ...]] = ()
+    # Whether an output that calls is said to have ended for that; as OpenAI's, one that had to call the tool is not.
+    is_reason_to_end: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        """new_id: makes a call's; the model's templates may refuse others."""
         super().__init__()
+        self._new_id = new_id or self.new_id
         self._num_calls = 0
         self._unopened = ""  # what was read of a call that is not open yet
         self._after_call = False  # since the last call there was nothing but white space
@@ -38,7 +43,8 @@ class ToolCallReader(Reader):
         self._closing_index = 0  # the next of the closing marks
         self._opening = re.compile("|".join(map(re.escape, self.opening)))
 
-    def make_id(self) -> str:
+    @staticmethod
+    def new_id() -> str:
         return f"call_{secrets.token_hex(12)}"
 
     def _start(self, parsed: Parsed) -> bool:
@@ -52,9 +58,9 @@ class ToolCallReader(Reader):
                 self._held = ""
             self._tell(parsed, self._take_certain(self.opening))
             return False
-        before = self._take(mark.start())
-        self._tell(parsed, before.rstrip())
-        self._unopened = before[len(before.rstrip()) :] + self._take(len(mark[0]))
+        space = len_of_space(self._held[: mark.start()])
+        self._tell(parsed, self._take(mark.start() - space))
+        self._unopened = self._take(space + len(mark[0]))
         self._state = self._call
         return True
 
@@ -80,7 +86,7 @@ class ToolCallReader(Reader):
         return True
 
     def _open(self, parsed: Parsed, name: str) -> None:
-        parsed.tool_calls.append(ToolCallDelta(index=self._num_calls, id=self.make_id(), name=name))
+        parsed.tool_calls.append(ToolCallDelta(index=self._num_calls, id=self._new_id(), name=name))
         self._num_calls += 1
         self._unopened = ""
 
@@ -122,6 +128,8 @@ class ToolCallReader(Reader):
     def _closing(self, parsed: Parsed) -> bool:
         while self._closing_index < len(self.closing):
             rest, mark = self._held.lstrip(), self.closing[self._closing_index]
+            if len(self._held) - len(rest) > MAX_SPACE:
+                break
             if rest.startswith(mark):
                 self._held = rest[len(mark) :]
             elif mark.startswith(rest) and not self._ended:

@@ -43,6 +43,7 @@ PLAIN = [
     "",
     "Hello, world.\n\nIt is 5 < 7 and {braces} are [fine].\n",
     "  \n",
+    "\n" * 300 + "a" + " " * 700,
     "A lone < at the end <",
     "</tool_call> closes nothing",
 ]
@@ -155,6 +156,15 @@ TOOL_CALLS: dict[str, list[tuple[str, Said]]] = {
         ("Let me see." + deepseek_v31(WEATHER, TIME, HARD), Said("Let me see.", (WEATHER, TIME, HARD))),
         (deepseek_v31(WEATHER)[:-30], Said("", (WEATHER,))),
         ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]", Said("<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]")),
+    ],
+    "listed": [
+        (f"[{object_of(WEATHER)}, {object_of(HARD)}]", Said("", (WEATHER, HARD))),
+        (f" [{object_of(TIME)},{object_of(WEATHER)}", Said("", (TIME, WEATHER))),
+        ('[{"name": "f", "argu', Said('[{"name": "f", "argu')),
+    ],
+    "named": [
+        (WEATHER[1], Said("", (("f", WEATHER[1]),))),
+        (" " + HARD[1][:-5], Said("", (("f", HARD[1][:-5]),))),
     ],
     "gpt_oss": [
         (gpt_oss(WEATHER), Said("", (WEATHER,))),

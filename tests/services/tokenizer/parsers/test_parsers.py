@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.config import TokenizerConfig
+from pagewire.services.tokenizer.parsers.forced import ArgumentsReader, ListedCallReader
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
 from pagewire.services.tokenizer.parsers.reader import Parsed
 from pagewire.services.tokenizer.parsers.registry import (
@@ -18,6 +19,7 @@ from pagewire.services.tokenizer.parsers.registry import (
     detect_reasoning_parser,
     detect_tool_call_parser,
 )
+from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
 from pagewire.v1.inference_pb2 import OutputParsing
 from tests.services.tokenizer.chat_templates import FAMILIES
 from tests.services.tokenizer.parsers.outputs import (
@@ -32,11 +34,14 @@ from tests.services.tokenizer.parsers.outputs import (
     hermes,
 )
 
+FORCED: dict[str, Callable[[], ToolCallReader]] = {"listed": ListedCallReader, "named": lambda: ArgumentsReader("f")}
+MARKED = [name for name in TOOL_CALLS if name not in FORCED]  # text to them is what has no marks
 Make = Callable[[], OutputParser]
 
 
 def tool_calls_of(name: str, *, first_call_only: bool = False) -> Make:
-    return lambda: OutputParser(None, TOOL_CALL_PARSERS[name](), first_call_only=first_call_only)
+    make_reader = {**TOOL_CALL_PARSERS, **FORCED}[name]
+    return lambda: OutputParser(None, make_reader(), first_call_only=first_call_only)
 
 
 def reasoning_of(name: str, prompt_end: str) -> Make:
@@ -80,7 +85,12 @@ def read(make: Make, pieces: Iterable[str]) -> tuple[Said, list[Said]]:
 
 CORPUS: list[tuple[str, Make, str, Said]] = [
     *((name, tool_calls_of(name), output, said) for name, cases in TOOL_CALLS.items() for output, said in cases),
-    *((name, tool_calls_of(name), output, Said(output)) for name in TOOL_CALLS for output in PLAIN),
+    *(
+        (name, tool_calls_of(name), output, Said(output))
+        for name in TOOL_CALLS
+        if name not in FORCED
+        for output in PLAIN
+    ),
     *(
         (f"{name} {end!r}", reasoning_of(name, end), output, said)
         for (name, end), cases in REASONING.items()
@@ -108,7 +118,30 @@ def test_however_an_output_is_cut_it_says_the_same(name: str, make: Make, output
 
 FRAGMENTS = sorted(
     {
-        *("{", "}", "[", "]", "(", ")", '"', "'", "\\", ",", ":", ";", "=", " ", "\n", "a", "1", "é", "```", "to="),
+        *(
+            " " * 90,
+            "\n" * 200,
+            "{",
+            "}",
+            "[",
+            "]",
+            "(",
+            ")",
+            '"',
+            "'",
+            "\\",
+            ",",
+            ":",
+            ";",
+            "=",
+            " ",
+            "\n",
+            "a",
+            "1",
+            "é",
+            "```",
+            "to=",
+        ),
         *('"name": "f"', '"arguments": {}', '"parameters": {"a": 1}', "f(a=1)", "functions.f", "function", "json"),
         *(mark for reader in (*TOOL_CALL_PARSERS.values(), *REASONING_PARSERS.values()) for mark in reader.marks),
         *(opening for reader in TOOL_CALL_PARSERS.values() for opening in reader.opening),
@@ -210,7 +243,7 @@ def test_harmony_has_calls_between_its_messages(call: tuple[str, str]) -> None:
 
 def test_ids_are_of_the_kind_that_the_models_templates_take() -> None:
     for name in TOOL_CALL_PARSERS:
-        first, second = (TOOL_CALL_PARSERS[name]().make_id() for _ in range(2))
+        first, second = (TOOL_CALL_PARSERS[name].new_id() for _ in range(2))
         assert first != second
         assert (len(first) == 9 and first.isalnum()) if name == "mistral" else first.startswith("call_")
 
@@ -242,6 +275,23 @@ def test_the_flags_take_every_name() -> None:
     fields = TokenizerConfig.__dataclass_fields__
     assert fields["tool_call_parser"].metadata["choices"] == ("auto", "none", *TOOL_CALL_PARSERS)
     assert fields["reasoning_parser"].metadata["choices"] == ("auto", "none", *REASONING_PARSERS)
+
+
+def test_forced_calls_are_read_whatever_the_model_knows() -> None:
+    def read_forced(output: str, tool_call_parser: str, parsing: OutputParsing) -> Told:
+        parsers = OutputParsers(tool_call_parser, "none", templates=[], decode=lambda token_ids: "")
+        parser = parsers.make(parsing, [1])
+        assert parser is not None
+        told = Told().add(parser.finish(output))
+        assert parser.has_called == parsing.listed_calls
+        return told
+
+    for name in ("none", "hermes", "mistral"):
+        listed = read_forced('[{"name": "now", "arguments": {}}]', name, OutputParsing(listed_calls=True))
+        named = read_forced("{}", name, OutputParsing(arguments_of="now"))
+        assert listed.said == named.said == Said("", (TIME,))
+        # The next prompt's template must take them.
+        assert all((len(call_id) == 9) == (name == "mistral") for call_id in (*listed.ids, *named.ids))
 
 
 def test_what_nobody_asked_for_is_not_parsed() -> None:
