@@ -61,7 +61,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
             try:
                 return read_header(data).metadata
             except GgufError as error:
-                raise GgufError(f"{path}: {error}; {remedy(path)}") from None
+                raise GgufError(f"{path}: {error}; {remedy(Path(path))}") from None
 
 
 def read_header(data: mmap.mmap | bytes, *, skip_string_arrays: bool = False) -> GgufHeader:
