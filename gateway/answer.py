@@ -31,6 +31,7 @@ _FINISH_REASONS: Mapping[common_pb2.FinishReason, FinishReason] = {
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_ABORT: "abort",
     common_pb2.FINISH_REASON_ERROR: "error",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
 
 

@@ -18,6 +18,7 @@ from pagewire.gateway.schema.responses import (
     ChatLogprobs,
     TopLogprob,
 )
+from pagewire.gateway.tools import call_chunks, whole_calls
 from pagewire.v1.inference_pb2 import TokenLogprob
 
 
@@ -27,6 +28,8 @@ class ChatAnswer:
     def __init__(self, body: ChatCompletionRequest, head: Head) -> None:
         self._logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
+        self._tells_of_tokens = self._logprobs or self._return_token_ids
+        self._include_reasoning = body.include_reasoning is not False
         self._head = head
         self._writer = ChunkWriter(
             ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
@@ -44,7 +47,9 @@ class ChatAnswer:
             self._writer.chunk(out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra)
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
-        if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
+        if output.reasoning or output.tool_calls:
+            self._parsed_delta(out, generation, output, usage)
+        elif output.text or output.logprobs or (self._return_token_ids and output.token_ids):
             choice = self._delta_choice
             choice.index, choice.delta.content = generation.index, output.text
             if self._logprobs:
@@ -59,6 +64,26 @@ class ChatAnswer:
                 finish_reason=finish_reason(output),
                 stop_reason=stop_reason(output),
             )
+            self._writer.chunk(out, choice, usage)
+
+    def _parsed_delta(
+        self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal
+    ) -> None:
+        """A chunk for each kind of what an output says, and for each piece of a call; the first one has what is said of
+        tokens.
+        """
+        deltas = []
+        if output.reasoning and self._include_reasoning:
+            deltas.append(ChatDelta(reasoning=output.reasoning, reasoning_content=output.reasoning))
+        if output.text or (self._tells_of_tokens and not deltas and not output.tool_calls):
+            deltas.append(ChatDelta(content=output.text))
+        deltas += [ChatDelta(tool_calls=[chunk]) for chunk in call_chunks(output.tool_calls)]
+        for position, delta in enumerate(deltas):
+            choice = ChatChunkChoice(index=generation.index, delta=delta)
+            if not position and self._logprobs:
+                choice.logprobs = _logprobs(output.logprobs)
+            if not position and self._return_token_ids:
+                choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
@@ -79,12 +104,22 @@ class ChatAnswer:
     def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
         return ChatChoice(
             index=index,
-            message=AssistantMessage(content=output.text),
+            message=self._message(output),
             logprobs=_logprobs(output.logprobs) if self._logprobs else None,
             finish_reason=finish_reason(output),
             stop_reason=stop_reason(output),
             token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
         )
+
+    def _message(self, output: ChoiceOutput) -> AssistantMessage:
+        message = AssistantMessage(content=output.text)
+        if output.reasoning or output.tool_calls:
+            message.content = output.text or None
+        if output.reasoning and self._include_reasoning:
+            message.reasoning = message.reasoning_content = output.reasoning
+        if output.tool_calls:
+            message.tool_calls = whole_calls(output.tool_calls)
+        return message
 
 
 def _logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:

@@ -12,7 +12,7 @@ from pagewire.gateway.errors import ApiError
 from pagewire.rpc import RpcError
 from pagewire.streams import LinkedRequest
 from pagewire.v1 import common_pb2
-from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, NumberedRequest, TokenLogprob
+from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, NumberedRequest, TokenLogprob, ToolCallDelta
 
 MAX_PENDING_BYTES = 1024 * 1024
 
@@ -23,6 +23,8 @@ class ChoiceDelta:
     __slots__ = ("text", "token_ids")
 
     logprobs: Sequence[TokenLogprob] = ()
+    reasoning = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
     finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
 
     def __init__(self, text: str, token_ids: list[int]) -> None:
@@ -177,5 +179,7 @@ def _merge(outputs: list[ChoiceOutput]) -> ChoiceOutput:
             merged.token_ids.extend(output.token_ids)
         else:
             merged.MergeFrom(output)
+    # Strings replace each other there.
     merged.text = text
+    merged.reasoning = "".join([output.reasoning for output in outputs])
     return merged

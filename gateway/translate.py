@@ -16,6 +16,7 @@ from pagewire.gateway.schema.requests import (
     TextPart,
     TokenizeRequest,
 )
+from pagewire.gateway.tools import call_grammar, check_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -42,7 +43,13 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = _request(body, max_tokens, logprobs)
+    check_tools(body)
     request.chat.CopyFrom(chat_prompt(body.messages, body))
+    if body.tool_choice == "none":
+        del request.chat.tools[:]  # a model that does not see them calls none
+    request.output_parsing.CopyFrom(output_parsing(body))
+    if (grammar := call_grammar(body)) is not None:
+        request.sampling_params.grammar.CopyFrom(grammar)
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return _choices(request, body)
@@ -101,6 +108,10 @@ def chat_prompt(messages: Sequence[Message], body: ChatPromptParameters) -> infe
         prompt.add_generation_prompt = body.add_generation_prompt
     if body.chat_template_kwargs:
         prompt.chat_template_kwargs_json = json.dumps(body.chat_template_kwargs)
+    prompt.tools.extend(wire_tools(body.tools or ()))
+    prompt.documents_json.extend(map(json.dumps, body.documents or ()))
+    if body.reasoning_effort is not None:
+        prompt.reasoning_effort = body.reasoning_effort
     return prompt
 
 
@@ -112,6 +123,11 @@ def _message(message: Message) -> inference_pb2.ChatMessage:
         result.content = message.content
     else:
         result.parts.extend(map(_part, message.content or ()))
+    result.tool_calls.extend(map(wire_call, message.tool_calls or ()))
+    if message.tool_call_id is not None:
+        result.tool_call_id = message.tool_call_id
+    if (reasoning := message.reasoning or message.reasoning_content) is not None:
+        result.reasoning = reasoning
     return result
 
 
@@ -130,9 +146,16 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         model=body.model or "",
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        cache_salt=body.cache_salt,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncate_end=body.truncation_side == "right",
         sampling_params=common_pb2.SamplingParams(
-            **values, stop_token_ids=body.stop_token_ids, grammar=grammar_of(body)
+            **values,
+            stop_token_ids=body.stop_token_ids,
+            allowed_token_ids=body.allowed_token_ids,
+            grammar=grammar_of(body),
         ),
+        bad_words=body.bad_words,
     )
     for token_id, bias in (body.logit_bias or {}).items():
         request.sampling_params.logit_bias_ids.append(int(token_id))

@@ -177,7 +177,9 @@ def _classify_request(body: InputParameters) -> inference_pb2.ClassifyRequest:
 
 def _options(body: VectorParameters) -> inference_pb2.InputOptions:
     return inference_pb2.InputOptions(
-        add_special_tokens=body.add_special_tokens, truncate_prompt_tokens=body.truncate_prompt_tokens
+        add_special_tokens=body.add_special_tokens,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        cache_salt=body.cache_salt,
     )
 
 

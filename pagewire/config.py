@@ -139,8 +139,56 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
     chat_template: str | None = flag(
         None, "jinja chat template, a path or the template itself (default: the model's own)", group="model"
     )
+    generation_config: str = flag(
+        "auto",
+        "sampling defaults of requests that name none; auto: the model's generation_config.json, vllm: none but the "
+        "API's, or the file or its directory",
+        group="model",
+    )
+    override_generation_config: str | None = flag(
+        None,
+        'JSON object of sampling defaults that take precedence, for instance `{"temperature": 0.6}`',
+        group="model",
+    )
     trust_request_chat_template: bool = flag(
         False, "render chat templates that come with gRPC requests; only for clients you trust", group="model"
+    )
+    tool_call_parser: str = flag(
+        "auto",
+        "marks that the model puts around tool calls; auto: by its chat template, none: calls stay text",
+        group="model",
+        choices=(
+            "auto",
+            "none",
+            "deepseek_v3",
+            "deepseek_v31",
+            "gpt_oss",
+            "hermes",
+            "llama3_json",
+            "llama4_json",
+            "llama4_pythonic",
+            "mistral",
+            "openai",
+            "pythonic",
+        ),
+    )
+    enable_auto_tool_choice: bool = flag(
+        False, "taken for vLLM's sake and changes nothing: tool calls need no permission", group="model"
+    )
+    reasoning_parser: str = flag(
+        "auto",
+        "marks that the model puts around its reasoning; auto: by its chat template, none: reasoning stays text",
+        group="model",
+        choices=(
+            "auto",
+            "none",
+            "deepseek_r1",
+            "deepseek_v3",
+            "gpt_oss",
+            "mistral",
+            "openai_gptoss",
+            "qwen3",
+        ),
     )
     limit_mm_per_prompt: str = flag(
         "image=16", 'images in one request, `image=N` or JSON as `{"image": N}`', group="images"

@@ -36,6 +36,11 @@ def refuse_remote_code(config: ModelConfigFlags) -> None:
         )
 
 
+def is_of_hub(model: str) -> bool:
+    """Whether MODEL can only be a hub id: it is neither on disk nor from PyPI."""
+    return model not in WHEEL_MODELS and not Path(model).expanduser().exists()
+
+
 def resolve_model(
     model: str, revision: str | None = None, download_dir: str | None = None, accepted_license: str | None = None
 ) -> Path:
@@ -44,8 +49,7 @@ def resolve_model(
     revision, download_dir: of and for a hub id. accepted_license: for a model of `wheel_models`. Several processes may
     call this at once for the same model: one downloads, the others wait for it.
     """
-    is_on_disk = model in WHEEL_MODELS or Path(model).expanduser().exists()
-    if is_on_disk and revision is not None:
+    if revision is not None and not is_of_hub(model):
         raise ModelNotFoundError(
             f"revision {revision!r}: only hub ids have revisions, {model} has none; leave --revision or"
             " --tokenizer-revision out"

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import pagewire
 from pagewire import launch, logs
+from pagewire.banner import banner, served_model
 from pagewire.config import (
     ExecutorConfig,
     GatewayConfig,
@@ -23,7 +23,7 @@ from pagewire.config import (
     TokenizerConfig,
 )
 from pagewire.errors import StartupError
-from pagewire.launch import available_port, endpoint, is_loopback, reachable
+from pagewire.launch import available_port, endpoint, is_loopback
 from pagewire.models import default_served_name, find_model
 from pagewire.supervisor import Service, Supervisor
 
@@ -53,10 +53,12 @@ def run(config: ServeConfig) -> int:
 
     _warn_of_open_grpc(config)
 
-    def announce() -> None:
-        print(banner(config, time.monotonic() - started), flush=True)
-
     with _sockets(config.uds_dir) as directory:
+
+        def announce() -> None:
+            model = served_model(_address(directory, "tokenizer"))
+            print(banner(config, model, time.monotonic() - started), flush=True)
+
         supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
         return asyncio.run(supervisor.run(announce))
 
@@ -72,7 +74,7 @@ def _warn_of_open_grpc(config: ServeConfig) -> None:
 
 def services(config: ServeConfig, directory: Path) -> list[Service]:
     """Every process of the stack, in the order in which they are stopped."""
-    address = {name: f"unix:{directory}/{name}.sock" for name in _FULL_NAMES}
+    address = {name: _address(directory, name) for name in _FULL_NAMES}
     public = endpoint(config.host, config.grpc_port)
     gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"])
     tokenizer = config.part(
@@ -97,24 +99,8 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
     ]
 
 
-def banner(config: ServeConfig, seconds: float) -> str:
-    model = (config.served_model_name or "").split(",")[0]
-    host = reachable(config.host)
-    rest, grpc = f"http://{endpoint(host, config.port)}", endpoint(host, config.grpc_port)
-    key = ' -H "Authorization: Bearer $PAGEWIRE_API_KEY"' if config.api_key else ""
-    address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc}"
-    return f"""
-Pagewire {pagewire.__version__} serves {model}, ready after {seconds:.1f} s
-
-  REST  {rest}/v1  (try it in a browser: {rest}/docs)
-  gRPC  {grpc}
-
-  curl {rest}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-  pagewire chat{address}
-
-Ctrl-C stops it.
-"""
+def _address(directory: Path, service: str) -> str:
+    return f"unix:{directory}/{service}.sock"
 
 
 @contextmanager

@@ -21,15 +21,14 @@ logger = logging.getLogger(__name__)
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
 # A service that lived this long is restarted without delay growing further.
 STABLE_S = 30.0
-# Failed starts, none of which ever got ready, after which it is clear that trying again does not help.
-MAX_FAILED_STARTS = 3
+# Starts that the system killed, none of which ever got ready, after which trying again does not help.
+MAX_KILLED_STARTS = 3
 PROBE_INTERVAL_S = 0.1
 STILL_WAITING_S = 10.0
 # One Ctrl-C may arrive twice: from the terminal and through `make`.
 SAME_SIGNAL_S = 0.5
 # What a service needs on top of its own shutdown_timeout.
 STOP_MARGIN_S = 5.0
-_USAGE_ERROR = 2
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,16 @@ class _Keeper:
 
     async def _keep(self) -> None:
         """Returns once the service was stopped. Raises StartupError when it cannot be started at all."""
-        backoff, failed_starts = MIN_BACKOFF_S, 0
+        backoff, killed_starts = MIN_BACKOFF_S, 0
         while not self._stopping.is_set():
             started = time.monotonic()
             code = await self._run()
             if self._stopping.is_set():
                 return
             if not self._ever_ready and code != 0:
-                failed_starts += 1
-                if code == _USAGE_ERROR or failed_starts == MAX_FAILED_STARTS:
+                killed_starts += 1
+                # A service that ends by itself has said why, and would say it again.
+                if code > 0 or killed_starts == MAX_KILLED_STARTS:
                     raise StartupError(f"the {self.service.name} cannot start ({_ending(code)}): {_remedy(code)}")
             if time.monotonic() - started >= STABLE_S:
                 backoff = MIN_BACKOFF_S

@@ -57,8 +57,8 @@ GEMMA_FEATURES: tuple[dict[str, Any], ...] = (
 LATENT_MODELS = ((16, 512, 64, 192), (128, 512, 64, 192))
 # (heads, head_dim, window on either side) of MiniLM, BERT and local layers of ModernBERT, whose heads are rotated
 ENCODERS = ((12, 32, 0), (12, 64, 0), (12, 64, 64))
-# (heads, groups, head_dim, state size, width of the convolution) of Mamba-2 2.7B and of Mamba-Codestral 7B
-STATE_MODELS = ((80, 1, 64, 128, 4), (128, 8, 64, 128, 4))
+# (hidden size, heads, groups, head_dim, state size, width of the convolution) of Mamba-2 2.7B and of Mamba-Codestral 7B
+STATE_MODELS = ((2560, 80, 1, 64, 128, 4), (4096, 128, 8, 64, 128, 4))
 
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
@@ -131,9 +131,10 @@ def latent_forms(capability: int) -> Iterator[Specialization]:
 
 
 def state_forms() -> Iterator[Specialization]:
-    for num_heads, groups, head_dim, size, width in STATE_MODELS:
+    for hidden_size, num_heads, groups, head_dim, size, width in STATE_MODELS:
         inner = num_heads * head_dim
         for decodes in (False, True):
+            yield Specialization(*norm.specialization("bf16", hidden_size, not decodes, residual_dtype="fp32"))
             yield Specialization(*conv.specialization("bf16", inner + 2 * groups * size, width, decodes))
             yield Specialization(*gated_norm.specialization("bf16", inner // groups, groups, many_rows=not decodes))
             yield Specialization(*scan.specialization("bf16", num_heads, groups, head_dim, size, tiled=not decodes))

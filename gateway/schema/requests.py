@@ -24,8 +24,9 @@ from pydantic import (
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
+from pagewire.gateway.schema.tools import PastToolCall, Tool, ToolChoice
 from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, PARAMETERS, Parameter
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT, PARAMETERS, Parameter
 
 MAX_CHOICES = 128
 # It returns in a header.
@@ -42,6 +43,8 @@ Prompts = Annotated[
     | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
     Field(union_mode="left_to_right"),
 ]
+# KV is shared only with requests of the same salt.
+CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]
 StopString = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -100,6 +103,13 @@ class Message(BaseModel):
     role: Annotated[str, StringConstraints(min_length=1)]
     content: Annotated[str | list[Part] | None, Field(union_mode="left_to_right")] = None
     name: str | None = None
+    # An assistant's.
+    tool_calls: list[PastToolCall] | None = None
+    # A tool's: the call that it answers.
+    tool_call_id: str | None = None
+    # What an assistant thought before it answered; the second is the older name.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _content_given(self) -> "Message":
@@ -136,6 +146,9 @@ Messages = Annotated[list[Message], Field(min_length=1), BeforeValidator(_only_s
 class ChatPromptParameters(Parameters):
     """How messages become a prompt."""
 
+    tools: list[Tool] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -171,6 +184,9 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
     stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
     stop_token_ids: list[TokenId] | None = None
+    # Empty lists ask for nothing.
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -181,6 +197,10 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+    # -1: to what the model takes. What is left is the end of the prompt, or with "right" its beginning.
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
     # Labels that change nothing about the answer.
     user: str | None = None
@@ -197,6 +217,9 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
 
 class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     messages: Messages
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     # Of the wire's logprobs: whether, and how many.
     logprobs: bool | None = None

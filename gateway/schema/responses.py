@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 StopReason = int | str | None
 """The stop string or stop token that ended a generation (an extension of OpenAI's format)."""
 
@@ -70,10 +70,28 @@ class ChatLogprobs(Body):
     content: list[ChatLogprob]
 
 
+class FunctionCall(Body):
+    """`arguments` as the model wrote them: a JSON object, unless it failed or was cut off."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class AssistantMessage(Body, kw_only=True):
+    """`reasoning_content` is `reasoning` by its older name. `content` is null where there is only one of the others."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Body):
@@ -96,11 +114,30 @@ class ChatCompletion(Body, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionCallChunk(Body):
+    """The name in the first chunk of a call, text of the arguments in the others."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallChunk(Body):
+    """What a chunk adds to the call with this index; id, type and name in the first one."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallChunk | UnsetType = UNSET
+
+
 class ChatDelta(Body):
     """What a chunk adds to the message; empty in the last chunk of a choice."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Body):

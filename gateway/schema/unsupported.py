@@ -8,11 +8,8 @@ from pagewire.gateway.errors import ApiError
 
 # Name -> values that ask for nothing (null always does). Clients send them without being asked.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
@@ -39,7 +36,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": (),
     "vllm_xargs": (),
@@ -51,11 +47,7 @@ UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 

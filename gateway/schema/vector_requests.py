@@ -6,12 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.schema.requests import ChatPromptParameters, Messages, Parameters, Prompts, RequestId
+from pagewire.gateway.schema.requests import CacheSalt, ChatPromptParameters, Messages, Parameters, Prompts, RequestId
 from pagewire.sampling_params import INT32_MAX
 
 # As `unsupported.UNSUPPORTED`, of bodies for vectors.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "cache_salt": (),
     "chat_template": (),
     "embed_dtype": ("float32",),
     "endianness": ("little", "native"),
@@ -40,6 +39,7 @@ class VectorParameters(Parameters):
     # -1: to what the model takes.
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     add_special_tokens: bool | None = None
+    cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
     # A label that changes nothing about the answer.
     user: str | None = None

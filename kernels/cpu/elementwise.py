@@ -20,7 +20,7 @@ __all__ = [
     "silu_and_mul",
 ]
 
-_add_rms_norm = bind("add_rms_norm", I, I, *[P] * 5, L, I, F, I)
+_add_rms_norm = bind("add_rms_norm", I, I, I, *[P] * 5, L, I, F, I)
 _rms_norm = bind("rms_norm", I, P, L, P, L, I, F, I)
 _layer_norm = bind("layer_norm", I, *[P] * 5, L, I, F, I)
 _gated = bind("gated", I, I, P, P, L, I, I)
@@ -41,13 +41,15 @@ def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Ten
 
 
 def _add_into(x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    if not residual.is_contiguous() or residual.shape != x.shape or residual.dtype is not x.dtype:
-        raise ValueError("add_rms_norm: residual must be contiguous, of x's shape and dtype")
+    has_dtype = residual.dtype in (x.dtype, torch.float32)
+    if not residual.is_contiguous() or residual.shape != x.shape or not has_dtype:
+        raise ValueError("add_rms_norm: residual must be contiguous, of x's shape, and of x's dtype or fp32")
     x = x.contiguous()
     size = x.shape[-1]
     out = torch.empty_like(x)
     _add_rms_norm(
         dtype_code(x),
+        dtype_code(residual),
         dtype_code(weight),
         x.data_ptr(),
         residual.data_ptr(),

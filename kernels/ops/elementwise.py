@@ -11,7 +11,8 @@ from pagewire.kernels.ops.definition import op
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual += x in place; returns residual / sqrt(mean(residual²) + eps) * weight over the last dimension.
 
-    x and residual [..., size]; weight [size] of x's dtype, or fp32, with which the product is rounded only once.
+    x and residual [..., size]; weight [size] of x's dtype, or fp32, with which the product is rounded only once. The
+    residual is of x's dtype, or fp32, from which the result is computed without rounding it to x's.
     """
     return x.new_empty(x.shape)
 

@@ -19,9 +19,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place; returns rms_norm(residual)."""
+    """residual += x in place; returns rms_norm(residual), in x's dtype."""
     residual.add_(x)
-    return rms_norm(residual, weight, eps)
+    return rms_norm(residual, weight, eps).to(x.dtype)
 
 
 def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -19,6 +19,12 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"")
     return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
 
 
+def root_hash(cache_salt: str) -> bytes:
+    """What the chains of all requests with this salt begin with; no block's hash can be equal to it."""
+    # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text.
+    return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
+
+
 class Block:
     """One block; a node of the free queue while nobody holds it."""
 

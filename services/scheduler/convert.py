@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pagewire.sampling_params import InvalidRequest, resolve
+from pagewire.sampling_params import MAX_CACHE_SALT, InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import Request
@@ -21,6 +21,8 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
         raise InvalidRequest(
             f"second_text_start is {message.second_text_start}; the prompt has {len(message.prompt_token_ids)} tokens"
         )
+    if len(message.cache_salt) > MAX_CACHE_SALT:
+        raise InvalidRequest(f"cache_salt has {len(message.cache_salt)} characters; {MAX_CACHE_SALT} are possible")
     return Request(
         request_id,
         list(message.prompt_token_ids),
@@ -30,6 +32,7 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
         images=PromptImages(message.images, len(message.prompt_token_ids)) if message.images else NO_IMAGES,
+        cache_salt=message.cache_salt,
     )
 
 

@@ -235,8 +235,8 @@ class Engine:
         except NotInterchangeable as difference:
             raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, str(difference)) from difference
         logger.info(
-            "executor %016x at %s serves %s: %d blocks of %d tokens, %d rows, %d tokens per step",
-            *(info.incarnation, self._address(replica), info.model, info.num_blocks, info.block_size),
+            "executor %016x at %s serves %s: %d KV blocks, %d rows, %d tokens per step",
+            *(info.incarnation, self._address(replica), info.model, info.num_blocks),
             *(info.max_num_seqs, info.max_num_batched_tokens),
         )
         self._stop_watchdog()

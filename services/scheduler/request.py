@@ -58,6 +58,7 @@ class Request:
 
     __slots__ = (
         "block_hashes",
+        "cache_salt",
         "epoch",
         "finish_reason",
         "has_grammar",
@@ -98,6 +99,7 @@ class Request:
         yields_vector: bool = False,
         second_text_start: int = 0,
         images: PromptImages = NO_IMAGES,
+        cache_salt: str = "",
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -105,11 +107,14 @@ class Request:
 
         yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
         texts, where in the prompt the second begins; 0: there is only one.
+
+        cache_salt: it shares blocks only with requests of the same.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
         self.second_text_start = second_text_start
         self.images = images
+        self.cache_salt = cache_salt
         self.sampling_params = sampling_params
         # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector

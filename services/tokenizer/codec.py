@@ -30,8 +30,9 @@ class Codec:
         """Raises what load_tokenizer raises."""
         # The pool is where work runs in parallel; the library's own threads would only take cores from the model.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.path = Path(source.path)
         self.tokenizer: LoadedTokenizer = load_tokenizer(source.path)
-        self.sentence_config = read_sentence_config(Path(source.path))
+        self.sentence_config = read_sentence_config(self.path)
         self.chat_template = source.chat_template or self.tokenizer.chat_template
         # Of chats with tools.
         self.tool_chat_template = source.chat_template or self.tokenizer.tool_chat_template or self.chat_template
@@ -39,6 +40,13 @@ class Codec:
 
     def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """What each word may be as tokens: at the beginning, and after a space."""
+        bare = [word.lstrip() or word for word in words]
+        forms = dict.fromkeys(form for word in bare for form in (word, " " + word))
+        encoded = (tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+        return [list(token_ids) for token_ids in dict.fromkeys(encoded) if token_ids]
 
     def encode_inputs(
         self, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, cuts: Cuts

@@ -54,9 +54,12 @@ class Detokenizers:
         self._plan = _plan(json.loads(decoder.__getstate__()) if decoder else None)
         if tokenizer.clean_up_spaces:
             self._plan.steps += [_replace_all(pattern, content) for pattern, content in CLEAN_UPS]
-        special = {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._tokenizer = tokenizer
         self._all_pieces = self._lookup(tokenizer, frozenset())
-        self._pieces_but_special = self._lookup(tokenizer, frozenset(special))
+        # Without special tokens, by those that are left in.
+        self._pieces_but_special: dict[frozenset[str], _Lookup] = {}
 
     def _lookup(self, tokenizer: LoadedTokenizer, skipped: frozenset[int]) -> "_Lookup":
         id_to_token, to_piece = tokenizer.backend.id_to_token, self._plan.to_piece
@@ -68,9 +71,18 @@ class Detokenizers:
 
         return _Lookup(find)
 
-    def make(self, *, skip_special_tokens: bool) -> Detokenizer:
-        pieces = self._pieces_but_special if skip_special_tokens else self._all_pieces
+    def make(self, *, skip_special_tokens: bool, but: frozenset[str] = frozenset()) -> Detokenizer:
+        """but: special tokens that are not skipped."""
+        if skip_special_tokens:
+            pieces = self._pieces_but_special.get(but) or self._pieces_without(but)
+        else:
+            pieces = self._all_pieces
         return Detokenizer(self._plan.joiner(pieces), [make() for make in self._plan.steps])
+
+    def _pieces_without(self, but: frozenset[str]) -> "_Lookup":
+        skipped = frozenset(token_id for text, token_id in self._special.items() if text not in but)
+        pieces = self._pieces_but_special[but] = self._lookup(self._tokenizer, skipped)
+        return pieces
 
     def token_bytes(self, token_id: int) -> bytes:
         """A token's own bytes, special tokens included; b"" for ids that the vocabulary lacks."""

@@ -13,7 +13,9 @@ from typing import Protocol
 import grpc
 
 from pagewire.config import TokenizerConfig
+from pagewire.damaged_file import remedy
 from pagewire.errors import StartupError
+from pagewire.models import is_of_hub
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.image_processor import (
@@ -183,10 +185,11 @@ def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: Load
         raise StartupError(str(error)) from error
     token_id = _image_token_id(model_path)
     if token_id is None:
-        if config.tokenizer is not None:
+        if config.tokenizer is not None and is_of_hub(config.model):
             logger.warning(
-                "images are off: %s is of no model that reads them; if --model does, name its directory with --model",
-                model_path / "config.json",
+                "images are off: no model that reads them is described in %s; if --model does, name its directory"
+                " with --model",
+                model_path,
             )
         return NoImages("this model reads no images")
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
@@ -221,9 +224,9 @@ def _image_token_id(model_path: Path) -> int | None:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise StartupError(f"{file} is not valid JSON: {error}") from error
+        raise StartupError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
     if not isinstance(raw, dict):
-        raise StartupError(f"{file} must hold a JSON object")
+        raise StartupError(f"{file} must hold a JSON object; {remedy(file)}")
     key = _IMAGE_TOKEN_KEYS.get(raw.get("model_type", ""))
     token_id = None if key is None else raw.get(key, raw.get("image_token_id"))
     if key is not None and not isinstance(token_id, int):

@@ -15,7 +15,9 @@ from pagewire.models import default_served_name, find_model, refuse_remote_code,
 from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import read_template
 from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.generation_config import read_generation_defaults
 from pagewire.services.tokenizer.images import make_image_reader
+from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.servicer import InferenceServicer
@@ -77,6 +79,8 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
 def _tokenizer_path(config: TokenizerConfig) -> Path:
     """Raises StartupError. --tokenizer may name a directory that holds a tokenizer and no model."""
     refuse_remote_code(config)
+    if config.tokenizer_revision is not None and not config.tokenizer:
+        raise StartupError("--tokenizer-revision is that of --tokenizer, which is not given; --revision is the model's")
     if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():
         return Path(config.tokenizer).expanduser()
     if config.tokenizer:
@@ -85,17 +89,31 @@ def _tokenizer_path(config: TokenizerConfig) -> Path:
 
 
 def _model_path(config: TokenizerConfig, tokenizer_path: Path) -> Path:
-    """Where config.json and the image processor's settings are: with the model, or else with the tokenizer."""
+    """Where config.json, generation_config.json and the image processor's settings are: with the model, or else with
+    the tokenizer."""
     path = Path(config.model).expanduser()
     return path if config.tokenizer and path.is_dir() else tokenizer_path
 
 
 def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink) -> TextGenerator:
     """Raises StartupError."""
+    defaults = read_generation_defaults(config, _model_path(config, pool.codec.path))
     try:
-        return TextGenerator(pool, link, served_names(config))
+        return TextGenerator(pool, link, served_names(config), make_parsers(config, pool), defaults)
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
+
+
+def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
+    codec = pool.codec
+    parsers = OutputParsers(
+        config.tool_call_parser,
+        config.reasoning_parser,
+        templates=(codec.chat_template or "", codec.tool_chat_template or ""),
+        decode=lambda token_ids: codec.decode(token_ids, skip_special_tokens=False),
+    )
+    logger.info("parsers: %s for tool calls, %s for reasoning", parsers.tool_call_parser, parsers.reasoning_parser)
+    return parsers
 
 
 def make_server(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> rpc.Server:

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import grpc
+
+from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.chat import ChatError
 from pagewire.services.tokenizer.chat_messages import to_chat
 from pagewire.services.tokenizer.errors import invalid
@@ -46,6 +49,43 @@ async def _encode_chat(pool: TokenizerPool, request: Request) -> Prompt:
     except ChatError as error:
         raise invalid(str(error)) from error
     return Prompt(token_ids, prompt_images(images, token_ids, pool.images.image_token_id) if images else ())
+
+
+def truncated(
+    prompt: Prompt, request: inference_pb2.GenerateRequest, params: common_pb2.SamplingParams, max_model_len: int
+) -> Prompt:
+    """The end of the prompt, or its beginning, as truncate_prompt_tokens says; a resumed request's was cut before.
+
+    params: of the request, with defaults. max_model_len: 0 = not known yet.
+
+    Raises RpcError (INVALID_ARGUMENT, UNAVAILABLE).
+    """
+    if not request.HasField("truncate_prompt_tokens") or request.resume_token_ids:
+        return prompt
+    if prompt.images:
+        raise invalid("truncate_prompt_tokens is for text: leave it out, or the images")
+    most = _room(request.truncate_prompt_tokens, params, max_model_len)
+    if len(prompt.token_ids) <= most:
+        return prompt
+    return Prompt(prompt.token_ids[:most] if request.truncate_end else prompt.token_ids[-most:])
+
+
+def _room(wanted: int, params: common_pb2.SamplingParams, max_model_len: int) -> int:
+    """How many tokens of the prompt are left."""
+    if wanted != -1:
+        if wanted < 1 or 0 < max_model_len < wanted:
+            valid = f"within 1..{max_model_len}" if max_model_len else "at least 1"
+            raise invalid(f"truncate_prompt_tokens is {wanted}; it must be -1 or {valid}")
+        return wanted
+    if not max_model_len:
+        raise RpcError(grpc.StatusCode.UNAVAILABLE, "the model is not loaded yet; try again later")
+    max_tokens = max(1, params.max_tokens)
+    if max_tokens >= max_model_len:
+        raise invalid(
+            f"max_tokens is {max_tokens}; the model takes {max_model_len} tokens, which leaves none for the prompt "
+            "that truncate_prompt_tokens is to cut"
+        )
+    return max_model_len - max_tokens
 
 
 def image_urls(prompt: inference_pb2.ChatPrompt) -> list[str]:

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import grpc
 
 from pagewire.rpc import RpcError
+from pagewire.sampling_params import MAX_BAD_WORDS
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.model_kind import check_generates
+from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompts import Prompt, image_urls
+from pagewire.services.tokenizer.prompts import Prompt, image_urls, truncated
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
 from pagewire.telemetry import Span
@@ -61,13 +63,22 @@ class LiveGeneration:
 class TextGenerator:
     """Everything that requests share: the pool, the vocabulary's pieces, the link to the scheduler."""
 
-    def __init__(self, pool: TokenizerPool, link: SchedulerLink, served_model_names: tuple[str, ...]) -> None:
-        """Raises UnsupportedDecoderError."""
+    def __init__(
+        self,
+        pool: TokenizerPool,
+        link: SchedulerLink,
+        served_model_names: tuple[str, ...],
+        parsers: OutputParsers,
+        defaults: common_pb2.SamplingParams,
+    ) -> None:
+        """defaults: of requests that name no value. Raises UnsupportedDecoderError."""
         self.pool = pool
         self.link = link
         self.served_model_names = served_model_names
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
+        self._parsers = parsers
+        self._defaults = defaults
         self._starting: set[asyncio.Task[None]] = set()
         self._replaying = asyncio.Lock()
 
@@ -109,16 +120,25 @@ class TextGenerator:
         arrived = time.monotonic()
         span = generate_span(request.traceparent)
         try:
-            options = output_options(request)
+            params = sampling_params(request.sampling_params, self._defaults)
+            parsing = request.output_parsing
+            options = output_options(request, self._parsers.marks(parsing))
             self.check_model(request.model)
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)
+            prompt = truncated(prompt, request, params, self.max_model_len)
+            if request.bad_words:
+                words = await self.pool.encode_words(request.bad_words)
+                params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
             check_prompt(prompt.token_ids, request.resume_token_ids)
-            stream = live.stream = TextStream(self._detokenizers, options, prompt.token_ids, deliver, span, arrived)
+            parser = self._parsers.make(parsing, prompt.token_ids)
+            stream = live.stream = TextStream(
+                self._detokenizers, options, prompt.token_ids, deliver, span, arrived, parser
+            )
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
             if not stream.finished:
-                live.submit(token_request(request, prompt, span.traceparent), stream)
+                live.submit(token_request(request, prompt, params, span.traceparent), stream)
         except asyncio.CancelledError:
             span.end(error="cancelled")
             raise
@@ -153,18 +173,37 @@ class TextGenerator:
         return prompt
 
 
-def output_options(request: inference_pb2.GenerateRequest) -> OutputOptions:
-    """Raises RpcError (INVALID_ARGUMENT) for empty stop strings, and for too many."""
+def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str] = frozenset()) -> OutputOptions:
+    """marks: special tokens that stay in the text. Raises RpcError (INVALID_ARGUMENT) for empty stop strings, and for
+    too many.
+    """
     if len(request.stop) > MAX_STOP_STRINGS:
         raise invalid(f"stop has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are possible")
+    if len(request.bad_words) > MAX_BAD_WORDS:
+        raise invalid(f"bad_words has {len(request.bad_words)} words; at most {MAX_BAD_WORDS} are possible")
+    if "" in request.bad_words:
+        raise invalid("bad_words contains an empty string; every word must have at least one character")
     if "" in request.stop:
         raise invalid("stop contains an empty string; every stop string must have at least one character")
     return OutputOptions(
         stop=tuple(request.stop),
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
+        marks=marks,
         min_tokens=request.sampling_params.min_tokens,
     )
+
+
+def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
+    """What is given over the defaults, with what must survive a resubmission resolved: the seed."""
+    params = common_pb2.SamplingParams()
+    params.CopyFrom(defaults)
+    params.MergeFrom(given)
+    if defaults.HasField("max_tokens") and not given.HasField("max_tokens"):
+        params.max_tokens = max(defaults.max_tokens, given.min_tokens)
+    if not params.HasField("seed"):
+        params.seed = secrets.randbits(63)
+    return params
 
 
 def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int]) -> None:
@@ -185,13 +224,10 @@ def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int
 def token_request(
     request: inference_pb2.GenerateRequest,
     prompt: Prompt,
+    params: common_pb2.SamplingParams,
     traceparent: str,
 ) -> scheduler_pb2.TokenRequest:
-    """The request at token level, with what must survive a resubmission resolved: the seed."""
-    params = common_pb2.SamplingParams()
-    params.CopyFrom(request.sampling_params)
-    if not params.HasField("seed"):
-        params.seed = secrets.randbits(63)
+    """The request at token level."""
     return scheduler_pb2.TokenRequest(
         prompt_token_ids=prompt.token_ids,
         images=prompt.images,
@@ -200,4 +236,5 @@ def token_request(
         traceparent=traceparent,
         external_id=request.request_id,
         resubmitted=request.resubmitted,
+        cache_salt=request.cache_salt,
     )

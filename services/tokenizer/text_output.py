@@ -33,13 +33,14 @@ TextOutput = inference_pb2.GenerateResponse | RpcError | TextDelta
 class UnreadOutput:
     """Output of one request that its client has not read."""
 
-    __slots__ = ("_output", "_texts", "size")
+    __slots__ = ("_output", "_reasonings", "_texts", "size")
 
     def __init__(self, output: TextOutput) -> None:
         self._output = output
         # Of merged responses, joined when they are read: a string that grows by a few characters each time is copied
         # as often.
         self._texts: list[str] = []
+        self._reasonings: list[str] = []
         self.size = _size(output)  # tokens and log probabilities in it
 
     @property
@@ -48,15 +49,18 @@ class UnreadOutput:
         return not isinstance(output, TextDelta) and (isinstance(output, RpcError) or bool(output.finish_reason))
 
     def merge(self, newer: "UnreadOutput") -> "UnreadOutput":
-        """Text, tokens and logprobs of both; the newer usage and end. An error replaces what was not read."""
+        """Text, tokens and all else of both; the newer usage and end. An error replaces what was not read."""
         if isinstance(newer._output, RpcError) or isinstance(self._output, RpcError):
             return newer
         if isinstance(self._output, TextDelta):
             self._output = self._output.response
         if not self._texts:
             self._texts.append(self._output.text)
-        self._texts.append(newer._output.text)
-        self._output.MergeFrom(newer._output.response if isinstance(newer._output, TextDelta) else newer._output)
+            self._reasonings.append(self._output.reasoning)
+        response = newer._output.response if isinstance(newer._output, TextDelta) else newer._output
+        self._texts.append(response.text)
+        self._reasonings.append(response.reasoning)
+        self._output.MergeFrom(response)
         self.size += newer.size
         return self
 
@@ -64,7 +68,8 @@ class UnreadOutput:
         """What one message says for all of it."""
         if self._texts and isinstance(self._output, inference_pb2.GenerateResponse):
             self._output.text = "".join(self._texts)
-            self._texts = []
+            self._output.reasoning = "".join(self._reasonings)
+            self._texts, self._reasonings = [], []
         return self._output
 
 

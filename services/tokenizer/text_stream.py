@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.detokenizer import Detokenizers
+from pagewire.services.tokenizer.parsers.output_parser import OutputParser
+from pagewire.services.tokenizer.parsers.reader import Parsed
 from pagewire.services.tokenizer.stop import StopChecker, StopHit
 from pagewire.services.tokenizer.text_output import TextDelta, TextOutput
 from pagewire.telemetry import Span
@@ -26,6 +28,8 @@ class OutputOptions:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    # Special tokens that are not skipped: its parsers look for them.
+    marks: frozenset[str] = frozenset()
     # Stop strings that end before this many tokens do not count.
     min_tokens: int = 0
 
@@ -36,7 +40,7 @@ class OutputText:
     __slots__ = ("_check", "_detokenizer", "_min_tokens", "num_tokens")
 
     def __init__(self, detokenizers: Detokenizers, options: OutputOptions) -> None:
-        self._detokenizer = detokenizers.make(skip_special_tokens=options.skip_special_tokens)
+        self._detokenizer = detokenizers.make(skip_special_tokens=options.skip_special_tokens, but=options.marks)
         self._check = StopChecker(options.stop, include_stop_str_in_output=options.include_stop_str_in_output)
         self._min_tokens = options.min_tokens
         self.num_tokens = 0
@@ -70,11 +74,13 @@ class TextStream:
         deliver: Deliver,
         span: Span,
         arrived: float,
+        parser: OutputParser | None = None,
     ) -> None:
-        """arrived: time.monotonic() when the request did."""
+        """arrived: time.monotonic() when the request did. parser: of its text; None leaves all of it text."""
         self._detokenizers = detokenizers
         self._include_stop = options.include_stop_str_in_output
         self._text = OutputText(detokenizers, options)
+        self._parser = parser
         self._prompt_token_ids: Sequence[int] | None = prompt_token_ids
         self._usage = common_pb2.Usage(prompt_tokens=len(prompt_token_ids))
         self._deliver = deliver
@@ -93,6 +99,8 @@ class TextStream:
             if isinstance(out, StopHit):
                 self._finish_at(out, "", (), None)
                 return
+            if self._parser is not None:
+                self._parser.push(out)
 
     def on_tokens(
         self,
@@ -123,8 +131,7 @@ class TextStream:
         if isinstance(tail, StopHit):
             self._finish_at(tail, text, token_ids, logprobs)
             return
-        response = self._response(text + tail, token_ids, logprobs)
-        response.finish_reason = finish_reason
+        response = self._last_response(text + tail, token_ids, logprobs, finish_reason)
         if stop_token_id is not None:
             response.stop_token_id = stop_token_id
         self._finish(response)
@@ -162,9 +169,11 @@ class TextStream:
         self, hit: StopHit, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
     ) -> None:
         stats.STOP_STRING_HITS.inc()
-        # Text of a replayed hit was delivered together with its last token.
-        response = self._response(text + hit.text if token_ids else "", token_ids, logprobs)
-        response.finish_reason = STOP
+        response = self._last_response(text + hit.text, token_ids, logprobs, STOP)
+        if not token_ids:
+            # What a replayed hit says was delivered together with its last token.
+            for said in ("text", "reasoning", "tool_calls"):
+                response.ClearField(said)  # type: ignore[arg-type]
         response.stop_string = hit.stop_string
         self._finish(response)
 
@@ -181,16 +190,40 @@ class TextStream:
         self._deliver(response)
 
     def _more(self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
-        if logprobs is not None or self._prompt_token_ids is not None:
-            return self._response(text, token_ids, logprobs)
+        parsed = None
+        if self._parser is not None:
+            parsed = self._parser.push(text)
+            text = parsed.text
+        if logprobs is not None or self._prompt_token_ids is not None or (parsed and not parsed.is_text):
+            return self._response(parsed or Parsed(text=text), token_ids, logprobs)
         self._usage.completion_tokens = self._text.num_tokens
         return TextDelta(text, token_ids, self._usage)
 
+    def _last_response(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: common_pb2.Logprobs | None,
+        finish_reason: common_pb2.FinishReason,
+    ) -> inference_pb2.GenerateResponse:
+        parsed = Parsed(text=text) if self._parser is None else self._parser.finish(text)
+        response = self._response(parsed, token_ids, logprobs)
+        if finish_reason == STOP and self._parser is not None and self._parser.has_called:
+            finish_reason = common_pb2.FINISH_REASON_TOOL_CALLS
+        response.finish_reason = finish_reason
+        return response
+
     def _response(
-        self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
+        self, parsed: Parsed, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
     ) -> inference_pb2.GenerateResponse:
         self._usage.completion_tokens = self._text.num_tokens
-        response = inference_pb2.GenerateResponse(text=text, token_ids=token_ids, usage=self._usage)
+        response = inference_pb2.GenerateResponse(
+            text=parsed.text,
+            reasoning=parsed.reasoning,
+            tool_calls=parsed.tool_calls,
+            token_ids=token_ids,
+            usage=self._usage,
+        )
         if self._prompt_token_ids is not None:
             response.prompt_token_ids.extend(self._prompt_token_ids)
             self._prompt_token_ids = None

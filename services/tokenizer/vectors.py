@@ -171,6 +171,7 @@ class Vectors:
                 external_id=call.external_id,
                 yields_vector=True,
                 second_text_start=second_text_start,
+                cache_salt=call.options.cache_salt,
             )
             for token_ids, second_text_start in encoded
         ]

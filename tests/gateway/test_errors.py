@@ -26,6 +26,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     return body["error"]
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {}, "messages"),
     (CHAT, {"messages": None}, "messages"),
@@ -47,6 +48,24 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
         "continue_final_message",
     ),
     (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"messages": MESSAGES, "tool_choice": "auto"}, "tool_choice"),
+    (CHAT, {"messages": MESSAGES, "tool_choice": TOOL}, "tool_choice"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+    ),
+    (CHAT, {"messages": MESSAGES, "tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    (CHAT, {"messages": MESSAGES, "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    (CHAT, {"messages": MESSAGES, "reasoning_effort": "enormous"}, "reasoning_effort"),
+    (CHAT, {"messages": MESSAGES, "documents": ["text"]}, "documents[0]"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (CHAT, {"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0]"),
     (TEXT, {}, "prompt"),
     (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": ["p"] * 100, "n": 11}, "prompt"),
@@ -68,6 +87,12 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": "p", "logit_bias": {"a": 1}}, "logit_bias"),
     (TEXT, {"prompt": "p", "logit_bias": {"1": 101}}, "logit_bias"),
     (TEXT, {"prompt": "p", "logprobs": True}, "logprobs"),
+    (TEXT, {"prompt": "p", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    (TEXT, {"prompt": "p", "truncation_side": "middle"}, "truncation_side"),
+    (TEXT, {"prompt": "p", "bad_words": ["a", ""]}, "bad_words[1]"),
+    (TEXT, {"prompt": "p", "allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    (TEXT, {"prompt": "p", "cache_salt": ""}, "cache_salt"),
+    (TEXT, {"prompt": "p", "cache_salt": "s" * 129}, "cache_salt"),
 ]
 
 
@@ -79,13 +104,18 @@ async def test_wrong_values_are_named(client: httpx.AsyncClient) -> None:
 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+    (TEXT, {"tools": [TOOL]}, "tools"),
+    (
+        CHAT,
+        {"tools": [TOOL, {"type": "function", "function": {"name": "g", "strict": True}}]},
+        "tools[1].function.strict",
+    ),
+    (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
     (CHAT, {"service_tier": "flex"}, "service_tier"),
     (CHAT, {"store": True}, "store"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
-    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
     (TEXT, {"best_of": 2}, "best_of"),
     (TEXT, {"echo": True}, "echo"),
     (TEXT, {"suffix": "end"}, "suffix"),

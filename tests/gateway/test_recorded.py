@@ -48,7 +48,7 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "livez": ("GET", "/livez", None),
     "health": ("GET", "/health", None),
     "unknown parameter": ("POST", CHAT, CHAT_BODY | {"temprature": 1}),
-    "unsupported parameter": ("POST", CHAT, CHAT_BODY | {"tools": [{}]}),
+    "unsupported parameter": ("POST", CHAT, CHAT_BODY | {"audio": {}}),
     "wrong value": ("POST", TEXT, TEXT_BODY | {"n": 0}),
     "no body": ("POST", "/tokenize", None),
     "tokenize, wrong value": ("POST", "/tokenize", {"prompt": 5}),

@@ -58,7 +58,7 @@ async def test_the_official_client_gets_numbers(ai: openai.AsyncOpenAI) -> None:
 
 
 async def test_what_is_asked_for_goes_to_the_tokenizer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    options = {"truncate_prompt_tokens": -1, "add_special_tokens": False}
+    options = {"truncate_prompt_tokens": -1, "add_special_tokens": False, "cache_salt": "secret"}
     await client.post(EMBEDDINGS, json={"input": "a", "prompt_name": "query", "dimensions": 1, **options})
     pairs = {"query": "q", "documents": ["a"], "max_tokens_per_query": 4, "max_tokens_per_doc": 5}
     await client.post("/rerank", json={**pairs, **options})

@@ -52,6 +52,19 @@ def test_add_rms_norm_updates_the_residual(dtype: torch.dtype, shape: tuple[int,
 
 
 @dtypes
+def test_add_rms_norm_of_a_residual_in_fp32(dtype: torch.dtype) -> None:
+    """It is added to without rounding, and so is the sum when it is normalised."""
+    x, residual, weight = torch.randn(9, 1000).to(dtype), torch.randn(9, 1000), torch.randn(1000).to(dtype)
+    total = x.float() + residual
+    normed = torch.nn.functional.rms_norm(total, (1000,), None, 1e-5)
+    for cpu in (native, fallback):
+        stream = residual.clone()
+        actual = cpu.add_rms_norm(x, stream, weight, 1e-5)
+        assert torch.equal(stream, total)
+        assert_close(actual, normed.to(dtype) * weight)
+
+
+@dtypes
 @pytest.mark.parametrize("shape", [(1, 640), (9, 40), (70, 1000), (0, 64)])
 def test_norm_add_rms_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Weights of the rows' dtype, and of fp32."""

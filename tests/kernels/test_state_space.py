@@ -31,7 +31,9 @@ def assert_same(actual: StateBatch, expected: StateBatch, results: tuple[torch.T
     """Results, and all blocks: NaN where nothing was to be written."""
     tolerance = TOLERANCES[expected.projected.dtype]
     rows = expected.tokens()
-    torch.testing.assert_close(results[0][rows], results[1][rows], atol=tolerance, rtol=tolerance)
+    # A small result may be a sum of large terms, which are added in another order.
+    size = max(1.0, float(results[1][rows].float().square().mean().sqrt()))
+    torch.testing.assert_close(results[0][rows], results[1][rows], atol=tolerance * size, rtol=tolerance)
     for state in ("conv_state", "heads_state"):
         torch.testing.assert_close(
             getattr(actual, state), getattr(expected, state), atol=2e-5, rtol=2e-5, equal_nan=True

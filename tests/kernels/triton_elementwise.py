@@ -215,10 +215,10 @@ def huge_offsets_case(cache_dtype: torch.dtype) -> None:
 # --- norm, activations ---
 
 
-def norm_case(dtype: torch.dtype, num_tokens: int, size: int) -> None:
+def norm_case(dtype: torch.dtype, num_tokens: int, size: int, residual_dtype: torch.dtype | None = None) -> None:
     x = torch.full((num_tokens, size + 8), NAN, dtype=dtype)[:, :size]  # strided
     x.copy_(torch.randn(num_tokens, size))
-    residual, weight = torch.randn(num_tokens, size).to(dtype), torch.randn(size).to(dtype)
+    residual, weight = torch.randn(num_tokens, size).to(residual_dtype or dtype), torch.randn(size).to(dtype)
     expected_residual = residual.clone()
     actual = norm.add_rms_norm(x, residual, weight, 1e-5)
     expected = reference.add_rms_norm(x, expected_residual, weight, 1e-5)
@@ -300,6 +300,7 @@ CASES: dict[str, Callable[[], None]] = {
     "add_rms_norm": partial(norm_case, F32, 4, 648),
     "add_rms_norm fp16": partial(norm_case, F16, 3, 4096),
     "add_rms_norm fp16, many rows": partial(norm_case, F16, norm.MANY_ROWS + 1, 72),
+    "add_rms_norm fp16, residual in fp32": partial(norm_case, F16, 3, 648, F32),
     "add_rms_norm, one element": partial(norm_case, F32, 2, 1),
     "norm_add_rms_norm": partial(two_norms_case, F16, F16, 3, 640),
     "norm_add_rms_norm, fp32 weights": partial(two_norms_case, F16, F32, 2, 72),

@@ -1,3 +1,5 @@
+import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -5,8 +7,10 @@ from typing import Any
 import pytest
 
 from pagewire import cli, flags, launch, stack
+from pagewire.banner import banner
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
+from pagewire.v1 import common_pb2, inference_pb2
 
 CONFIG = ServeConfig(
     model="/m.gguf",
@@ -63,8 +67,11 @@ def test_several_gateways_are_one_service_of_the_stack(tmp_path: Path) -> None:
     assert [service.name for service in others] == ["tokenizer", "scheduler", "executor"]
 
 
+CHAT = inference_pb2.Model(has_chat_template=True)
+
+
 def test_banner_has_what_a_newcomer_needs() -> None:
-    text = stack.banner(CONFIG, 1.25)
+    text = banner(CONFIG, CHAT, 1.25)
     for part in (
         "http://127.0.0.1:9000",
         "127.0.0.1:9001",
@@ -75,9 +82,28 @@ def test_banner_has_what_a_newcomer_needs() -> None:
     ):
         assert part in text
     assert "hunter2" not in text and "Authorization: Bearer" in text
-    wildcard = stack.banner(ServeConfig(host="0.0.0.0", served_model_name="m"), 1)
+    wildcard = banner(ServeConfig(host="0.0.0.0", served_model_name="m"), CHAT, 1)
     assert "http://127.0.0.1:8000" in wildcard and "pagewire chat\n" in wildcard
-    assert "http://[::1]:8000" in stack.banner(ServeConfig(host="::", served_model_name="m"), 1)
+    assert "http://[::1]:8000" in banner(ServeConfig(host="::", served_model_name="m"), CHAT, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "routes", "commands"),
+    [
+        (CHAT, ["/v1/chat/completions"], ["chat"]),
+        (inference_pb2.Model(), ["/v1/completions"], ["generate"]),
+        (inference_pb2.Model(kind=common_pb2.MODEL_KIND_EMBED), ["/v1/embeddings"], []),
+        (inference_pb2.Model(kind=common_pb2.MODEL_KIND_CLASSIFY, has_chat_template=True), ["/classify"], []),
+        (None, [], []),
+    ],
+)
+def test_banner_suggests_only_what_the_model_does(
+    model: inference_pb2.Model | None, routes: list[str], commands: list[str]
+) -> None:
+    text = banner(CONFIG, model, 1)
+    assert re.findall(r"curl http://[^/]+(\S+)", text) == routes
+    assert re.findall(r"  pagewire (\w+) .*--address 127", text) == commands
+    assert [json.loads(body)["model"] for body in re.findall(r"-d '(.*)'", text)] == ["m"] * len(routes)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_what_a_dead_service_started_goes_with_it(stack: Stack) -> None:
     wait_until(lambda: not psutil.pid_exists(child) and len(stack.pids("tokenizer-child")) == 2)
 
 
-def test_failed_starts_are_repeated(stack: Stack) -> None:
+def test_starts_that_are_killed_are_repeated(stack: Stack) -> None:
     stack.start(executor="flaky").wait_ready()
     assert len(stack.pids("executor")) == 3
 
@@ -104,7 +104,7 @@ def test_failed_starts_are_repeated(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "starts", "reason"),
     [
-        ("exit1", 3, "(exit code 1): its error is above"),
+        ("exit1", 1, "(exit code 1): its error is above"),
         ("exit2", 1, "(exit code 2): its error is above"),
         ("killed", 3, "(killed by SIGKILL): the system does that when memory runs out"),
     ],

@@ -1,5 +1,5 @@
-// The matrix unit of x86 (AMX): permission to use it, and its tile registers. PAGEWIRE_AMX is defined where the compiler
-// has it for bf16.
+// The matrix unit of x86 (AMX): permission to use it, and its tile registers. PAGEWIRE_AMX is defined where the
+// compiler has it for bf16.
 #pragma once
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)

@@ -24,9 +24,9 @@ extern "C" void pagewire_paged_attention(int query_dtype, int kv_dtype, const vo
                                          void* output, const int32_t* block_table, const int32_t* query_start,
                                          const int32_t* seq_lens, const float* kv_scales,
                                          const float* sinks, int64_t query_stride, int64_t query_head_stride,
-                                         int64_t block_stride, int64_t table_stride, int num_requests, int num_heads, int num_kv_heads,
-                                         int head_dim, int block_size, float scale, int window, float soft_cap,
-                                         int threads) {
+                                         int64_t block_stride, int64_t table_stride, int num_requests, int num_heads,
+                                         int num_kv_heads, int head_dim, int block_size, float scale, int window,
+                                         float soft_cap, int threads) {
     const int64_t head_size = (int64_t)block_size * head_dim;  // of a head's keys in a page
     const Problem p = {(const char*)query, (const char*)kv_cache, (char*)output, block_table, query_start, seq_lens,
                        kv_scales, sinks, query_stride, query_head_stride, block_stride, table_stride, head_size,

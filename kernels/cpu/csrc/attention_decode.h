@@ -116,15 +116,17 @@ class Prefetcher {
 // Products: what multiplies. It has the types Form (gemm.h) and T (of the cache) and the functions
 //   score(query, rows, keys, count, scores, prefetcher)   scores[row][key] of `count` keys
 //   weigh(weights, rows, values, count, sums, prefetcher) sums[row][dimension] of `count` values
-// Rows are FEW_ROWS_RANGE scores or weights apart, padded_dim() queries or padded_value_dim() sums. Up to a multiple of KEY_STEP there are
-// more keys, any of the cache, for which scores may be written, and more values: copies of the last with weight zero.
+// Rows are FEW_ROWS_RANGE scores or weights apart, padded_dim() queries or padded_value_dim() sums. Up to a multiple of
+// KEY_STEP there are more keys, any of the cache, for which scores may be written, and more values: copies of the last
+// with weight zero.
 template <class Products>
 class DecodeWorker {
    public:
     typedef typename Products::Form M;
     typedef typename Products::T T;
 
-    explicit DecodeWorker(const Problem& p) : p_(p), dim_(p.padded_dim()), value_dim_(p.padded_value_dim()), products_(p) {
+    explicit DecodeWorker(const Problem& p)
+        : p_(p), dim_(p.padded_dim()), value_dim_(p.padded_value_dim()), products_(p) {
         static thread_local Scratch scratch;
         const size_t query = FEW_ROWS * dim_, sums = FEW_ROWS * value_dim_, scores = FEW_ROWS * RANGE;
         scratch.reserve((query + sums + 2 * scores) * sizeof(float));

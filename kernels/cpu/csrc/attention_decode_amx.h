@@ -18,7 +18,10 @@ class AmxProducts {
     static constexpr int KEY_STEP = 32;
 
     explicit AmxProducts(const Problem& p)
-        : head_dim_(p.head_dim), dim_(p.padded_dim()), value_dim_(p.value_dim), padded_value_dim_(p.padded_value_dim()) {}
+        : head_dim_(p.head_dim),
+          dim_(p.padded_dim()),
+          value_dim_(p.value_dim),
+          padded_value_dim_(p.padded_value_dim()) {}
 
     void score(const uint32_t* query, int rows, const T* const* keys, int count, float* scores,
                Prefetcher& prefetcher) {

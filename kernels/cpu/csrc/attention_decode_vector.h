@@ -24,8 +24,8 @@ inline f32x4 sum_each(f32_register a, f32_register b, f32_register c, f32_regist
 #define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
 #define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
 #define PAIRS(x, y, i) \
-    __builtin_shufflevector(x, y, i, i + 1, i + 16, i + 17, i + 4, i + 5, i + 20, i + 21, i + 8, i + 9, i + 24, i + 25, \
-                            i + 12, i + 13, i + 28, i + 29)
+    __builtin_shufflevector(x, y, i, i + 1, i + 16, i + 17, i + 4, i + 5, i + 20, i + 21, i + 8, i + 9, i + 24, \
+                            i + 25, i + 12, i + 13, i + 28, i + 29)
 #elif defined(__AVX__)
 #define LOW(x, y) __builtin_shufflevector(x, y, 0, 8, 1, 9, 4, 12, 5, 13)
 #define HIGH(x, y) __builtin_shufflevector(x, y, 2, 10, 3, 11, 6, 14, 7, 15)
@@ -77,8 +77,8 @@ void dot_keys(const typename M::element* query, int depth, const T* const* keys,
     }
 }
 
-// COUNT registers of sums[r][..] = sum_key weights[r][key] * values[key][d ..] of ROWS rows, in the order of load_values;
-// `left` dimensions are there.
+// COUNT registers of sums[r][..] = sum_key weights[r][key] * values[key][d ..] of ROWS rows, in the order of
+// load_values; `left` dimensions are there.
 template <class M, class T, int ROWS, int COUNT>
 void weigh_block(const typename M::element* weights, const T* const* values, int d, int count, int left, float* sums,
                  int stride) {
@@ -118,7 +118,10 @@ class VectorProducts {
     static constexpr int KEY_STEP = LANES * M::PER_ELEMENT;
 
     explicit VectorProducts(const Problem& p)
-        : head_dim_(p.head_dim), dim_(p.padded_dim()), value_dim_(p.value_dim), padded_value_dim_(p.padded_value_dim()) {}
+        : head_dim_(p.head_dim),
+          dim_(p.padded_dim()),
+          value_dim_(p.value_dim),
+          padded_value_dim_(p.padded_value_dim()) {}
 
     void score(const typename M::element* query, int rows, const T* const* keys, int count, float* scores,
                Prefetcher& prefetcher) {
@@ -141,8 +144,8 @@ class VectorProducts {
                 const auto* row_weights = weights + r * FEW_ROWS_RANGE / M::PER_ELEMENT;
                 for (int d = 0; d < stride; d += WIDTH) {
                     const int left = value_dim_ - d;  // none, where only padding is: its sums are zeros
-                    const auto block =
-                        stride - d > WIDTH / 2 ? weigh_block<M, T, n(), VALUES_AT_A_TIME> : weigh_block<M, T, n(), HALF>;
+                    const auto block = stride - d > WIDTH / 2 ? weigh_block<M, T, n(), VALUES_AT_A_TIME>
+                                                              : weigh_block<M, T, n(), HALF>;
                     block(row_weights, values, d, count, left, sums + r * stride + d, stride);
                     prefetcher.fetch((int64_t)count * std::min(left, WIDTH) * sizeof(T));
                 }

@@ -48,8 +48,8 @@ struct Problem {
     int padded_dim() const { return padded(head_dim); }
     int padded_value_dim() const { return padded(value_dim); }
     static int padded(int dim) { return (dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
-    // Never in fp32: tiles of the two kinds round differently, and there a token's numbers are to be the same whether it
-    // is decoded or, after a service has died, computed again as part of a prompt.
+    // Never in fp32: tiles of the two kinds round differently, and there a token's numbers are to be the same whether
+    // it is decoded or, after a service has died, computed again as part of a prompt.
     bool has_few_rows(int request) const {
         return query_dtype != FLOAT32 && (int64_t)query_len(request) * group() <= FEW_ROWS;
     }

@@ -1,5 +1,6 @@
-// e4m3 numbers of grouped weights (grouped.h) as pairs of bf16. They come out as 2^-8 of themselves, exactly: of most of
-// them bits are shifted, and the exponent's other bias is set. NaN became its group's scale when the weight was packed.
+// e4m3 numbers of grouped weights (grouped.h) as pairs of bf16. They come out as 2^-8 of themselves, exactly: of most
+// of them bits are shifted, and the exponent's other bias is set. NaN became its group's scale when the weight was
+// packed.
 #pragma once
 
 #include "registers.h"

@@ -74,21 +74,30 @@ void layer_norm_row(const T* x, T* residual, const T* weight, const T* bias, T* 
 
 extern "C" {
 
-// x, residual, out [rows, size]; x_weight, weight [size]; x_weight null: x is added as it is
-void pagewire_add_rms_norm(int dtype, int weight_dtype, const void* x, void* residual, const void* x_weight,
-                           const void* weight, void* out, int64_t rows, int size, float eps, int threads) {
-    with_norm_dtypes(dtype, weight_dtype, [&](auto t, auto w) {
+// x, residual, out [rows, size]; x_weight, weight [size]; x_weight null: x is added as it is. The residual's dtype and
+// that of the weights are x's or fp32: with such a weight the product is rounded only once.
+void pagewire_add_rms_norm(int dtype, int residual_dtype, int weight_dtype, const void* x, void* residual,
+                           const void* x_weight, const void* weight, void* out, int64_t rows, int size, float eps,
+                           int threads) {
+    with_dtype_or_float(dtype, weight_dtype, [&](auto t, auto w) {
         typedef decltype(t) T;
         typedef decltype(w) W;
-        for_rows(threads, rows, [&](int64_t r) {
-            const T* row = (const T*)x + r * size;
-            T* normed = (T*)out + r * size;
-            if (x_weight) {
-                norm_row(row, (T*)nullptr, (const W*)x_weight, normed, size, eps);
-                row = normed;
-            }
-            norm_row(row, (T*)residual + r * size, (const W*)weight, normed, size, eps);
-        });
+        const auto run = [&](auto* stream) {
+            for_rows(threads, rows, [&](int64_t r) {
+                const T* row = (const T*)x + r * size;
+                T* normed = (T*)out + r * size;
+                if (x_weight) {
+                    norm_row(row, (T*)nullptr, (const W*)x_weight, normed, size, eps);
+                    row = normed;
+                }
+                norm_row(row, stream + r * size, (const W*)weight, normed, size, eps);
+            });
+        };
+        if (residual_dtype == dtype) {
+            run((T*)residual);
+        } else {
+            run((float*)residual);
+        }
     });
 }
 

@@ -1,8 +1,8 @@
-// Products of many tokens in fixed point: inputs and weights become integers of 16 bits with a scale per block of inputs,
-// and pairs of their products are summed in 32 bits (VNNI). An Intel core does twice as many of these as products of
-// floats. A block's inputs are rounded to 13 bits of its largest, weights to 12: with random numbers that moves a result
-// by a tenth of what rounding it to bf16 does, and the default model's probabilities stay as near to those of fp32 as they
-// are (benchmarks/results/2026-11-22-quantized-cpu-avx512.md).
+// Products of many tokens in fixed point: inputs and weights become integers of 16 bits with a scale per block of
+// inputs, and pairs of their products are summed in 32 bits (VNNI). An Intel core does twice as many of these as
+// products of floats. A block's inputs are rounded to 13 bits of its largest, weights to 12: with random numbers that
+// moves a result by a tenth of what rounding it to bf16 does, and the default model's probabilities stay as near to
+// those of fp32 as they are (benchmarks/results/2026-11-22-quantized-cpu-avx512.md).
 #pragma once
 
 #include "passes.h"
@@ -189,11 +189,12 @@ inline Multiply multiply_of(int64_t tokens) {
     return multiply_of(tokens, std::make_integer_sequence<int, MAX_TOKENS>{});
 }
 
-// Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are put into fixed
-// point and multiplied with all the piece's tokens; in the end write(first_token + token, tile, sums).
+// Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are put into
+// fixed point and multiplied with all the piece's tokens; in the end write(first_token + token, tile, sums).
 template <class Make, class Write>
 void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int threads, Make&& make, Write&& write) {
-    const packed::Pieces pieces(threads, tiles, x.passes.tokens, GROUP, MOST_GROUP, x.passes.per_pass, packed::MAX_PART);
+    const packed::Pieces pieces(threads, tiles, x.passes.tokens, GROUP, MOST_GROUP, x.passes.per_pass,
+                                packed::MAX_PART);
     const int64_t stage_blocks = std::min(STAGE_INPUTS / x.block, x.blocks), rows = x.block / 2;
     pieces.for_each(threads, [&](int64_t begin, int64_t end, int64_t first, int64_t tokens_end) {
         static thread_local std::vector<uint32_t> pair_memory;
@@ -224,10 +225,11 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
 
 // The products of tokens of `in` inputs with all tiles: write(token, tile, sums).
 //   walk(token)   returns a function that gives 16 of the token's inputs after the other
-//   make()        returns the weights of a tile, of one after the other: start(tile); block(index, pairs, scales), which puts a block of
-//                 that tile there, [rows, TILE] and [TILE]
+//   make()        returns the weights of a tile, of one after the other: start(tile); block(index, pairs, scales),
+//                 which puts a block of that tile there, [rows, TILE] and [TILE]
 template <class Walk, class Make, class Write>
-void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, Walk&& walk, Make&& make, Write&& write) {
+void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, Walk&& walk, Make&& make,
+            Write&& write) {
     for (int64_t first = 0; first < tokens; first += PART_TOKENS) {
         Inputs inputs(std::min(PART_TOKENS, tokens - first), in, block);
         inputs.quantize(threads, [&](int64_t token) { return walk(first + token); });

@@ -10,14 +10,15 @@ namespace {
 
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 
-// The number of tokens from which decoding the weights for the matrix unit pays. With integers: 24 tokens took less time
-// that way than 16 the other, and 16 take no more than 24. With tables of other numbers estimated, from both ways' times
-// per token.
+// The number of tokens from which decoding the weights for the matrix unit pays. With integers: 24 tokens took less
+// time that way than 16 the other, and 16 take no more than 24. With tables of other numbers estimated, from both ways'
+// times per token.
 constexpr int64_t AMX_MIN_TOKENS = 16;
 constexpr int64_t AMX_MIN_TABLE_TOKENS = 12;
 
-// The number of tokens from which fixed point pays, where it does (benchmarks/results/2026-11-22-quantized-cpu-avx512.md):
-// tables have no other integers, and codes of 8 bits are read as fast in the other way.
+// The number of tokens from which fixed point pays, where it does
+// (benchmarks/results/2026-11-22-quantized-cpu-avx512.md): tables have no other integers, and codes of 8 bits are read
+// as fast in the other way.
 int64_t fixed_point_tokens(const GroupedWeight& w, bool has_table) {
     constexpr bool AVX512 = REGISTERS == 1;
     if (has_table) return 16;

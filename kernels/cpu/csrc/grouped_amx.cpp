@@ -15,8 +15,9 @@ constexpr int HALF_UNIT = UNIT / 2;
 
 // ---- weights as bf16, rounded once ----
 
-// Even and odd inputs, rounded to nearest, side by side. Of equally near numbers the one farther from zero: the instruction
-// that takes the even one, and the shuffle that it needs, take twice as long. Weights are no NaN but that of arithmetic.
+// Even and odd inputs, rounded to nearest, side by side. Of equally near numbers the one farther from zero: the
+// instruction that takes the even one, and the shuffle that it needs, take twice as long. Weights are no NaN but that
+// of arithmetic.
 [[gnu::always_inline]] inline void store_pairs(uint32_t* target, f32x16 even, f32x16 odd) {
     const u32x16 low = ((u32x16)even + 0x8000u) >> 16, high = ((u32x16)odd + 0x8000u) & 0xffff0000u;
     _mm512_store_si512(target, (__m512i)(low | high));

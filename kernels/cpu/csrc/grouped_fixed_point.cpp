@@ -52,7 +52,8 @@ class Table {
         for (int i = 0; i < SMALL_CODEBOOK; i++) highest_ += w.codebook[i] * 0.0f;  // NaN must show in the result
         const float largest = std::max(highest_, -lowest_);
         unit_ = INT16_MAX / (largest > 0.0f ? largest : 1.0f);
-        for (int i = 0; i < LANES_OF_WORDS; i++) table_[i] = (int16_t)std::lrint(w.codebook[i % SMALL_CODEBOOK] * unit_);
+        for (int i = 0; i < LANES_OF_WORDS; i++)
+            table_[i] = (int16_t)std::lrint(w.codebook[i % SMALL_CODEBOOK] * unit_);
         for (size_t i = 0; i < sizeof(Integers); i++) {
             low_[i] = (uint8_t)table_[i % SMALL_CODEBOOK];
             high_[i] = (uint8_t)(table_[i % SMALL_CODEBOOK] >> 8);
@@ -155,7 +156,8 @@ class Scaled {
             codes_.unpack(codes, rows);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++, h++) {
-                // Of a code's range no more than 2 * LARGEST_WEIGHT is left: 16 bits hold a step, 2^BITS times as large.
+                // Of a code's range no more than 2 * LARGEST_WEIGHT is left: 16 bits hold a step, 2^BITS times as
+                // large.
                 const f32_register steps = factors[h] * unit * row_unit, least = minimums[h] * unit;
                 const i16_register factor = fixed_point::pairs_of(steps, steps);
                 const i16_register minimum = fixed_point::pairs_of(least, least);
@@ -222,7 +224,8 @@ void linear(const GroupedWeight& w, const void* x, const int32_t* permutation, c
 bool grouped_linear_fixed_point(const GroupedWeight& w, const void* x, const int32_t* permutation,
                                 const Output& output, int threads) {
     const bool is_fp8 = w.codebook && w.bits == 8;
-    if (output.dtype != BFLOAT16 || (w.codebook && !TableDecoder::fits(w)) || (is_fp8 && w.block() < UNIT)) return false;
+    if (output.dtype != BFLOAT16) return false;
+    if ((w.codebook && !TableDecoder::fits(w)) || (is_fp8 && w.block() < UNIT)) return false;
     if (is_fp8) {
         linear<Fp8>(w, x, permutation, output, w.block(), threads);
     } else if (w.codebook) {

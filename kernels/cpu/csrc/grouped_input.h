@@ -55,7 +55,8 @@ static inline V in_order_of_pairs(V x) {
     return __builtin_shufflevector(x, x, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
 }
 
-// All tokens' inputs in the order of the codes, as numbers of type T: [tokens, padded_in]; reorder(16 of them) as they go.
+// All tokens' inputs in the order of the codes, as numbers of type T: [tokens, padded_in]; reorder(16 of them) as they
+// go.
 template <class T, class Reorder>
 static T* ordered_inputs(const GroupedWeight& w, int dtype, const void* x, const int32_t* permutation, int64_t tokens,
                          int threads, Reorder&& reorder) {
@@ -76,13 +77,17 @@ constexpr int INPUT_BYTES = 2;                      // of a quantized input
 constexpr int LOW_BITS = 7;                         // of it that the lower byte stands for
 constexpr float LARGEST_CODE = 127 << LOW_BITS;
 
-// Inputs quantized to 15 bits, symmetrically, with a scale per block, as 128 * high + low with both in int8: 8 bits alone
-// cost 0.4 % of perplexity. Those of a pass lie together, by unit (codes: 32 high ones, then 32 low ones; or 32 words, in
-// the order of pairs) or by block, and then by token.
+// Inputs quantized to 15 bits, symmetrically, with a scale per block, as 128 * high + low with both in int8: 8 bits
+// alone cost 0.4 % of perplexity. Those of a pass lie together, by unit (codes: 32 high ones, then 32 low ones; or 32
+// words, in the order of pairs) or by block, and then by token.
 class QuantizedInputs {
    public:
     QuantizedInputs(const GroupedWeight& w, const Passes& passes, bool in_words)
-        : passes(passes), in_words(in_words), in(w.padded_in()), block(w.block()), zero_point(w.offset_kind == NONE ? w.zero_point : 0) {
+        : passes(passes),
+          in_words(in_words),
+          in(w.padded_in()),
+          block(w.block()),
+          zero_point(w.offset_kind == NONE ? w.zero_point : 0) {
         static thread_local std::vector<int8_t> code_memory;
         static thread_local std::vector<Block> block_memory;
         code_memory.resize(passes.tokens * in * INPUT_BYTES);

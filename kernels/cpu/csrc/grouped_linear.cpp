@@ -68,7 +68,8 @@ constexpr bool takes_words() {
 }
 
 // sum[lane] += sum of weights (4 unsigned bytes of a lane) * inputs (4 signed bytes, the same for all lanes), for quads
-// [BEGIN, END) of weights up to LARGEST: high with the inputs' higher bytes, low with the lower ones, UNIT bytes further.
+// [BEGIN, END) of weights up to LARGEST: high with the inputs' higher bytes, low with the lower ones, UNIT bytes
+// further.
 template <int LARGEST, int BEGIN, int END>
 [[gnu::always_inline]] inline void dot(i32_register& high, i32_register& low, const u32_register* weights,
                                        const int8_t* inputs) {
@@ -198,7 +199,8 @@ struct TileProduct {
             const f32_register minimum = of_part(offset);
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++)
-                sums[t] += __builtin_convertvector(acc[t], f32_register) * (scale * block[t].scale) + minimum * block[t].sum;
+                sums[t] += __builtin_convertvector(acc[t], f32_register) * (scale * block[t].scale) +
+                           minimum * block[t].sum;
         } else {
             const f32_register zero = of_part(offset);
 #pragma GCC unroll 8

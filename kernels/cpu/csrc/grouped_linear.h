@@ -28,8 +28,8 @@ struct Output {
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                          int threads);
 
-// Weights with a codebook of 4 bits or E4M3, as floats or bf16. False: not such a one, or with groups of half a unit, or it
-// would be rounded where it must not be; nothing was done.
+// Weights with a codebook of 4 bits or E4M3, as floats or bf16. False: not such a one, or with groups of half a unit,
+// or it would be rounded where it must not be; nothing was done.
 bool grouped_linear_table(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                           int threads);
 
@@ -41,8 +41,8 @@ void grouped_linear_float(const GroupedWeight& weight, const void* x, const int3
 bool grouped_linear_amx(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                         int threads);
 
-// In fixed point. False, and nothing was done: not bf16; a codebook of other than 4 bits or E4M3; E4M3 with groups of half a
-// unit; or a machine without it.
+// In fixed point. False, and nothing was done: not bf16; a codebook of other than 4 bits or E4M3; E4M3 with groups of
+// half a unit; or a machine without it.
 bool grouped_linear_fixed_point(const GroupedWeight& weight, const void* x, const int32_t* permutation,
                                 const Output& output, int threads);
 

@@ -1,7 +1,7 @@
 // y = x w^T + bias with weights whose codes stand for numbers of a table. Two ways: codes become floats as they are
-// multiplied with (table_products.h), which is exact; or, where pairs of bf16 are multiplied and without AVX-512, as many
-// as stay in the L1 cache are decoded to bf16 and multiplied like dense weights. In both, sums of a group are scaled, so that only
-// the table's numbers can be rounded, and those of fp8 are bf16 as they are.
+// multiplied with (table_products.h), which is exact; or, where pairs of bf16 are multiplied and without AVX-512, as
+// many as stay in the L1 cache are decoded to bf16 and multiplied like dense weights. In both, sums of a group are
+// scaled, so that only the table's numbers can be rounded, and those of fp8 are bf16 as they are.
 
 #include "grouped_linear.h"
 #include "processor.h"

@@ -76,7 +76,7 @@ void pagewire_rotary_store_kv(int dtype, int weight_dtype, const int64_t* positi
                               const float* kv_scales, int64_t block_stride, int block_size, int heads, int kv_heads,
                               int head_dim, int64_t tokens, int threads) {
     const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim};
-    with_norm_dtypes(dtype, weight_dtype, [&](auto t, auto w) {
+    with_dtype_or_float(dtype, weight_dtype, [&](auto t, auto w) {
         typedef decltype(t) T;
         typedef decltype(w) W;
         for_rows(threads, tokens, [&](int64_t token) {

@@ -91,8 +91,8 @@ void by_rows(const float* x, int64_t x_stride, const T* weight, int64_t stride, 
 
 extern "C" {
 
-// rotary_query: the rotated elements of q [tokens, heads, rotary_dim], query: where they go; latent [tokens, latent_dim +
-// rotary_dim]; slots [tokens], -1 = skipped
+// rotary_query: the rotated elements of q [tokens, heads, rotary_dim], query: where they go; latent [tokens, latent_dim
+// + rotary_dim]; slots [tokens], -1 = skipped
 void pagewire_rotary_store_latent(int dtype, const int64_t* positions, const void* rotary_query, int64_t q_stride,
                                   int64_t q_head_stride, void* query, int64_t query_stride, int64_t query_head_stride,
                                   const void* latent, int64_t latent_stride, const float* cos_sin, const void* weight,

@@ -14,8 +14,8 @@ constexpr int64_t FIXED_POINT_TOKENS = REGISTERS == 1 ? 24 : 12;  // from which 
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 constexpr int64_t WIDENED_TOKENS = 512;     // whose inputs are floats at a time
 
-// `count` tokens x, `stride` numbers apart, with the tiles [begin, begin + GROUP), of which the last may be missing; sums
-// [count, GROUP].
+// `count` tokens x, `stride` numbers apart, with the tiles [begin, begin + GROUP), of which the last may be missing;
+// sums [count, GROUP].
 template <class M, int GROUP>
 void multiply_all(const Problem& p, const typename M::X* x, int64_t stride, int64_t count, int64_t begin,
                   f32x16* sums) {

@@ -23,8 +23,8 @@ inline void relax() {
 #endif
 }
 
-// One piece of work at a time. `epoch` is odd while it may be entered. A helper counts itself in and then looks at the epoch
-// again; the caller makes the epoch even and then looks at the count: in the one order of sequentially consistent
+// One piece of work at a time. `epoch` is odd while it may be entered. A helper counts itself in and then looks at the
+// epoch again; the caller makes the epoch even and then looks at the count: in the one order of sequentially consistent
 // operations either the helper sees that it is late, or the caller sees the helper and waits for it.
 struct Pool {
     std::atomic<uint32_t> epoch{0};

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-// How bf16 is multiplied: FASTEST is what fits the machine, with its matrix unit if it has one; tests ask for the others.
+// How bf16 is multiplied: FASTEST is what fits the machine, with its matrix unit if it has one; tests ask for the
+// others.
 enum Bf16Form : int { FASTEST = 0, PAIRS = 1, FLOATS = 2, FIXED_POINT = 3 };
 inline Bf16Form bf16_form = FASTEST;
 
@@ -17,8 +18,8 @@ inline bool is_intel() {
 }
 
 // Whether products of bf16 are faster as products of floats than as AVX512-BF16's dot products of pairs. Measured: an
-// Intel core (Emerald Rapids; with the matrix unit, which beats both, it does not matter) begins a dot product every other
-// cycle, but two vectors of float products in each. AMD's cores begin as many of one as of the other.
+// Intel core (Emerald Rapids; with the matrix unit, which beats both, it does not matter) begins a dot product every
+// other cycle, but two vectors of float products in each. AMD's cores begin as many of one as of the other.
 inline bool floats_beat_bf16_pairs() {
 #if defined(__AVX512BF16__)
     return bf16_form == FASTEST ? is_intel() : bf16_form != PAIRS;
@@ -27,9 +28,9 @@ inline bool floats_beat_bf16_pairs() {
 #endif
 }
 
-// Whether this many tokens are multiplied in fixed point (fixed_point.h) where there is no matrix unit. `least` is from how
-// many on that is faster, since they share what converting the weights takes; measured on that core, with AVX-512 and
-// compiled without. AMD's were not measured.
+// Whether this many tokens are multiplied in fixed point (fixed_point.h) where there is no matrix unit. `least` is from
+// how many on that is faster, since they share what converting the weights takes; measured on that core, with AVX-512
+// and compiled without. AMD's were not measured.
 inline bool in_fixed_point(int64_t tokens, int64_t least) {
     return bf16_form == FASTEST ? tokens >= least && is_intel() : bf16_form == FIXED_POINT;
 }

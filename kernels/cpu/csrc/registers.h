@@ -1,5 +1,5 @@
-// Loads and stores of as many floats as one register holds. Where that is fewer than the 16 of vector.h, of which GCC keeps
-// none in registers, they are what loops that take time are made of.
+// Loads and stores of as many floats as one register holds. Where that is fewer than the 16 of vector.h, of which GCC
+// keeps none in registers, they are what loops that take time are made of.
 #pragma once
 
 #include "vector.h"

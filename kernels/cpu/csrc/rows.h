@@ -17,11 +17,11 @@ static void for_rows(int threads, int64_t rows, F&& f) {
     });
 }
 
-// f(T{}, W{}) of rows of T whose norm's weight is W: T, or float, with which the product is rounded only once.
+// f(T{}, O{}) where the other dtype is T as well, or else float.
 template <class F>
-static void with_norm_dtypes(int dtype, int weight_dtype, F&& f) {
+static void with_dtype_or_float(int dtype, int other, F&& f) {
     with_dtype(dtype, [&](auto t) {
-        if (weight_dtype == dtype) {
+        if (other == dtype) {
             f(t, t);
         } else {
             f(t, float{});
@@ -31,13 +31,12 @@ static void with_norm_dtypes(int dtype, int weight_dtype, F&& f) {
 
 // `residual` null: a plain norm. Else the row x + residual is first stored to residual, then normalised.
 // `out` may be x.
-template <class T, class W>
-static inline void norm_row(const T* x, T* residual, const W* weight, T* out, int size, float eps) {
-    const T* source = residual ? residual : x;
+template <class T, class R, class W>
+static inline void norm_row(const T* x, R* residual, const W* weight, T* out, int size, float eps) {
     const auto take = [&](int i) {
         const f32_register v = load_register(x + i, size - i);
         if (!residual) return v;
-        const f32_register total = rounded<T>(v + load_register(residual + i, size - i));
+        const f32_register total = rounded<R>(v + load_register(residual + i, size - i));
         store_register(residual + i, total, size - i);
         return total;
     };
@@ -51,7 +50,8 @@ static inline void norm_row(const T* x, T* residual, const W* weight, T* out, in
     }
     const float scale = 1.0f / std::sqrt(sum(even + odd) / size + eps);
     for (int i = 0; i < size; i += REGISTER_LANES) {
-        const f32_register normed = rounded<W>(load_register(source + i, size - i) * scale);
+        const f32_register v = residual ? load_register(residual + i, size - i) : load_register(x + i, size - i);
+        const f32_register normed = rounded<W>(v * scale);
         store_register(out + i, normed * load_register(weight + i, size - i), size - i);
     }
 }

@@ -47,8 +47,8 @@ struct States {
 
 // `count` channels of all tokens of a request.
 template <class T>
-void convolve(const States& states, int64_t request, const T* x, int64_t x_stride, const T* weight, const T* bias, T* out,
-              int64_t channels, int width, int count) {
+void convolve(const States& states, int64_t request, const T* x, int64_t x_stride, const T* weight, const T* bias,
+              T* out, int64_t channels, int width, int count) {
     float rows[MAX_WIDTH][CHANNELS];  // the token's and those before it; the token's is at `newest`
     int newest = width - 2;
     float* last = nullptr;  // the block that the tokens so far are in

@@ -1,5 +1,5 @@
-// Codes that stand for numbers of a table (nf4, fp4: 4 bits; fp8 e4m3: 8), decoded to packed bf16 (packed_linear.h), whose
-// pairs are of inputs as they follow each other, those of fp8 in the order of e4m3.h.
+// Codes that stand for numbers of a table (nf4, fp4: 4 bits; fp8 e4m3: 8), decoded to packed bf16 (packed_linear.h),
+// whose pairs are of inputs as they follow each other, those of fp8 in the order of e4m3.h.
 #pragma once
 
 #include "e4m3.h"
@@ -27,7 +27,8 @@ class TableDecoder {
 #if defined(__AVX512BW__)
     void nibbles(const uint8_t* codes, uint32_t* out) const {
         // Of each output's 4 bytes those of neighbouring inputs into neighbouring words.
-        const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+        const __m512i order =
+            _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
         const __m512i table = load_raw<__m512i>(table_);
         for (int plane = 0; plane < QUADS / 2; plane++, codes += 64, out += 4 * TILE) {
             const __m512i words = _mm512_shuffle_epi8(load_raw<__m512i>(codes), order);

@@ -1,5 +1,6 @@
-// Passes over the logits by groups of 128 token ids, for the sampling ops. A line is logits + lines[l] * stride; its values are
-// scaled by scales[l] in fp32, rounded once. The last group is filled up with -inf. G is the number of groups.
+// Passes over the logits by groups of 128 token ids, for the sampling ops. A line is logits + lines[l] * stride; its
+// values are scaled by scales[l] in fp32, rounded once. The last group is filled up with -inf. G is the number of
+// groups.
 
 #include <algorithm>
 #include <vector>
@@ -86,8 +87,8 @@ void pagewire_group_maxima(int dtype, const void* logits, int64_t stride, const 
     with_dtype(dtype, [&](auto t) { group_maxima<decltype(t)>(l, maxima, threads); });
 }
 
-// masses [num_lines, G]: the sums of exp(value - origin) over values >= lowest; lowest, origin [num_lines]. Groups whose
-// maximum is below lowest, or NaN, are not read.
+// masses [num_lines, G]: the sums of exp(value - origin) over values >= lowest; lowest, origin [num_lines]. Groups
+// whose maximum is below lowest, or NaN, are not read.
 void pagewire_group_masses(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
                            int64_t num_lines, int64_t vocab_size, const float* maxima, const float* lowest,
                            const float* origin, float* masses, int threads) {
@@ -122,8 +123,8 @@ void pagewire_group_members(int dtype, const void* logits, int64_t stride, const
 }
 
 // The most probable token of each position whose row has temperature 0: to sampled [num_positions] and, if it is to be
-// appended, to the row's token_ids at num_tokens, which grows by one. Positions without a row (-1) get 0, others -1: they are to be drawn.
-// maxima [num_positions, G] is overwritten.
+// appended, to the row's token_ids at num_tokens, which grows by one. Positions without a row (-1) get 0, others -1:
+// they are to be drawn. maxima [num_positions, G] is overwritten.
 void pagewire_sample_greedy(int dtype, const void* logits, int64_t stride, int64_t num_positions, int64_t vocab_size,
                             const int32_t* rows, const float* temperature, int32_t* token_ids, int64_t token_ids_stride,
                             int64_t* num_tokens, int append, float* maxima, int64_t* sampled, int threads) {

@@ -1,5 +1,5 @@
-// Products of tokens with packed bf16 weights (packed_linear.h) in vector registers, shared by dense weights and by those
-// that are decoded to bf16.
+// Products of tokens with packed bf16 weights (packed_linear.h) in vector registers, shared by dense weights and by
+// those that are decoded to bf16.
 #pragma once
 
 #include <algorithm>
@@ -71,9 +71,9 @@ struct TileGroup {
     int64_t scale_stride = 0;
 };
 
-// Products of TOKENS tokens, `stride` numbers apart, with a group of tiles. `begins`: sums [TOKENS, GROUP] are products of
-// these units alone; else they go on from what they are. Scaled products are added to what sums are. Every sum takes the
-// inputs in order, one after the other, whatever it is multiplied together with.
+// Products of TOKENS tokens, `stride` numbers apart, with a group of tiles. `begins`: sums [TOKENS, GROUP] are products
+// of these units alone; else they go on from what they are. Scaled products are added to what sums are. Every sum takes
+// the inputs in order, one after the other, whatever it is multiplied together with.
 template <class M, int TOKENS, int GROUP>
 void multiply(const typename M::X* x, int64_t stride, const TileGroup<GROUP>& weights, bool begins, f32x16* sums) {
     typedef typename M::Sums Sums;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import triton
@@ -51,7 +52,7 @@ def add_rms_norm_kernel(
         x = _normed(x.to(tl.float32), x_weight, eps, SIZE, weight_dtype).to(dtype)
     total = before + x.to(tl.float32)
     # The sum is rounded to the residual's dtype before it is normalised, as in the reference.
-    rounded = total.to(dtype)
+    rounded = total.to(residual_ptr.dtype.element_ty)
     tl.store(residual, rounded, mask=mask)
     normed = _normed(rounded.to(tl.float32), weight, eps, SIZE, weight_dtype)
     tl.store(out_ptr + token * SIZE + offsets, normed.to(dtype), mask=mask)
@@ -75,11 +76,11 @@ def _launch(x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor
     assert size <= MAX_SIZE, f"a row has at most {MAX_SIZE} elements"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
     assert residual.shape == x.shape, "residual must have x's shape"
-    assert residual.dtype == x.dtype, "residual must have x's dtype"
+    assert residual.dtype in (x.dtype, torch.float32), "residual must have x's dtype, or fp32"
     assert residual.is_contiguous(), "residual must be contiguous"
     assert weight.shape == (size,), "weight must be [size]"
     assert weight.is_contiguous(), "weight must be contiguous"
-    out = residual.new_empty(residual.shape)
+    out = x.new_empty(x.shape)
     if num_tokens == 0:
         return out
     constants, num_warps = row_constants(size, num_tokens >= MANY_ROWS)
@@ -129,17 +130,22 @@ def row_constants(size: int, many_rows: bool) -> tuple[dict[str, Any], int]:
 
 
 def specialization(
-    dtype: str, size: int, many_rows: bool = True, weight_dtype: str | None = None, norms_x: bool = False
+    dtype: str,
+    size: int,
+    many_rows: bool = True,
+    weight_dtype: str | None = None,
+    norms_x: bool = False,
+    residual_dtype: str | None = None,
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
     """What `add_rms_norm` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
 
-    dtype is Triton's name of x's type, and the weights' unless weight_dtype says otherwise; many_rows says whether
-    there are MANY_ROWS or more; norms_x: `norm_add_rms_norm` instead.
+    dtype is Triton's name of x's type, and that of the weights and the residual unless theirs say otherwise; many_rows
+    says whether there are MANY_ROWS or more; norms_x: `norm_add_rms_norm` instead.
     """
     weight_dtype = weight_dtype or dtype
     types = {
         "x_ptr": f"*{dtype}",
-        "residual_ptr": f"*{dtype}",
+        "residual_ptr": f"*{residual_dtype or dtype}",
         "x_weight_ptr": f"*{weight_dtype}",
         "weight_ptr": f"*{weight_dtype}",
         "out_ptr": f"*{dtype}",

@@ -86,7 +86,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "token_ids", "add_special_tokens", "sampling_params", "stop", "include_stop_str_in_output", "skip_special_tokens", "request_id", "traceparent", "resume_token_ids", "resubmitted")
+    __slots__ = ("model", "text", "chat", "token_ids", "add_special_tokens", "sampling_params", "stop", "include_stop_str_in_output", "skip_special_tokens", "request_id", "traceparent", "resume_token_ids", "resubmitted", "output_parsing", "cache_salt", "truncate_prompt_tokens", "truncate_end", "bad_words")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,11 @@ class GenerateRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_PARSING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_END_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatPrompt
@@ -113,7 +118,26 @@ class GenerateRequest(_message.Message):
     traceparent: str
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resubmitted: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ...) -> None: ...
+    output_parsing: OutputParsing
+    cache_salt: str
+    truncate_prompt_tokens: int
+    truncate_end: bool
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., output_parsing: _Optional[_Union[OutputParsing, _Mapping]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncate_end: _Optional[bool] = ..., bad_words: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OutputParsing(_message.Message):
+    __slots__ = ("reasoning", "tool_calls", "first_tool_call_only", "listed_calls", "arguments_of")
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOOL_CALL_ONLY_FIELD_NUMBER: _ClassVar[int]
+    LISTED_CALLS_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_OF_FIELD_NUMBER: _ClassVar[int]
+    reasoning: bool
+    tool_calls: bool
+    first_tool_call_only: bool
+    listed_calls: bool
+    arguments_of: str
+    def __init__(self, reasoning: _Optional[bool] = ..., tool_calls: _Optional[bool] = ..., first_tool_call_only: _Optional[bool] = ..., listed_calls: _Optional[bool] = ..., arguments_of: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "token", "token_bytes", "top_logprobs")
@@ -129,8 +153,20 @@ class TokenLogprob(_message.Message):
     top_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., token: _Optional[str] = ..., token_bytes: _Optional[bytes] = ..., top_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
+class ToolCallDelta(_message.Message):
+    __slots__ = ("index", "id", "name", "arguments")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
 class GenerateResponse(_message.Message):
-    __slots__ = ("text", "token_ids", "logprobs", "usage", "finish_reason", "stop_string", "stop_token_id", "prompt_token_ids")
+    __slots__ = ("text", "token_ids", "logprobs", "usage", "finish_reason", "stop_string", "stop_token_id", "prompt_token_ids", "reasoning", "tool_calls")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +175,8 @@ class GenerateResponse(_message.Message):
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
@@ -147,7 +185,9 @@ class GenerateResponse(_message.Message):
     stop_string: str
     stop_token_id: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    reasoning: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCallDelta]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ...) -> None: ...
 
 class InputText(_message.Message):
     __slots__ = ("text", "token_ids", "chat", "text_pair")
@@ -162,14 +202,16 @@ class InputText(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., text_pair: _Optional[str] = ...) -> None: ...
 
 class InputOptions(_message.Message):
-    __slots__ = ("add_special_tokens", "truncate_prompt_tokens", "first_index")
+    __slots__ = ("add_special_tokens", "truncate_prompt_tokens", "first_index", "cache_salt")
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     add_special_tokens: bool
     truncate_prompt_tokens: int
     first_index: int
-    def __init__(self, add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., first_index: _Optional[int] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., first_index: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("model", "inputs", "options", "prompt_name", "dimensions", "request_id")

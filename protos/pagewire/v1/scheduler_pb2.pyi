@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "traceparent", "external_id", "resubmitted", "yields_vector", "second_text_start", "images")
+    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "traceparent", "external_id", "resubmitted", "yields_vector", "second_text_start", "images", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class TokenRequest(_message.Message):
     YIELDS_VECTOR_FIELD_NUMBER: _ClassVar[int]
     SECOND_TEXT_START_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -29,7 +30,8 @@ class TokenRequest(_message.Message):
     yields_vector: bool
     second_text_start: int
     images: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptImage]
-    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., traceparent: _Optional[str] = ..., external_id: _Optional[str] = ..., resubmitted: _Optional[bool] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., traceparent: _Optional[str] = ..., external_id: _Optional[str] = ..., resubmitted: _Optional[bool] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
     __slots__ = ("request",)

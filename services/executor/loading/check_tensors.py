@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.loading.quantization.install import check_shard, tensor_specs
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
-from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.loading.weights.prefix import HEADS
+from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
-
-_COMPARED_ROWS = 2048  # of the first, and of the last
 
 
 def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
@@ -51,20 +51,17 @@ def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
     return sum(weights.stored_bytes(name) for name in quantized)
 
 
-def has_own_head(config: ModelConfig, weights: WeightSource) -> bool:
-    """Whether a checkpoint that claims to share its embedding with its head has another head, as transformers tells.
-
-    Some rows are compared, to read little of both: every 64th, and the first and last thousands, among which added
-    tokens are.
-    """
-    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
-    if not config.tie_word_embeddings or not {head, embedding} <= weights.shapes.keys():
+def has_own_head(model: OwnModel, weights: WeightSource) -> bool:
+    """Whether a checkpoint that claims to share its embedding with its head has another head, as transformers tells."""
+    embedding = next((leaf for leaf in model.leaves() if isinstance(leaf, Embedding) and leaf.multiplies), None)
+    head = next((f"{name}.weight" for name in HEADS if f"{name}.weight" in weights.shapes), None)
+    if embedding is None or head is None:
         return False
-    if weights.shapes[head] != weights.shapes[embedding]:
+    name = f"{embedding.shards[0].name}.weight"
+    if name not in weights.shapes or weights.shapes[head] != weights.shapes[name]:
         return False
-    one, other = weights.raw(head), weights.raw(embedding)
-    rows = (slice(_COMPARED_ROWS), slice(-_COMPARED_ROWS, None), slice(None, None, 64))
-    return any(not torch.equal(one[part], other[part]) for part in rows)
+    one, other = weights.raw(head), weights.raw(name)
+    return one.dtype is not other.dtype or not torch.equal(one, other)
 
 
 def _remedy(missing: list[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pagewire.services.executor.loading.weights.gguf import GgufSource
 from pagewire.services.executor.loading.weights.gguf_config import gguf_architecture, gguf_config, gguf_eos_token_ids
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.loading.weights.gguf_names import named_tensors
-from pagewire.services.executor.loading.weights.prefix import renaming, with_prefix
+from pagewire.services.executor.loading.weights.prefix import renamed
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.models.registry import ARCHITECTURES
@@ -61,12 +60,7 @@ class DirectoryCheckpoint:
         own = ARCHITECTURES.get(self.architecture)
         if own is None:
             return source
-        if own.prefixes:
-            source.rename(partial(with_prefix, own.prefixes))
-        elif not any(name.startswith("model.layers.") for name in source.shapes):  # as nearly all are named
-            model = own.model(self.config(torch.bfloat16), 1, torch.device("meta"), None)
-            if (rename := renaming(source.shapes, model.load_targets())) is not None:
-                source.rename(rename)
+        source.rename(renamed(source.shapes, own.prefixes, own.base))
         if not own.aliases:
             return source
         try:

@@ -28,7 +28,6 @@ from pagewire.services.executor.loading.quantization.install import (
 )
 from pagewire.services.executor.loading.quantization.registry import check_requested
 from pagewire.services.executor.loading.weights import WeightSource
-from pagewire.services.executor.loading.weights.base_names import with_base_names
 from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.dummy import fill_random
 from pagewire.services.executor.loading.weights.jobs import Progress, run_jobs
@@ -59,17 +58,17 @@ def load_own(
     have one, which a layer that cannot refuses with ModelLoadError."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
-    architecture = ARCHITECTURES[checkpoint.architecture]
-    weights = None if dummy_seed is not None else with_base_names(checkpoint.weights(), architecture.base)
-    if weights is not None and has_own_head(config, weights):
-        logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
-        config = dataclasses.replace(config, tie_word_embeddings=False)
+    weights = None if dummy_seed is not None else checkpoint.weights()
     found = checkpoint.quantization(weights, quantization)
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
     make = partial(_make, checkpoint, config, length, found)
     shapes = make(torch.device("meta"))
+    if weights is not None and config.tie_word_embeddings and has_own_head(shapes, weights):
+        logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
+        make = partial(_make, checkpoint, dataclasses.replace(config, tie_word_embeddings=False), length, found)
+        shapes = make(torch.device("meta"))
     for layer in shapes.attention_layers if fp8_kv_cache else ():
         layer.kv_scales = torch.ones(0)
         layer.kv_spec()

@@ -98,14 +98,13 @@ class Architecture(Generic[Config]):
     # (config, max_model_len, device, quantization): without weights; on the device "meta" it takes no memory
     model: Callable[[Config, int, torch.device, Quantization | None], OwnModel]
     gguf: GgufForm | None = None
-    # What names of the model without its head begin with, if a checkpoint of that alone may have them without it.
-    base: str = ""
     # How else checkpoints name tensors: end of such a name -> the names, after what precedes that end, of equal shares
     # of its rows. A name with {} is that of each expert, of a tensor that has all experts one behind the other.
     aliases: Mapping[str, tuple[str, ...] | Interleaved] = field(default_factory=dict)
     quantizable: bool = False  # by `pagewire quantize`, which knows decoder layers as Llama's
     reference: str = "transformers"  # what tests marked `architecture` compare it with
-    # How names of tensors may begin in checkpoints -> how they begin here.
+    base: str = "model."  # what names begin with, except the head's
+    # How names of tensors may begin in checkpoints, with `base` or more -> how they begin here.
     prefixes: Mapping[str, str] = field(default_factory=dict)
     has_parts: bool = False  # `parse` reads the parts of config.json, and not its text_config alone
     # Keys of config.json that an example of the family states: where transformers' defaults make none.

@@ -205,10 +205,13 @@ _GGUF = GgufForm(
     derived_keys=_gguf_keys,
 )
 
+# Names of a norm's tensors in checkpoints that were converted from TensorFlow -> since.
+OLD_NORMS = {"LayerNorm.gamma": ("LayerNorm.weight",), "LayerNorm.beta": ("LayerNorm.bias",)}
+
 ARCHITECTURES = (
-    Architecture("BertModel", "bert", bert_config, BertModel, _GGUF, base="bert."),
+    Architecture("BertModel", "bert", bert_config, BertModel, _GGUF, base="bert.", aliases=OLD_NORMS),
     *(
-        Architecture(name, "bert", bert_config, BertModel, base="bert.")
+        Architecture(name, "bert", bert_config, BertModel, base="bert.", aliases=OLD_NORMS)
         for name in ("BertForMaskedLM", "BertForSequenceClassification")
     ),
 )

@@ -21,7 +21,7 @@ class Layer(Protocol):
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         """Adds hidden, the previous layer's output, to the stream `residual` in place; returns its own output.
 
-        Both are [num_tokens, hidden_size].
+        All are [num_tokens, hidden_size].
         """
 
     def leaves(self) -> Iterator[Leaf]: ...
@@ -53,6 +53,7 @@ class CausalModel(OwnModel):
     norm: RMSNorm | LayerNorm
     lm_head: Linear | None  # None: the embedding is the head
     head_name: str = "lm_head"  # what the checkpoint calls it
+    stream_dtype: torch.dtype | None = None  # of what layers add to; None: the model's
 
     def leaves(self) -> Iterator[Leaf]:
         yield self.embed
@@ -71,7 +72,7 @@ class CausalModel(OwnModel):
 
     def decode(self, hidden: Tensor, context: StepContext) -> Tensor:
         """As `forward`, from embeddings [num_tokens, hidden_size]."""
-        residual = torch.zeros_like(hidden)
+        residual = torch.zeros_like(hidden, dtype=self.stream_dtype)
         for layer in self.layers:
             hidden = layer(hidden, residual, context)
         return self.norm.add(hidden, residual)

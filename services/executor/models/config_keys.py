@@ -62,6 +62,7 @@ _KEYS: Mapping[_Kind, tuple[str, ...]] = {
         "parallel_attn",
         "qk_layernorm",
         "qkv_bias",
+        "residual_in_fp32",
         "rope_interleave",
         "scale_attn_by_inverse_layer_idx",
         "scale_attn_weights",

@@ -100,4 +100,4 @@ _GGUF = GgufForm(
     derived_keys=_gguf_keys,
 )
 
-ARCHITECTURES = (Architecture("FalconForCausalLM", "falcon", falcon_config, FalconModel, _GGUF),)
+ARCHITECTURES = (Architecture("FalconForCausalLM", "falcon", falcon_config, FalconModel, _GGUF, base="transformer."),)

@@ -42,7 +42,7 @@ def gpt2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GPT2Config:
         "num_key_value_heads": required(raw, "n_head"),
         "max_position_embeddings": required(raw, "n_positions"),
         "hidden_act": raw.get("activation_function", "gelu_new"),
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": raw.get("tie_word_embeddings", True),
     }
     values = layer_norm_values(
         {**raw, **keys},
@@ -137,4 +137,4 @@ _GGUF = GgufForm(
     derived_keys=_gguf_keys,
 )
 
-ARCHITECTURES = (Architecture("GPT2LMHeadModel", "gpt2", gpt2_config, GPT2Model, _GGUF),)
+ARCHITECTURES = (Architecture("GPT2LMHeadModel", "gpt2", gpt2_config, GPT2Model, _GGUF, base="transformer."),)

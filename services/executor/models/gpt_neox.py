@@ -94,4 +94,6 @@ _GGUF = GgufForm(
     flags={"use_parallel_residual": "use_parallel_residual"},
 )
 
-ARCHITECTURES = (Architecture("GPTNeoXForCausalLM", "gpt_neox", gpt_neox_config, GPTNeoXModel, _GGUF),)
+ARCHITECTURES = (
+    Architecture("GPTNeoXForCausalLM", "gpt_neox", gpt_neox_config, GPTNeoXModel, _GGUF, base="gpt_neox."),
+)

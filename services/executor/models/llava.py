@@ -66,6 +66,7 @@ ARCHITECTURES = (
         "llava",
         llava_config,
         LlavaModel,
+        base="language_model.model.",
         prefixes=_PREFIXES,
         has_parts=True,
         example={"image_token_index": 1},

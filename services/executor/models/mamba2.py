@@ -41,6 +41,7 @@ _DEFAULT_LEN, _MAX_LEN = 8192, 1 << 20
 class Mamba2Config(ModelConfig):
     num_layers: int
     norm_eps: float
+    residual_in_fp32: bool  # the stream
     mixer: StateSpaceConfig
 
     @property
@@ -76,6 +77,7 @@ def mamba2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Mamba2Config:
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
         num_layers=required(raw, "num_hidden_layers"),
         norm_eps=eps,
+        residual_in_fp32=raw.get("residual_in_fp32", True),
         mixer=mixer,
     )
 
@@ -116,6 +118,7 @@ class Mamba2Model(CausalModel):
         placement = Placement(config.dtype, device, quantization)
         body, size = placement.within("backbone"), config.hidden_size
         self.config: Mamba2Config = config
+        self.stream_dtype = torch.float32 if config.residual_in_fp32 else None
         self.embed = Embedding("embeddings", config.vocab_size, size, body, projects=config.tie_word_embeddings)
         self.layers: list[Mamba2Layer] = [
             Mamba2Layer(layer_idx, config, body.within(f"layers.{layer_idx}")) for layer_idx in range(config.num_layers)
@@ -198,6 +201,7 @@ ARCHITECTURES = (
         mamba2_config,
         Mamba2Model,
         _GGUF,
+        base="backbone.",
         # As in files that are as old as the model.
         prefixes={"backbone.embedding.": "backbone.embeddings."},
         example={"num_heads": 32, "head_dim": 64, "n_groups": 1},

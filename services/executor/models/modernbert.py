@@ -206,6 +206,6 @@ def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
 
 
 ARCHITECTURES = tuple(
-    Architecture(f"ModernBert{task}", "modernbert", modernbert_config, ModernBertModel, base="model.")
+    Architecture(f"ModernBert{task}", "modernbert", modernbert_config, ModernBertModel)
     for task in ("Model", "ForMaskedLM", "ForSequenceClassification")
 )

@@ -17,7 +17,5 @@ def qwen2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
 
 
 ARCHITECTURES = (
-    Architecture(
-        "Qwen2ForCausalLM", "qwen2", qwen2_config, DecoderModel, GgufForm("qwen2"), base="model.", quantizable=True
-    ),
+    Architecture("Qwen2ForCausalLM", "qwen2", qwen2_config, DecoderModel, GgufForm("qwen2"), quantizable=True),
 )

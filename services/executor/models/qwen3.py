@@ -26,7 +26,5 @@ def qwen3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
 
 
 ARCHITECTURES = (
-    Architecture(
-        "Qwen3ForCausalLM", "qwen3", qwen3_config, DecoderModel, GgufForm("qwen3"), base="model.", quantizable=True
-    ),
+    Architecture("Qwen3ForCausalLM", "qwen3", qwen3_config, DecoderModel, GgufForm("qwen3"), quantizable=True),
 )

@@ -10,6 +10,7 @@ import torch
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.bert import (
     GGUF_NUMBERS,
+    OLD_NORMS,
     BertConfig,
     BertModel,
     bert_keys,
@@ -50,6 +51,7 @@ ARCHITECTURES = tuple(
         BertModel,
         _GGUF if task == "ForSequenceClassification" else None,
         base="roberta.",
+        aliases=OLD_NORMS,
     )
     for family, model_type in (("XLMRoberta", "xlm-roberta"), ("Roberta", "roberta"))
     for task in ("Model", "ForMaskedLM", "ForSequenceClassification")

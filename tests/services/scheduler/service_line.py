@@ -110,13 +110,20 @@ class ServiceLine:
 
 
 def token_request(
-    number: int, prompt: Sequence[int], resume: Sequence[int] = (), *, external_id: str = "", **params: Any
+    number: int,
+    prompt: Sequence[int],
+    resume: Sequence[int] = (),
+    *,
+    external_id: str = "",
+    cache_salt: str = "",
+    **params: Any,
 ) -> scheduler_pb2.TokenRequest:
     return scheduler_pb2.TokenRequest(
         request_id=number,
         prompt_token_ids=prompt,
         resume_token_ids=resume,
         external_id=external_id,
+        cache_salt=cache_salt,
         sampling_params=common_pb2.SamplingParams(**params),
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block
+from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block, root_hash
 
 
 def allocate(pool: BlockPool, count: int) -> list[Block]:
@@ -23,6 +23,13 @@ def test_hash_depends_on_everything_before() -> None:
     assert hash_block(a, [5]) != hash_block(b, [5])
     assert hash_block(a, [5]) == hash_block(hash_block(ROOT_HASH, [1, 2]), [5])
     assert hash_block(a, [5], b"adapter") != hash_block(a, [5])
+
+
+def test_chains_with_a_salt_are_others() -> None:
+    roots = {salt: root_hash(salt) for salt in ("", "a", "b")}
+    assert roots[""] == ROOT_HASH and len({*roots.values()}) == 3
+    # "aaaa" has the bytes of token 0x61616161: who asks for it as a salt is not behind it as a token.
+    assert root_hash("aaaa") != hash_block(ROOT_HASH, [0x61616161])
 
 
 def test_freed_contents_are_found_until_reused() -> None:

@@ -61,6 +61,20 @@ async def test_generate_streams_all_tokens_with_usage(tmp_path: Path) -> None:
         await line.wait_until_free()
 
 
+async def test_blocks_are_shared_only_under_the_same_salt(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        cached = []
+        for salt in ("", "mine", "yours", "", "mine", "yours"):
+            responses = await collect(line, generate_request(prompt_of(1), max_tokens=3, cache_salt=salt))
+            assert [t for r in responses for t in r.token_ids] == output_of(1, 3)
+            cached.append(responses[-1].usage.cached_tokens)
+        assert cached == [0, 0, 0, 16, 16, 16]
+        assert line.engine.scheduler.replicas[0].num_prefix_hits == 48
+        with pytest.raises(grpc.aio.AioRpcError, match="cache_salt has 129 characters; 128 are possible") as error:
+            await collect(line, generate_request(prompt_of(1), cache_salt="s" * 129))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_stop_token_is_reported_and_logprobs_come_along(tmp_path: Path) -> None:
     tokens = output_of(2, 5)
     async with make_line(tmp_path).running() as line:

@@ -80,19 +80,52 @@ async def test_length_finish_flushes_incomplete_characters(make_line, pool) -> N
 async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
     """Lengths as they were asked: the executor may just have been replaced by one that takes more."""
     async with make_line(max_model_len=100).running(pool=pool) as line:
-        await line.generate(text="Say", request_id="mine")
+        await line.generate(text="Say", request_id="mine", cache_salt="secret")
         params = common_pb2.SamplingParams(max_tokens=5000, seed=7, temperature=0.5)
         await line.generate(text="Say", sampling_params=params)
         await line.generate(text="word " * 150)
         first, second, third = line.scheduler.requests
     assert list(first.prompt_token_ids) == tokens("Say")
-    assert first.external_id == "mine"
+    assert (first.external_id, first.cache_salt) == ("mine", "secret")
     assert first.sampling_params.HasField("seed")
     assert not first.sampling_params.HasField("max_tokens")
     assert (second.sampling_params.seed, second.sampling_params.max_tokens) == (7, 5000)
     assert list(third.prompt_token_ids) == tokens("word " * 150)
     assert second.sampling_params.temperature == 0.5
     assert first.request_id != second.request_id
+
+
+async def test_bad_words_become_tokens_as_they_begin_and_as_they_follow(make_line, pool, tokens) -> None:
+    given = common_pb2.SamplingParams(bad_words=[common_pb2.TokenSequence(token_ids=[7])])
+    async with make_line().running(pool=pool) as line:
+        await line.generate(text="Say", bad_words=["world", " end", "\n", "world"], sampling_params=given)
+    [request] = line.scheduler.requests
+    told = [list(word.token_ids) for word in request.sampling_params.bad_words]
+    assert told == [[7], *map(tokens, ("world", " world", "end", " end", "\n", " \n"))]
+
+
+@pytest.mark.parametrize(
+    ("limit", "more", "kept"),
+    [
+        (3, {}, slice(-3, None)),
+        (3, {"truncate_end": True}, slice(3)),
+        (20, {}, slice(None)),
+        (-1, {}, slice(-19, None)),
+        (-1, {"sampling_params": {"max_tokens": 15}}, slice(-5, None)),
+    ],
+)
+async def test_prompts_are_cut_where_it_is_asked(make_line, pool, tokens, limit, more, kept) -> None:
+    prompt = tokens("One two three four five six seven eight nine ten " * 2)[:20]
+    async with make_line(max_model_len=20).running(pool=pool) as line:
+        await line.scheduler.until(lambda: line.link.is_available)  # before, nobody knows what the model takes
+        result = await line.generate(token_ids={"ids": prompt}, truncate_prompt_tokens=limit, **more)
+        # A gateway that submits again sends what it was told the prompt is.
+        resume = {"token_ids": {"ids": result.prompt_token_ids}, "resume_token_ids": result.token_ids[:1]}
+        await line.generate(**resume, truncate_prompt_tokens=limit, **more)
+        await line.generate(text="Say", truncate_prompt_tokens=limit, **more)
+    first, resumed, short = line.scheduler.requests
+    assert list(first.prompt_token_ids) == list(resumed.prompt_token_ids) == result.prompt_token_ids == prompt[kept]
+    assert list(short.prompt_token_ids) == tokens("Say")
 
 
 async def test_chat_is_rendered(make_line, pool, tokens) -> None:
@@ -165,8 +198,9 @@ async def test_logprobs(make_line, pool, tokens) -> None:
 async def test_resume_goes_on_with_text_after_the_given_tokens(make_line, pool, tokens, num_resumed) -> None:
     async with make_line().running(pool=pool) as line:
         whole = await line.generate(text="Say", stop=["END"])
-        given = whole.token_ids[:num_resumed]
-        before = "".join(response.text for response in whole.responses[:num_resumed])
+        first = whole.responses[:num_resumed]  # of a token each, or of several that were merged
+        given = [token_id for response in first for token_id in response.token_ids]
+        before = "".join(response.text for response in first)
         prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
         resumed = await line.generate(token_ids=prompt, resume_token_ids=given, stop=["END"])
     assert before + resumed.text == whole.text
@@ -197,9 +231,18 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
     [
         ({}, "no prompt"),
         ({"text": ""}, "the prompt is empty"),
+        ({"text": "x", "truncate_prompt_tokens": 0}, r"truncate_prompt_tokens is 0; it must be -1 or within 1\.\.50"),
+        ({"text": "x", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens is -2"),
+        ({"text": "x", "truncate_prompt_tokens": 51}, "truncate_prompt_tokens is 51"),
+        (
+            {"text": "x", "truncate_prompt_tokens": -1, "sampling_params": {"max_tokens": 50}},
+            "max_tokens is 50; the model takes 50 tokens",
+        ),
         ({"token_ids": {"ids": [1] * 2_000_001}}, "the prompt has 2000001 tokens; at most 2000000"),
         ({"token_ids": {"ids": [1, -2]}}, "token_ids contains -2"),
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
+        ({"text": "x", "bad_words": ["a", ""]}, "bad_words contains an empty string"),
+        ({"text": "x", "bad_words": ["a"] * 1025}, "bad_words has 1025 words; at most 1024"),
         ({"text": "x", "stop": ["a"] * 1025}, "stop has 1025 strings; at most 1024"),
         ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
         ({"token_ids": {"ids": [1]}, "resume_token_ids": [5, -1]}, "resume_token_ids contains -1"),
@@ -229,6 +272,7 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
 )
 async def test_bad_requests_say_what_is_wrong(make_line, pool, fields, message) -> None:
     async with make_line(max_model_len=50).running(pool=pool) as line:
+        await line.scheduler.until(lambda: line.link.is_available)
         with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
             await line.generate(**fields)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

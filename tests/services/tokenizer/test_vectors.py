@@ -271,7 +271,7 @@ async def test_a_call_is_refused_as_a_whole_or_not_at_all(tmp_path: Path) -> Non
 
 async def test_the_later_part_of_a_list_waits_for_its_turn(tmp_path: Path) -> None:
     async with line(save(tmp_path), EMBED, auto=False, max_running=0) as running:
-        request = EmbedRequest(inputs=texts("a", "b"), options=InputOptions(first_index=40))
+        request = EmbedRequest(inputs=texts("a", "b"), options=InputOptions(first_index=40, cache_salt="secret"))
         call = asyncio.ensure_future(running.stub.Embed(request))
         await running.scheduler.until(lambda: running.scheduler.num_running == 1)
         assert not call.done()
@@ -279,6 +279,7 @@ async def test_the_later_part_of_a_list_waits_for_its_turn(tmp_path: Path) -> No
         running.scheduler.auto = True
         running.scheduler.step()
         assert len((await call).embeddings) == 2
+        assert {one.cache_salt for one in running.scheduler.requests} == {"secret"}
         with pytest.raises(grpc.aio.AioRpcError, match=r"inputs\[41\] must have text"):
             await running.stub.Embed(EmbedRequest(inputs=[*texts("a"), InputText()], options=request.options))
 

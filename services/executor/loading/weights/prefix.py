@@ -1,35 +1,29 @@
-"""Tensors under the names that a model has for them: with one prefix more or less than a checkpoint has."""
+"""Names of tensors as a model knows them, where a checkpoint's begin differently."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-Rename = Callable[[str], str]
+# Modules beside the body. A tied head may be stored, too.
+HEADS = ("lm_head", "embed_out")
 
 
-def with_prefix(prefixes: Mapping[str, str], name: str) -> str:
+def renamed(stored: Iterable[str], prefixes: Mapping[str, str], base: str) -> dict[str, str]:
+    """Names in a checkpoint -> the model's; prefixes and base: see `Architecture`.
+
+    Whoever saves a model without its head saves `layers.0.…` instead of `model.layers.0.…`, and whoever wraps it saves
+    `module.model.layers.0.…`.
+    """
+    names = {name: _with_prefix(prefixes, name) for name in stored}
+    wrapping = max((name[: name.rfind(f".{base}") + 1] for name in names.values()), key=len, default="")
+    if wrapping:
+        return {old: name.removeprefix(wrapping) for old, name in names.items()}
+    if any(name.startswith(base) for name in names.values()):
+        return names
+    return {old: name if name.startswith(HEADS) else base + name for old, name in names.items()}
+
+
+def _with_prefix(prefixes: Mapping[str, str], name: str) -> str:
     """The name with the first of the prefixes (old -> new) that it has replaced."""
     old = next((old for old in prefixes if name.startswith(old)), "")
     return prefixes.get(old, "") + name.removeprefix(old)
-
-
-def renaming(stored: Iterable[str], expected: Mapping[str, object]) -> Rename | None:
-    """From names in a checkpoint to those of its model; None where they agree.
-
-    Whoever saves a model without its head saves `layers.0.…` instead of `model.layers.0.…`, and whoever wraps it saves
-    `module.model.layers.0.…`. Names of other parts (`lm_head.weight`) stay.
-    """
-    names = set(stored)
-    landmark = next((name for name in expected if ".0." in name), None)  # in the first layer
-    if landmark is None or landmark in names:
-        return None
-    longer = next((name for name in names if name.endswith(f".{landmark}")), None)
-    if longer is not None:
-        more = longer.removesuffix(landmark)
-        return lambda name: name.removeprefix(more)
-    shorter = next((name for name in names if landmark.endswith(f".{name}") and ".0." in f".{name}"), None)
-    if shorter is not None:
-        less = landmark.removesuffix(shorter)
-        # a head stands beside the body, and may be stored although it is tied
-        return lambda name: name if name in expected or name.startswith("lm_head.") else less + name
-    return None

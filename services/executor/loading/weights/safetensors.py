@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pagewire.damaged_file import remedy
 from pagewire.services.executor.load_error import ModelLoadError
 from pagewire.services.executor.loading.weights.checkpoint_files import checkpoint_files
-from pagewire.services.executor.loading.weights.prefix import Rename
 
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TYPES = _FLOAT_TYPES | {
@@ -56,15 +57,15 @@ class SafetensorsSource:
                 self._files[name] = file
                 self._paths[name] = path
         except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path}: truncated or not a safetensors file ({error}); download it again") from error
+            raise ModelLoadError(f"{path}: truncated or not a safetensors file ({error}); {remedy(path)}") from error
 
-    def rename(self, rename: Rename) -> None:
-        """Every tensor goes by another name from now on."""
-        self.shapes = {rename(name): shape for name, shape in self.shapes.items()}
-        self._files = {rename(name): file for name, file in self._files.items()}
-        self._paths = {rename(name): path for name, path in self._paths.items()}
-        self._types = {rename(name): kind for name, kind in self._types.items()}
-        self._stored_names = {rename(name): stored for name, stored in self._stored_names.items()}
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Every tensor goes by another name from now on (old -> new, of all)."""
+        self.shapes = {names[name]: shape for name, shape in self.shapes.items()}
+        self._files = {names[name]: file for name, file in self._files.items()}
+        self._paths = {names[name]: path for name, path in self._paths.items()}
+        self._types = {names[name]: kind for name, kind in self._types.items()}
+        self._stored_names = {names[name]: stored for name, stored in self._stored_names.items()}
 
     def dtype(self, name: str) -> torch.dtype:
         if (dtype := _FLOAT_TYPES.get(self._types[name])) is None:

@@ -53,6 +53,28 @@ def test_an_index_that_puts_tensors_into_other_shards(tmp_path: Path) -> None:
     assert_same_logits(load(tmp_path), expected)
 
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "config.json", "model.gguf"])
+def test_files_that_git_lfs_has_not_fetched(tmp_path: Path, name: str) -> None:
+    save_tiny(tmp_path, "Llama")
+    if name.endswith(".index.json"):
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).write_text(LFS_POINTER)
+    with pytest.raises(ModelLoadError, match=rf"/{name}: .*; it is only the pointer.*: run `git lfs pull`"):
+        load(tmp_path / name if name.endswith(".gguf") else tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", '{"weight_map": {"a": "../model.safetensors"}}', '{"weight_map": [1]}'])
+def test_an_index_that_is_damaged(tmp_path: Path, content: str) -> None:
+    save_tiny(tmp_path, "Llama")
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors\.index\.json: .*; download it again$"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -97,6 +119,27 @@ def test_names_with_another_prefix(tmp_path: Path, more: str, less: str, tied: b
     assert_same_logits(load(tmp_path), expected)
 
 
+@pytest.mark.parametrize(("name", "base"), [("GPT2", "transformer."), ("GPTNeoX", "gpt_neox.")])
+@pytest.mark.parametrize("more", ["", "module."])
+def test_names_of_families_with_prefixes_of_their_own(tmp_path: Path, name: str, base: str, more: str) -> None:
+    """Saved from what is below the head, or wrapped."""
+    expected = save_tiny(tmp_path, name, tie_word_embeddings=False)
+    file = tmp_path / "model.safetensors"
+    less = "" if more else base
+    save_file({more + stored.removeprefix(less): tensor for stored, tensor in load_file(file).items()}, file)
+    assert_same_logits(load(tmp_path), expected)
+
+
+def test_a_head_of_another_dtype_although_tied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = save_tiny(tmp_path, "Llama", tie_word_embeddings=False)
+    expected.lm_head.half()
+    expected.save_pretrained(tmp_path)
+    expected.lm_head.float()
+    edit_config(tmp_path, tie_word_embeddings=True)
+    assert_same_logits(load(tmp_path), expected)
+    assert "has a head of its own" in caplog.text
+
+
 def test_a_model_without_its_head(tmp_path: Path) -> None:
     """Saved through AutoModel: no prefix, and the head is missing unless it is the embedding."""
     expected = save_tiny(tmp_path, "Llama", tie_word_embeddings=True)
@@ -107,18 +150,19 @@ def test_a_model_without_its_head(tmp_path: Path) -> None:
     assert_same_logits(load(tmp_path, hf_overrides={"tie_word_embeddings": True}), expected)
 
 
-def test_a_head_of_its_own_although_tied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected = save_tiny(tmp_path, "Llama", tie_word_embeddings=False)
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX", "Gemma2"])
+def test_a_head_of_its_own_although_tied(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    expected = save_tiny(tmp_path, name, tie_word_embeddings=False)
     edit_config(tmp_path, tie_word_embeddings=True)
     assert_same_logits(load(tmp_path), expected)
     assert "has a head of its own" in caplog.text
 
 
-def test_a_head_that_differs_in_an_added_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected = save_tiny(tmp_path, "Llama", tie_word_embeddings=False, vocab_size=6000)
+def test_a_head_that_differs_in_one_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = save_tiny(tmp_path, "Llama", tie_word_embeddings=False)
     with torch.no_grad():
         expected.lm_head.weight.copy_(expected.model.embed_tokens.weight)
-        expected.lm_head.weight[-2] += 1
+        expected.lm_head.weight[41] += 1
     expected.save_pretrained(tmp_path)
     edit_config(tmp_path, tie_word_embeddings=True)
     assert_same_logits(load(tmp_path), expected)
@@ -200,6 +244,10 @@ def test_the_language_model_of_several_parts(tmp_path: Path) -> None:
             "no class is known for model_type 'nobodys'",
         ),
         ({"architectures": ["A", "B"]}, r"architectures must name one class, found \['A', 'B'\]"),
+        (
+            {"architectures": "LlamaForCausalLM"},
+            r"one class, found 'LlamaForCausalLM'; name it: --hf-overrides",
+        ),
         (
             {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
             "does not implement model_type 'own'; the checkpoint brings code of its own, which Pagewire never runs",

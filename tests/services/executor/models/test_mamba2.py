@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
@@ -23,6 +23,7 @@ from pagewire.services.executor.startup import start_runner
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.loading.quantization.checkpoints import assert_loads_as
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
+from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
     CPU,
@@ -51,6 +52,22 @@ CASES: dict[str, dict[str, Any]] = {
 def test_logits(tmp_path: Path, case: str) -> None:
     expected = save_tiny(tmp_path, "Mamba2", **(SIZES | CASES[case]))
     assert_same_logits(load(tmp_path, model_impl="pagewire"), expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("in_fp32", [True, False])
+def test_the_stream_is_in_fp32_if_the_config_says_so(tmp_path: Path, in_fp32: bool) -> None:
+    """In bf16 we are as far from the exact logits as transformers in bf16. What layers add is little beside the
+    embeddings, so the other stream would be more than one and a half times, or less than two thirds, as far."""
+    sizes = SIZES | {"initializer_range": 0.05, "num_hidden_layers": 16}
+    exact = save_tiny(tmp_path, "Mamba2", **sizes, residual_in_fp32=in_fp32)
+    exact.state_dict()["backbone.embeddings.weight"].mul_(100)
+    exact.save_pretrained(tmp_path)
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    token_ids = list(range(40))
+    expected, theirs = (model(torch.tensor([token_ids])).logits[0].float() for model in (exact, rounded))
+    ours = PagedBatch(load(tmp_path, dtype="bfloat16"), num_requests=1, max_len=40).step({0: token_ids})[0]
+    assert 0.8 < (ours - expected).norm() / (theirs - expected).norm() < 1.25
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,34 @@
+"""Calls that a grammar has forced: JSON alone, whatever marks the model knows."""
+
+from collections.abc import Callable
+
+from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
+from pagewire.services.tokenizer.parsers.reader import Parsed
+from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
+
+
+class ListedCallReader(JsonCallReader):
+    """[{"name": ..., "arguments": {...}}, ...]"""
+
+    opening = ("[",)
+    closing = ("]",)
+    marks = ()
+    separator = ","
+
+
+class ArgumentsReader(ToolCallReader):
+    """The object of the arguments, of a call of the tool that the client named."""
+
+    opening = ("{",)
+    marks = ()
+    is_reason_to_end = False
+
+    def __init__(self, name: str, new_id: Callable[[], str] | None = None) -> None:
+        super().__init__(new_id)
+        self._name = name
+
+    def _call(self, parsed: Parsed) -> bool:
+        self._held = self._unopened.lstrip() + self._held
+        self._open(parsed, self._name)
+        self._state = self._arguments
+        return True

@@ -1,0 +1,99 @@
+"""The messages of GPT-OSS: the analysis channel is reasoning, what is said to nobody else is text.
+
+A message to a tool stays as it is, with its header in the form that the parser of tool calls reads.
+"""
+
+import re
+
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_beginning
+
+MAX_HEADER = 512
+
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_END = re.compile("|".join(map(re.escape, _ENDS)))
+_BODY = "<|message|>"
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+# What a message may begin with, behind the prompt's <|start|>assistant or of the next one.
+_HEADERS = ("<|channel|>", "<|start|>", "to=", _BODY)
+
+
+class HarmonyReader(Reader):
+    marks = (*_ENDS, _BODY, "<|constrain|>")
+
+    def __init__(self, prompt_end: str) -> None:
+        super().__init__()
+        self._recipient = ""
+        self._is_reasoning = False
+        # Messages of one kind that follow each other are told as paragraphs.
+        self._told: set[bool] = set()
+        self._is_new = False  # nothing of this message was told
+
+    def _start(self, parsed: Parsed) -> bool:
+        return self._header(parsed)
+
+    def _header(self, parsed: Parsed) -> bool:
+        self._state = self._header
+        rest = self._held.lstrip()
+        if len(self._held) - len(rest) > MAX_SPACE:
+            return self._begin("", "final")
+        if not rest:
+            return False
+        if not any(rest.startswith(begin) for begin in _HEADERS):
+            if any(begin.startswith(rest) for begin in _HEADERS) and not self._ended:
+                return False
+            return self._begin("", "final")
+        end = self._held.find(_BODY)
+        if end == -1 and len(self._held) <= MAX_HEADER and not self._ended:
+            return False
+        if not 0 <= end <= MAX_HEADER:
+            return self._no_header(parsed, rest)
+        header = self._take(end + len(_BODY))
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        if recipient is not None:
+            parsed.text += f"<|channel|>commentary to={recipient[1]}<|message|>"
+        return self._begin(recipient[1] if recipient else "", channel[1] if channel else "final")
+
+    def _no_header(self, parsed: Parsed, rest: str) -> bool:
+        """What is too long is text; so is what the output's end cuts off, unless it is no more than marks."""
+        if self._ended and rest.startswith("<|"):
+            self._held = ""
+            return False
+        self._begin("", "final")
+        mark = next((mark for mark in _ENDS if rest.startswith(mark)), "")
+        self._tell(parsed, self._take(len(self._held) - len(rest) + len(mark)))
+        return True
+
+    def _begin(self, recipient: str, channel: str) -> bool:
+        self._recipient = recipient
+        self._is_reasoning = channel == "analysis" and not recipient
+        self._is_new = True
+        self._state = self._body
+        return True
+
+    def _body(self, parsed: Parsed) -> bool:
+        end = _END.search(self._held)
+        if end is None:
+            held_back = 0 if self._ended else max(len_of_beginning(self._held, mark) for mark in _ENDS)
+            self._tell(parsed, self._take(len(self._held) - held_back))
+            return False
+        self._tell(parsed, self._take(end.start()))
+        if end[0] not in ("<|start|>", "<|channel|>"):
+            self._take(len(end[0]))
+        if self._recipient:
+            parsed.text += "<|call|>"
+        self._state = self._header
+        return True
+
+    def _tell(self, parsed: Parsed, text: str) -> None:
+        if not text:
+            return
+        if self._is_new and not self._recipient and self._is_reasoning in self._told:
+            text = f"\n{text}"
+        self._is_new = False
+        if self._is_reasoning:
+            parsed.reasoning += text
+        else:
+            parsed.text += text
+        if not self._recipient:
+            self._told.add(self._is_reasoning)

@@ -1,0 +1,46 @@
+"""[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or of newer models [TOOL_CALLS]name[ARGS]{...}: Mistral."""
+
+import re
+import secrets
+import string
+
+from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
+from pagewire.services.tokenizer.parsers.reader import Parsed
+from pagewire.services.tokenizer.parsers.tool_calls import NAME
+
+_HEADER = re.compile(rf"\s*({NAME})(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
+_LIST = re.compile(r"\s{0,99}\[")
+_LIST_BEGINNING = re.compile(r"\s{0,99}")
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+class MistralReader(JsonCallReader):
+    opening = ("[TOOL_CALLS]",)
+    closing = ("]",)
+    marks = (*opening, "[ARGS]", "[CALL_ID]")
+    separator = ","
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_list = False
+
+    @staticmethod
+    def new_id() -> str:
+        """Its templates refuse others."""
+        return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+
+    def _call(self, parsed: Parsed) -> bool:
+        if begin := _LIST.match(self._held):
+            self._read(begin.end())
+            self._is_list, self._state = True, self._object
+            return True
+        if not self._ended and _LIST_BEGINNING.fullmatch(self._held):
+            return False
+        self._is_list = False
+        return self._headed_call(parsed, _HEADER)
+
+    def _after_arguments(self, parsed: Parsed) -> bool:
+        if self._is_list:
+            return super()._after_arguments(parsed)
+        self._closing_index, self._state = len(self.closing), self._closing
+        return True

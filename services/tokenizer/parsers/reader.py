@@ -1,0 +1,82 @@
+"""What all parsers are made of: states that read held text from its front."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pagewire.v1.inference_pb2 import ToolCallDelta
+
+# White space that may belong to a mark, in characters. A model may write nothing else for as long as it runs; what is
+# held is read anew at every token.
+MAX_SPACE = 255
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What output says."""
+
+    reasoning: str = ""
+    text: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+
+    @property
+    def is_text(self) -> bool:
+        """And nothing else."""
+        return not self.reasoning and not self.tool_calls
+
+
+class Reader(ABC):
+    """A parser of one output.
+
+    A state is a method that reads from the front of `_held`, adds to what is told, and returns whether anything can be
+    read on. One that more text could still prove wrong reads nothing and returns False; once `_ended`, none follows.
+    """
+
+    # All of its marks. They are shown to it even where they are special tokens.
+    marks: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._ended = False
+        self._state = self._start
+
+    def push(self, text: str, parsed: Parsed) -> None:
+        """Adds to `parsed` what is certain now."""
+        self._held += text
+        while self._state(parsed):
+            pass
+
+    def flush(self, parsed: Parsed) -> None:
+        """Adds what was held back: no text follows."""
+        self._ended = True
+        while self._state(parsed):
+            pass
+
+    @abstractmethod
+    def _start(self, parsed: Parsed) -> bool:
+        """The state at the beginning of the output."""
+
+    def _take(self, size: int) -> str:
+        taken, self._held = self._held[:size], self._held[size:]
+        return taken
+
+    def _take_certain(self, marks: Iterable[str]) -> str:
+        """Of held text without a whole mark, all but an end that may begin one, and white space before that."""
+        if self._ended:
+            return self._take(len(self._held))
+        size = len(self._held) - max(len_of_beginning(self._held, mark) for mark in marks)
+        return self._take(len(self._held[:size]) - len_of_space(self._held[:size]))
+
+
+def len_of_space(text: str) -> int:
+    """Of the white space at the end of `text`, as far as it may belong to a mark behind it."""
+    return (len(text) - len(text.rstrip())) % (MAX_SPACE + 1)
+
+
+def len_of_beginning(text: str, mark: str) -> int:
+    """Of the longest end of `text` that is the beginning of `mark`, and not all of it."""
+    start = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while start != -1 and not mark.startswith(text[start:]):
+        start = text.find(mark[0], start + 1)
+    return 0 if start == -1 else len(text) - start

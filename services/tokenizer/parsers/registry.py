@@ -1,0 +1,127 @@
+"""Parsers by name, and by what a chat template says.
+
+A new one is a class in a file of its own, a name here and in `pagewire.config`, and a line in `detect_…` if its marks
+are told from all others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pagewire.services.tokenizer.parsers.deepseek_v3 import CALLS_BEGIN, DeepSeekV3Reader
+from pagewire.services.tokenizer.parsers.deepseek_v31 import DeepSeekV31Reader
+from pagewire.services.tokenizer.parsers.forced import ArgumentsReader, ListedCallReader
+from pagewire.services.tokenizer.parsers.gpt_oss import GptOssReader
+from pagewire.services.tokenizer.parsers.harmony import HarmonyReader
+from pagewire.services.tokenizer.parsers.hermes import HermesReader
+from pagewire.services.tokenizer.parsers.llama3_json import Llama3JsonReader
+from pagewire.services.tokenizer.parsers.mistral import MistralReader
+from pagewire.services.tokenizer.parsers.output_parser import OutputParser
+from pagewire.services.tokenizer.parsers.pythonic import PythonicReader
+from pagewire.services.tokenizer.parsers.think import DeepSeekR1Reader, MistralThinkReader, ThinkReader
+from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
+from pagewire.v1.inference_pb2 import OutputParsing
+
+ReasoningReader = type[ThinkReader] | type[HarmonyReader]
+
+# vLLM's names, some of which mean the same.
+TOOL_CALL_PARSERS: Mapping[str, type[ToolCallReader]] = {
+    "deepseek_v3": DeepSeekV3Reader,
+    "deepseek_v31": DeepSeekV31Reader,
+    "gpt_oss": GptOssReader,
+    "hermes": HermesReader,
+    "llama3_json": Llama3JsonReader,
+    "llama4_json": Llama3JsonReader,
+    "llama4_pythonic": PythonicReader,
+    "mistral": MistralReader,
+    "openai": GptOssReader,
+    "pythonic": PythonicReader,
+}
+REASONING_PARSERS: Mapping[str, ReasoningReader] = {
+    "deepseek_r1": DeepSeekR1Reader,
+    "deepseek_v3": ThinkReader,
+    "gpt_oss": HarmonyReader,
+    "mistral": MistralThinkReader,
+    "openai_gptoss": HarmonyReader,
+    "qwen3": ThinkReader,
+}
+# Tokens of a prompt that say how its output begins.
+NUM_LAST_TOKENS = 8
+
+
+def detect_tool_call_parser(template: str) -> str:
+    """The name of the parser for the calls that a chat template shows, "none" if it shows none that is known."""
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if CALLS_BEGIN in template:
+        return "deepseek_v3" if "```json" in template else "deepseek_v31"
+    if "<|channel|>" in template and "functions" in template:
+        return "gpt_oss"
+    if "<tool_call>" in template:
+        # Qwen3-Coder and GLM put other things between the same marks.
+        return "none" if "<function=" in template or "<arg_key>" in template else "hermes"
+    if "<|python_start|>" in template or "[func_name1(" in template:
+        return "pythonic"
+    if "<|python_tag|>" in template or '{"name": function name' in template:
+        return "llama3_json"
+    return "none"
+
+
+def detect_reasoning_parser(template: str) -> str:
+    """The same for reasoning."""
+    if "<|channel|>" in template:
+        return "gpt_oss"
+    if "[THINK]" in template:
+        return "mistral"
+    return "qwen3" if "<think>" in template or "</think>" in template else "none"
+
+
+class OutputParsers:
+    """Makes the parsers of a model's outputs."""
+
+    def __init__(
+        self,
+        tool_call_parser: str,
+        reasoning_parser: str,
+        *,
+        templates: Sequence[str],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        """The parsers' names, or "none", or "auto" for those that the chat templates show. decode: tokens to text,
+        special ones included.
+        """
+        template = "\n".join(templates)
+        if tool_call_parser == "auto":
+            tool_call_parser = detect_tool_call_parser(template)
+        if reasoning_parser == "auto":
+            reasoning_parser = detect_reasoning_parser(template)
+        self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
+        self._tool_calls = TOOL_CALL_PARSERS.get(tool_call_parser)
+        self._reasoning = REASONING_PARSERS.get(reasoning_parser)
+        self._decode = decode
+
+    def marks(self, parsing: OutputParsing) -> frozenset[str]:
+        """What a request's parsers must see of its output, even if it is special tokens."""
+        readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self._tool_calls)
+        return frozenset(mark for reader in readers if reader for mark in reader.marks)
+
+    def make(self, parsing: OutputParsing, prompt_token_ids: Sequence[int]) -> OutputParser | None:
+        """None if there is nothing to parse."""
+        reasoning = self._reasoning if parsing.reasoning else None
+        tool_calls = self._call_reader(parsing)
+        if reasoning is None and tool_calls is None:
+            return None
+        # Of the tokens, which an earlier attempt at the same request has told; its text may be gone.
+        prompt_end = self._decode(prompt_token_ids[-NUM_LAST_TOKENS:]) if reasoning is not None else ""
+        return OutputParser(
+            reasoning(prompt_end) if reasoning is not None else None,
+            tool_calls,
+            first_call_only=parsing.first_tool_call_only,
+        )
+
+    def _call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:
+        new_id = None if self._tool_calls is None else self._tool_calls.new_id
+        match parsing.WhichOneof("forced"):
+            case "listed_calls":
+                return ListedCallReader(new_id)
+            case "arguments_of":
+                return ArgumentsReader(parsing.arguments_of, new_id)
+        return self._tool_calls() if self._tool_calls is not None and parsing.tool_calls else None

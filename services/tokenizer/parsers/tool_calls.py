@@ -1,0 +1,190 @@
+"""What parsers of tool calls share: text up to a mark, then calls, of which arguments are told as they come.
+
+A call opens once its name is known and the object of its arguments begins. Until then it may turn out to be none, and
+is text. From then on its arguments are what the model wrote, up to the brace that ends them.
+"""
+
+import re
+import secrets
+from collections.abc import Callable
+from typing import ClassVar
+
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
+from pagewire.v1.inference_pb2 import ToolCallDelta
+
+# Characters from a call's mark to its arguments; what is longer is no call.
+MAX_HEADER = 512
+
+# Of a function, as a pattern.
+NAME = r"""[^\s{}\[\]<>|｜"'`]{1,128}"""
+
+# What matters inside a string, by the quote that began it.
+_INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+
+
+class ToolCallReader(Reader):
+    """A parser of tool calls. Subclasses have a state `_call` for what follows one of their opening marks."""
+
+    # What begins a call, or a list of them.
+    opening: ClassVar[tuple[str, ...]]
+    # What may follow a call, in this order and each of it or not.
+    closing: ClassVar[tuple[str, ...]] = ()
+    # Whether an output that calls is said to have ended for that; as OpenAI's, one that had to call the tool is not.
+    is_reason_to_end: ClassVar[bool] = True
+
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        """new_id: makes a call's; the model's templates may refuse others."""
+        super().__init__()
+        self._new_id = new_id or self.new_id
+        self._num_calls = 0
+        self._unopened = ""  # what was read of a call that is not open yet
+        self._after_call = False  # since the last call there was nothing but white space
+        self._arguments_end = ObjectEnd()
+        self._closing_index = 0  # the next of the closing marks
+        self._opening = re.compile("|".join(map(re.escape, self.opening)))
+
+    @staticmethod
+    def new_id() -> str:
+        return f"call_{secrets.token_hex(12)}"
+
+    def _start(self, parsed: Parsed) -> bool:
+        return self._text(parsed)
+
+    def _text(self, parsed: Parsed) -> bool:
+        self._state = self._text
+        mark = self._opening.search(self._held)
+        if mark is None:
+            if self._ended and self._after_call and self._held.isspace():
+                self._held = ""
+            self._tell(parsed, self._take_certain(self.opening))
+            return False
+        space = len_of_space(self._held[: mark.start()])
+        self._tell(parsed, self._take(mark.start() - space))
+        self._unopened = self._take(space + len(mark[0]))
+        self._state = self._call
+        return True
+
+    def _tell(self, parsed: Parsed, text: str) -> None:
+        if text:
+            parsed.text += text
+            self._after_call = False
+
+    def _call(self, parsed: Parsed) -> bool:
+        raise NotImplementedError
+
+    def _read(self, size: int) -> str:
+        """Takes what belongs to a call that is not open yet."""
+        read = self._take(size)
+        self._unopened += read
+        return read
+
+    def _no_call(self, parsed: Parsed) -> bool:
+        """What was read of it is text, and what follows is read as text."""
+        parsed.text += self._unopened
+        self._unopened, self._after_call = "", False
+        self._state = self._text
+        return True
+
+    def _open(self, parsed: Parsed, name: str) -> None:
+        parsed.tool_calls.append(ToolCallDelta(index=self._num_calls, id=self._new_id(), name=name))
+        self._num_calls += 1
+        self._unopened = ""
+
+    def _tell_arguments(self, parsed: Parsed, arguments: str) -> None:
+        if arguments:
+            parsed.tool_calls.append(ToolCallDelta(index=self._num_calls - 1, arguments=arguments))
+
+    def _headed_call(self, parsed: Parsed, header: re.Pattern[str]) -> bool:
+        """A state: all up to the object of the arguments is a header, of which group 1 is the name."""
+        brace = self._held.find("{")
+        if brace == -1 and len(self._held) <= MAX_HEADER and not self._ended:
+            return False
+        match = header.fullmatch(self._held, 0, brace) if 0 <= brace <= MAX_HEADER else None
+        if match is None:
+            return self._no_call(parsed)
+        self._take(brace)
+        self._open(parsed, match[1])
+        self._state = self._arguments
+        return True
+
+    def _arguments(self, parsed: Parsed) -> bool:
+        """Of an open call."""
+        self._tell_arguments(parsed, self._take(self._arguments_end.find(self._held)))
+        if self._arguments_end.found:
+            self._arguments_end = ObjectEnd()
+            self._state = self._after_arguments
+            return True
+        return False
+
+    def _after_arguments(self, parsed: Parsed) -> bool:
+        return self._close()
+
+    def _close(self) -> bool:
+        """Goes on behind a call."""
+        self._closing_index = 0
+        self._state = self._closing
+        return True
+
+    def _closing(self, parsed: Parsed) -> bool:
+        while self._closing_index < len(self.closing):
+            rest, mark = self._held.lstrip(), self.closing[self._closing_index]
+            if len(self._held) - len(rest) > MAX_SPACE:
+                break
+            if rest.startswith(mark):
+                self._held = rest[len(mark) :]
+            elif mark.startswith(rest) and not self._ended:
+                return False
+            elif mark.startswith(rest):
+                self._held = ""  # it was cut off
+            self._closing_index += 1
+        self._after_call = True
+        self._state = self._text
+        return True
+
+
+class HeadedCallReader(ToolCallReader):
+    """Calls whose name is in a header, with the object of the arguments behind it."""
+
+    # All from the opening mark to the object; group 1 is the name.
+    header: ClassVar[re.Pattern[str]]
+
+    def _call(self, parsed: Parsed) -> bool:
+        return self._headed_call(parsed, self.header)
+
+
+class ObjectEnd:
+    """Finds where a JSON object ends that comes in pieces. What is wrong inside it does not matter."""
+
+    _outside_strings: ClassVar[re.Pattern[str]] = re.compile(r'["{}\[\]]')
+
+    def __init__(self) -> None:
+        self.found = False
+        self._depth = 0
+        self._quote = ""  # that began the string which it is in
+        self._is_escaped = False  # the next character
+
+    def find(self, piece: str) -> int:
+        """Characters of the next piece that belong to the object."""
+        at = 0
+        while at < len(piece):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            match = (_INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
+            if match is None:
+                break
+            at = match.end()
+            self._turn(match[0])
+            if self.found:
+                return at
+        return len(piece)
+
+    def _turn(self, char: str) -> None:
+        if char == "\\":
+            self._is_escaped = True
+        elif char in "\"'":
+            self._quote = "" if self._quote else char
+        else:
+            self._depth += 1 if char in "{[(" else -1
+            self.found = self._depth == 0

@@ -1,0 +1,225 @@
+"""Outputs of models, and what they say. Calls are (name, arguments as the model wrote them)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Said:
+    text: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    reasoning: str = ""
+
+
+WEATHER = ("get_weather", '{"city": "Paris", "days": 2}')
+TIME = ("now", "{}")
+# Braces, quotes, marks of other parsers and what looks like an end, inside a string.
+HARD = ("run", '{"code": "if (x) { s = \\"}]</tool_call>\\\\\\"; } // \\u00e9 [TOOL_CALLS]", "n": [1, {"a": null}]}')
+
+
+def object_of(call: tuple[str, str], key: str = "arguments") -> str:
+    return f'{{"name": "{call[0]}", "{key}": {call[1]}}}'
+
+
+def hermes(*calls: tuple[str, str]) -> str:
+    return "\n".join(f"<tool_call>\n{object_of(call)}\n</tool_call>" for call in calls)
+
+
+def deepseek_v3(*calls: tuple[str, str]) -> str:
+    each = [f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{a}\n```<｜tool▁call▁end｜>" for n, a in calls]
+    return "<｜tool▁calls▁begin｜>" + "\n".join(each) + "<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(*calls: tuple[str, str]) -> str:
+    each = [f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>" for name, arguments in calls]
+    return "<｜tool▁calls▁begin｜>" + "".join(each) + "<｜tool▁calls▁end｜>"
+
+
+def gpt_oss(*calls: tuple[str, str]) -> str:
+    return "".join(f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{a}<|call|>" for n, a in calls)
+
+
+# What is text to every parser.
+PLAIN = [
+    "",
+    "Hello, world.\n\nIt is 5 < 7 and {braces} are [fine].\n",
+    "  \n",
+    "\n" * 300 + "a" + " " * 700,
+    "A lone < at the end <",
+    "</tool_call> closes nothing",
+]
+
+TOOL_CALLS: dict[str, list[tuple[str, Said]]] = {
+    "hermes": [
+        (hermes(WEATHER), Said("", (WEATHER,))),
+        (hermes(WEATHER, TIME, HARD), Said("", (WEATHER, TIME, HARD))),
+        ("I look.\n\n" + hermes(WEATHER) + "\n", Said("I look.", (WEATHER,))),
+        (hermes(WEATHER) + "\n\nDone. ", Said("\n\nDone. ", (WEATHER,))),
+        ("\n\n" + hermes(WEATHER), Said("", (WEATHER,))),
+        (f"<tool_call>{object_of(WEATHER)}</tool_call><tool_call>{object_of(TIME)}", Said("", (WEATHER, TIME))),
+        # Arguments first, as Hermes 2 was taught; further members.
+        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', Said("", (("f", '{"a": 1}'),))),
+        ('<tool_call>{"id": "x", "type": "function", "name": "f", "arguments": {}, "id": "y"}</tool_call>',
+         Said("", (("f", "{}"),))),
+        ('<tool_call>{"name": "f"}</tool_call>', Said("", (("f", "{}"),))),
+        ('<tool_call>{"name": "\\u0066\\"", "arguments": {}}</tool_call>', Said("", (('f"', "{}"),))),
+        # Cut off, or without what should close it.
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', Said("", (("f", '{"a": "b'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}', Said("", (("f", '{"a": 1}'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_c', Said("", (("f", '{"a": 1}'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>!', Said("!", (("f", '{"a": 1}'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}, "b": 2}</tool_call>',
+         Said(', "b": 2}</tool_call>', (("f", '{"a": 1}'),))),
+        # Arguments that are no JSON are what the model wrote.
+        ('<tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call>', Said("", (("f", '{"a": tru}'),))),
+        # No calls.
+        ("<tool_call>", Said("<tool_call>")),
+        ("<tool_c", Said("<tool_c")),
+        ("a <tool_call> b </tool_call> c", Said("a <tool_call> b </tool_call> c")),
+        ("x \n<tool_call>oops " + hermes(TIME), Said("x \n<tool_call>oops", (TIME,))),
+        ("<tool_call><tool_call>" + object_of(TIME), Said("<tool_call>", (TIME,))),
+        ('<tool_call>{"name": "f", "arguments": "a"}</tool_call>',
+         Said('<tool_call>{"name": "f", "arguments": "a"}</tool_call>')),
+        ('<tool_call>{"name": 1}', Said('<tool_call>{"name": 1}')),
+        ('<tool_call>{"name": "", "arguments": {}}', Said('<tool_call>{"name": "", "arguments": {}}')),
+        ('<tool_call>{"name": "\\ud800", "arguments": {}}', Said('<tool_call>{"name": "\\ud800", "arguments": {}}')),
+        ('<tool_call>{"name": "f", "name": "g"}', Said('<tool_call>{"name": "f", "name": "g"}')),
+        ('<tool_call>{"arguments": {"a": 1}}', Said('<tool_call>{"arguments": {"a": 1}}')),
+        ('<tool_call>{"arguments": {"a": 1', Said('<tool_call>{"arguments": {"a": 1')),
+        ('<tool_call>{"function": "f"}', Said('<tool_call>{"function": "f"}')),
+        ("<tool_call>[1]</tool_call>", Said("<tool_call>[1]</tool_call>")),
+        ("<tool_call>{" + " " * 250 + '"name": "f"}', Said("<tool_call>{" + " " * 250 + '"name": "f"}')),
+        ('<tool_call>{"name": "' + "f" * 300 + '"}', Said('<tool_call>{"name": "' + "f" * 300 + '"}')),
+    ],
+    "llama3_json": [
+        (object_of(WEATHER, "parameters"), Said("", (WEATHER,))),
+        ("\n " + object_of(WEATHER), Said("", (WEATHER,))),
+        ("<|python_tag|>" + object_of(HARD, "parameters"), Said("", (HARD,))),
+        ('{"type": "function", "name": "now", "parameters": {}}', Said("", (TIME,))),
+        (object_of(WEATHER) + "; " + object_of(TIME) + ";" + object_of(HARD), Said("", (WEATHER, TIME, HARD))),
+        (object_of(WEATHER) + "; and more", Said("; and more", (WEATHER,))),
+        (object_of(WEATHER) + "; ", Said("; ", (WEATHER,))),
+        (object_of(WEATHER) + '; {"a": 1}', Said('; {"a": 1}', (WEATHER,))),
+        ("Text first " + object_of(WEATHER), Said("Text first " + object_of(WEATHER))),
+        ("Text first <|python_tag|>" + object_of(WEATHER), Said("Text first", (WEATHER,))),
+        ('<|python_tag|>brave_search.call(query="x")', Said('<|python_tag|>brave_search.call(query="x")')),
+        # Answers in JSON.
+        ('{"name": "Ann"}', Said('{"name": "Ann"}')),
+        (' {"name": "Ann", "age": 3}', Said(' {"name": "Ann", "age": 3}')),
+        ("{}", Said("{}")),
+        ("{", Said("{")),
+    ],
+    "pythonic": [
+        ('[get_weather(city="Paris", days=2)]', Said("", (WEATHER,))),
+        ("<|python_start|>[get_weather(city='Paris', days=2), now()]<|python_end|>", Said("", (WEATHER, TIME))),
+        ("  [now( ) , a.b-c(x=-1.5,)]\n", Said("", (TIME, ("a.b-c", '{"x": -1.5}')))),
+        ("[f(a=[1, (2,)], b={'c': None, \"d\": false}, e='x)]\\'', g=true)] bye",
+         Said(" bye", (("f", '{"a": [1, [2]], "b": {"c": null, "d": false}, "e": "x)]\'", "g": true}'),))),
+        # One argument is missing its end, is not plain, or has no name.
+        ("[now(), f(x=g())] ok", Said(", f(x=g())] ok", (TIME,))),
+        ("[now(), f(1)]", Said(", f(1)]", (TIME,))),
+        ("[now(), and more", Said(", and more", (TIME,))),
+        ("[now(", Said("[now(")),
+        ("[f(**{'a': 1})]", Said("[f(**{'a': 1})]")),
+        ("[f(a=1, a=2)]", Said("[f(a=1, a=2)]")),
+        ("[f(a=1e999)]", Said("[f(a=1e999)]")),
+        ("[f(a={1: 2})]", Said("[f(a={1: 2})]")),
+        ("[f(a='\\ud800')]", Said("[f(a='\\ud800')]")),
+        ("[f(a=" + "[" * 300 + "]" * 300 + ")]", Said("[f(a=" + "[" * 300 + "]" * 300 + ")]")),
+        ("[1, 2, 3]", Said("[1, 2, 3]")),
+        ("[link](https://example.com)", Said("[link](https://example.com)")),
+        ("[a b]", Said("[a b]")),
+        ("See [now()]", Said("See [now()]")),
+    ],
+    "mistral": [
+        (f"[TOOL_CALLS] [{object_of(WEATHER)}, {object_of(HARD)}]", Said("", (WEATHER, HARD))),
+        (f"Well. [TOOL_CALLS][{object_of(TIME)}]", Said("Well.", (TIME,))),
+        (f'[TOOL_CALLS] [{object_of(TIME)[:-1]}, "id": "abcdefghi"}}]', Said("", (TIME,))),
+        ('[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 2}[TOOL_CALLS]now{}', Said("", (WEATHER, TIME))),
+        ("[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}", Said("", (TIME,))),
+        ("[TOOL_CALLS]now[ARGS]{}] text", Said("] text", (TIME,))),
+        (f"[TOOL_CALLS] [{object_of(TIME)}, 1]", Said(", 1]", (TIME,))),
+        ("[TOOL_CALLS] []", Said("[TOOL_CALLS] []")),
+        ("[TOOL_CALLS] no call at all", Said("[TOOL_CALLS] no call at all")),
+        ("[TOOL_CALLS]" + "x" * 600 + "{}", Said("[TOOL_CALLS]" + "x" * 600 + "{}")),
+    ],
+    "deepseek_v3": [
+        (deepseek_v3(WEATHER), Said("", (WEATHER,))),
+        ("Let me see.\n" + deepseek_v3(WEATHER, TIME, HARD), Said("Let me see.", (WEATHER, TIME, HARD))),
+        (deepseek_v3(WEATHER) + " Done", Said(" Done", (WEATHER,))),
+        (deepseek_v3(WEATHER)[:-39], Said("", (WEATHER,))),
+        ("<｜tool▁calls▁begin｜>nothing", Said("<｜tool▁calls▁begin｜>nothing")),
+        ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>f g\n```json\n{}", Said(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f g\n```json\n{}")),
+    ],
+    "deepseek_v31": [
+        (deepseek_v31(WEATHER), Said("", (WEATHER,))),
+        ("Let me see." + deepseek_v31(WEATHER, TIME, HARD), Said("Let me see.", (WEATHER, TIME, HARD))),
+        (deepseek_v31(WEATHER)[:-30], Said("", (WEATHER,))),
+        ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]", Said("<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]")),
+    ],
+    "listed": [
+        (f"[{object_of(WEATHER)}, {object_of(HARD)}]", Said("", (WEATHER, HARD))),
+        (f" [{object_of(TIME)},{object_of(WEATHER)}", Said("", (TIME, WEATHER))),
+        ('[{"name": "f", "argu', Said('[{"name": "f", "argu')),
+    ],
+    "named": [
+        (WEATHER[1], Said("", (("f", WEATHER[1]),))),
+        (" " + HARD[1][:-5], Said("", (("f", HARD[1][:-5]),))),
+    ],
+    "gpt_oss": [
+        (gpt_oss(WEATHER), Said("", (WEATHER,))),
+        (gpt_oss(WEATHER, HARD), Said("", (WEATHER, HARD))),
+        ("<|channel|>commentary to=functions.f<|message|>no JSON<|call|>",
+         Said("<|channel|>commentary to=functions.f<|message|>no JSON<|call|>")),
+        ("<|channel|>commentary to=browser.search<|message|>{}<|call|>",
+         Said("<|channel|>commentary to=browser.search<|message|>{}<|call|>")),
+    ],
+}  # fmt: skip
+
+# By (parser, end of the prompt).
+REASONING: dict[tuple[str, str], list[tuple[str, Said]]] = {
+    ("qwen3", "<|im_start|>assistant\n"): [
+        ("<think>\nHm. 1 < 2\n\n</think>\n\nYes.\n", Said("Yes.\n", reasoning="Hm. 1 < 2")),
+        ("\n<think></think>Yes.", Said("Yes.")),
+        ("<think>Hm. </thin", Said(reasoning="Hm. </thin")),
+        ("<think>Hm.\n", Said(reasoning="Hm.\n")),
+        ("<think>Hm.</think>", Said(reasoning="Hm.")),
+        ("Yes. <think>no</think>", Said("Yes. <think>no</think>")),
+        ("<thin", Said("<thin")),
+        ("  Yes", Said("  Yes")),
+    ],
+    ("qwen3", "<｜Assistant｜><think>\n"): [
+        ("Hm.</think>Yes. </think>", Said("Yes. </think>", reasoning="Hm.")),
+        ("<think>\nHm.</think>Yes.", Said("Yes.", reasoning="Hm.")),
+        ("Hm. <think>", Said(reasoning="Hm. <think>")),
+    ],
+    ("qwen3", "<think>\n\n</think>\n\n"): [
+        ("Yes.", Said("Yes.")),
+        ("<think>Hm.</think>", Said("<think>Hm.</think>")),
+    ],
+    ("deepseek_r1", "<｜Assistant｜>"): [
+        ("Hm.\n</think>\n\nYes.", Said("Yes.", reasoning="Hm.")),
+        ("<think>\nHm.\n</think>\n\nYes.", Said("Yes.", reasoning="Hm.")),
+        ("Hm.", Said(reasoning="Hm.")),
+    ],
+    ("mistral", "[/INST]"): [
+        ("[THINK]Hm.[/THINK]Yes.", Said("Yes.", reasoning="Hm.")),
+    ],
+    ("gpt_oss", "<|start|>assistant"): [
+        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+         Said("Yes.", reasoning="Hm.")),
+        ("<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B<|end|>"
+         "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|channel|>final<|message|>Yes.",
+         Said("I look.\nYes.", reasoning="A\nB")),
+        ("<|channel|>final<|message|>cut o", Said("cut o")),
+        ("<|channel|>fin", Said()),
+        ("<|message|>Yes.", Said("Yes.")),
+        ("No marks < at all", Said("No marks < at all")),
+        ("to", Said("to")),
+        ("to=nobody", Said("to=nobody")),
+        ("<|channel|>" + "x" * 600, Said("<|channel|>" + "x" * 600)),
+        ("<|channel|>final<|message|>Yes.<|end|> more", Said("Yes.\n more")),
+        (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+         Said("<|channel|>commentary to=functions.f<|message|>{}<|call|>")),
+    ],
+}  # fmt: skip

@@ -1,0 +1,305 @@
+"""Every parser, of whole outputs and of all ways to cut them."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.config import TokenizerConfig
+from pagewire.services.tokenizer.parsers.forced import ArgumentsReader, ListedCallReader
+from pagewire.services.tokenizer.parsers.output_parser import OutputParser
+from pagewire.services.tokenizer.parsers.reader import Parsed
+from pagewire.services.tokenizer.parsers.registry import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    OutputParsers,
+    detect_reasoning_parser,
+    detect_tool_call_parser,
+)
+from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
+from pagewire.v1.inference_pb2 import OutputParsing
+from tests.services.tokenizer.chat_templates import FAMILIES
+from tests.services.tokenizer.parsers.outputs import (
+    HARD,
+    PLAIN,
+    REASONING,
+    TIME,
+    TOOL_CALLS,
+    WEATHER,
+    Said,
+    gpt_oss,
+    hermes,
+)
+
+FORCED: dict[str, Callable[[], ToolCallReader]] = {"listed": ListedCallReader, "named": lambda: ArgumentsReader("f")}
+MARKED = [name for name in TOOL_CALLS if name not in FORCED]  # text to them is what has no marks
+Make = Callable[[], OutputParser]
+
+
+def tool_calls_of(name: str, *, first_call_only: bool = False) -> Make:
+    make_reader = {**TOOL_CALL_PARSERS, **FORCED}[name]
+    return lambda: OutputParser(None, make_reader(), first_call_only=first_call_only)
+
+
+def reasoning_of(name: str, prompt_end: str) -> Make:
+    return lambda: OutputParser(REASONING_PARSERS[name](prompt_end), None, first_call_only=False)
+
+
+class Told:
+    """What a client has been told so far."""
+
+    def __init__(self) -> None:
+        self.reasoning = self.text = ""
+        self.calls: list[list[str]] = []
+        self.ids: list[str] = []
+
+    def add(self, parsed: Parsed) -> "Told":
+        self.reasoning += parsed.reasoning
+        self.text += parsed.text
+        for delta in parsed.tool_calls:
+            if delta.index == len(self.calls):
+                assert delta.id and delta.name
+                self.calls.append([delta.name, ""])
+                self.ids.append(delta.id)
+            else:
+                assert delta.index == len(self.calls) - 1 and not delta.id and not delta.name
+            self.calls[delta.index][1] += delta.arguments
+        return self
+
+    @property
+    def said(self) -> Said:
+        return Said(self.text, tuple((name, arguments) for name, arguments in self.calls), self.reasoning)
+
+
+def read(make: Make, pieces: Iterable[str]) -> tuple[Said, list[Said]]:
+    """What was said in all, and after each piece."""
+    parser, told, after = make(), Told(), []
+    for piece in pieces:
+        after.append(told.add(parser.push(piece)).said)
+    assert len(set(told.ids)) == len(told.ids)
+    return told.add(parser.finish("")).said, after
+
+
+CORPUS: list[tuple[str, Make, str, Said]] = [
+    *((name, tool_calls_of(name), output, said) for name, cases in TOOL_CALLS.items() for output, said in cases),
+    *(
+        (name, tool_calls_of(name), output, Said(output))
+        for name in TOOL_CALLS
+        if name not in FORCED
+        for output in PLAIN
+    ),
+    *(
+        (f"{name} {end!r}", reasoning_of(name, end), output, said)
+        for (name, end), cases in REASONING.items()
+        for output, said in cases
+    ),
+]
+
+
+def named(case: object) -> str | None:
+    return case if isinstance(case, str) and len(case) < 40 else None
+
+
+@pytest.mark.parametrize(("name", "make", "output", "said"), CORPUS, ids=named)
+def test_however_an_output_is_cut_it_says_the_same(name: str, make: Make, output: str, said: Said) -> None:
+    assert read(make, [output])[0] == said
+    whole, after_each = read(make, output)
+    assert whole == said
+    for cut in range(len(output) + 1):
+        whole, after = read(make, [output[:cut], output[cut:]])
+        assert whole == said, (output[:cut], output[cut:])
+        # Not in the end only: who is cut off in the middle has been told the same.
+        if cut:
+            assert after[0] == after_each[cut - 1], output[:cut]
+
+
+FRAGMENTS = sorted(
+    {
+        *(
+            " " * 90,
+            "\n" * 200,
+            "{",
+            "}",
+            "[",
+            "]",
+            "(",
+            ")",
+            '"',
+            "'",
+            "\\",
+            ",",
+            ":",
+            ";",
+            "=",
+            " ",
+            "\n",
+            "a",
+            "1",
+            "é",
+            "```",
+            "to=",
+        ),
+        *('"name": "f"', '"arguments": {}', '"parameters": {"a": 1}', "f(a=1)", "functions.f", "function", "json"),
+        *(mark for reader in (*TOOL_CALL_PARSERS.values(), *REASONING_PARSERS.values()) for mark in reader.marks),
+        *(opening for reader in TOOL_CALL_PARSERS.values() for opening in reader.opening),
+    }
+)
+ANY_PARSER = st.sampled_from(
+    [tool_calls_of(name) for name in TOOL_CALLS] + [reasoning_of(name, end) for name, end in REASONING]
+)
+
+
+@given(make=ANY_PARSER, pieces=st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=25))
+@settings(max_examples=600, deadline=None)
+def test_any_output_in_any_pieces(make: Make, pieces: list[str]) -> None:
+    output = "".join(pieces)
+    said, after = read(make, pieces)
+    assert said == read(make, [output])[0]
+    by_character = [Said(), *read(make, output)[1]]
+    size = 0
+    for piece, told in zip(pieces, after, strict=True):
+        size += len(piece)
+        assert told == by_character[size]
+
+
+@given(
+    case=st.sampled_from(CORPUS),
+    cuts=st.lists(st.floats(0, 1), max_size=8),
+    cut_off=st.floats(0, 1),
+)
+@settings(max_examples=400, deadline=None)
+def test_outputs_that_end_too_early_in_random_pieces(
+    case: tuple[str, Make, str, Said], cuts: list[float], cut_off: float
+) -> None:
+    _, make, output, _ = case
+    output = output[: int(cut_off * len(output))]
+    at = sorted({0, len(output), *(int(cut * len(output)) for cut in cuts)})
+    pieces = [output[start:end] for start, end in itertools.pairwise(at)]
+    assert read(make, pieces)[0] == read(make, [output])[0]
+
+
+@given(values=st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8,
+).map(lambda value: {"value": value}), ascii_only=st.booleans(), indent=st.sampled_from([None, 2]))  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_arguments_are_the_models_character_for_character(values: dict, ascii_only: bool, indent: int | None) -> None:
+    written = json.dumps(values, ensure_ascii=ascii_only, indent=indent)
+    output = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
+    said, _ = read(tool_calls_of("hermes"), output)
+    assert said == Said("", (("f", written),))
+    said, _ = read(tool_calls_of("pythonic"), [f"[f(value={values['value']!r})]"])
+    assert [(name, json.loads(arguments)) for name, arguments in said.calls] == [("f", values)]
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    parser, told = tool_calls_of("hermes")(), []
+    for piece in ('<tool_call>{"name": "f", "arg', 'uments": {"a', '": [1', ", 2]", "}", "}</tool_call>"):
+        told.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
+    assert told == ["", '{"a', '": [1', ", 2]", "}", ""]
+
+
+def test_text_is_held_back_only_while_it_may_become_a_mark() -> None:
+    parser = tool_calls_of("hermes")()
+    assert [parser.push(piece).text for piece in ("a", " b <", "i", " \n", "c", "<tool", "s>")] == [
+        "a", " b", " <i", "", " \nc", "", "<tools>",
+    ]  # fmt: skip
+
+
+def test_only_the_first_call_if_so_asked() -> None:
+    said, _ = read(tool_calls_of("hermes", first_call_only=True), [hermes(WEATHER, TIME) + " bye"])
+    assert said == Said(" bye", (WEATHER,))
+
+
+def test_calls_behind_reasoning() -> None:
+    def make() -> OutputParser:
+        return OutputParser(REASONING_PARSERS["qwen3"](""), TOOL_CALL_PARSERS["hermes"](), first_call_only=False)
+
+    output = f"<think>\nPerhaps {hermes(TIME)}?\n</think>\n\n{hermes(WEATHER)}"
+    expected = Said("", (WEATHER,), f"Perhaps {hermes(TIME)}?")
+    assert read(make, [output])[0] == read(make, output)[0] == expected
+
+
+@pytest.mark.parametrize("call", [WEATHER, HARD])
+def test_harmony_has_calls_between_its_messages(call: tuple[str, str]) -> None:
+    def make() -> OutputParser:
+        return OutputParser(REASONING_PARSERS["gpt_oss"](""), TOOL_CALL_PARSERS["gpt_oss"](), first_call_only=False)
+
+    preamble = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    )
+    to_first = f"<|start|>assistant to=functions.{call[0]}<|channel|>commentary json<|message|>{call[1]}"
+    for output in (
+        f"{preamble}<|start|>assistant{gpt_oss(call)}",
+        f"{preamble}{to_first}<|call|>",
+        f"{preamble}{to_first}",  # its end is a token that ends the generation
+    ):
+        said = [read(make, pieces)[0] for pieces in ([output], output)]
+        assert said == [Said("I look.", (call,), "Hm.")] * 2
+
+
+def test_ids_are_of_the_kind_that_the_models_templates_take() -> None:
+    for name in TOOL_CALL_PARSERS:
+        first, second = (TOOL_CALL_PARSERS[name].new_id() for _ in range(2))
+        assert first != second
+        assert (len(first) == 9 and first.isalnum()) if name == "mistral" else first.startswith("call_")
+
+
+DETECTED = {
+    "qwen3": ("hermes", "qwen3"),
+    "llama3_json": ("llama3_json", "none"),
+    "llama4_pythonic": ("pythonic", "none"),
+    "mistral": ("mistral", "none"),
+    "deepseek_v3": ("deepseek_v3", "none"),
+    "deepseek_r1": ("deepseek_v3", "qwen3"),
+    "deepseek_v31": ("deepseek_v31", "qwen3"),
+    "gpt_oss": ("gpt_oss", "gpt_oss"),
+}
+
+
+def test_templates_say_which_parsers_they_need(smollm2) -> None:
+    assert {
+        name: (detect_tool_call_parser(template), detect_reasoning_parser(template))
+        for name, template in FAMILIES.items()
+    } == DETECTED
+    assert detect_tool_call_parser(smollm2.chat_template) == detect_reasoning_parser(smollm2.chat_template) == "none"
+    # Other things between Hermes's marks: Qwen3-Coder, GLM-4.5.
+    for inside in ("<function=example>", "<arg_key>"):
+        assert detect_tool_call_parser(f"<tool_call>\n{inside}") == "none"
+
+
+def test_the_flags_take_every_name() -> None:
+    fields = TokenizerConfig.__dataclass_fields__
+    assert fields["tool_call_parser"].metadata["choices"] == ("auto", "none", *TOOL_CALL_PARSERS)
+    assert fields["reasoning_parser"].metadata["choices"] == ("auto", "none", *REASONING_PARSERS)
+
+
+def test_forced_calls_are_read_whatever_the_model_knows() -> None:
+    def read_forced(output: str, tool_call_parser: str, parsing: OutputParsing) -> Told:
+        parsers = OutputParsers(tool_call_parser, "none", templates=[], decode=lambda token_ids: "")
+        parser = parsers.make(parsing, [1])
+        assert parser is not None
+        told = Told().add(parser.finish(output))
+        assert parser.has_called == parsing.listed_calls
+        return told
+
+    for name in ("none", "hermes", "mistral"):
+        listed = read_forced('[{"name": "now", "arguments": {}}]', name, OutputParsing(listed_calls=True))
+        named = read_forced("{}", name, OutputParsing(arguments_of="now"))
+        assert listed.said == named.said == Said("", (TIME,))
+        # The next prompt's template must take them.
+        assert all((len(call_id) == 9) == (name == "mistral") for call_id in (*listed.ids, *named.ids))
+
+
+def test_what_nobody_asked_for_is_not_parsed() -> None:
+    def parsers(tool_calls: str, reasoning: str) -> OutputParsers:
+        return OutputParsers(tool_calls, reasoning, templates=[FAMILIES["mistral"]], decode=lambda token_ids: "")
+
+    assert parsers("auto", "auto").make(OutputParsing(), [1]) is None
+    assert parsers("auto", "auto").make(OutputParsing(reasoning=True), [1]) is None
+    assert parsers("none", "none").make(OutputParsing(reasoning=True, tool_calls=True), [1]) is None
+    assert parsers("auto", "none").marks(OutputParsing(tool_calls=True)) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
+    assert parsers("auto", "none").marks(OutputParsing(reasoning=True)) == set()

@@ -1,0 +1,167 @@
+"""Reasoning and tool calls at the tokenizer's own API: told apart, merged, resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.text_output import TextDelta, UnreadOutput
+from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.inference_pb2 import GenerateResponse, OutputParsing, ToolCallDelta
+from tests.services.tokenizer import tiny_tokenizers
+from tests.services.tokenizer.chat_templates import FAMILIES
+from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
+
+ALL = OutputParsing(reasoning=True, tool_calls=True)
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich 👍🏽", "days": 2}}\n</tool_call>'
+OUTPUT = f"<think>\nWhere? 👍🏽\n</think>\n\nI look.\n{CALL}\n{CALL}"
+CHAT = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="user", content="Weather?")])
+STOP, TOOL_CALLS = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_TOOL_CALLS
+
+
+@pytest.fixture(scope="module")
+def pool(smollm2_gguf: Path):
+    pool = TokenizerPool(CodecSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def make_line(tmp_path: Path, smollm2_gguf: Path, smollm2):
+    def make(output: str = OUTPUT, eos: bool = True, config: dict | None = None, **scheduler) -> TokenizerLine:
+        tokens = smollm2.encode(output, add_special_tokens=False) + [EOS] * eos
+        return TokenizerLine(tmp_path, FakeScheduler(lambda request: tokens, **scheduler), smollm2_gguf, **config or {})
+
+    return make
+
+
+def merged(responses: list[GenerateResponse]) -> tuple[str, str, list[tuple[str, str]]]:
+    """(reasoning, text, calls)."""
+    calls: list[list[str]] = []
+    for delta in (delta for response in responses for delta in response.tool_calls):
+        if delta.id:
+            assert delta.index == len(calls)
+            calls.append([delta.name, ""])
+        calls[delta.index][1] += delta.arguments
+    said = "".join(response.reasoning for response in responses), "".join(response.text for response in responses)
+    return *said, [(name, arguments) for name, arguments in calls]
+
+
+EXPECTED = ("Where? 👍🏽", "I look.", [("get_weather", '{"city": "Zürich 👍🏽", "days": 2}')] * 2)
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
+async def test_an_output_is_told_apart(make_line, pool, tokens_per_step: int) -> None:
+    async with make_line(tokens_per_step=tokens_per_step).running(pool=pool) as line:
+        result = await line.generate(chat=CHAT, output_parsing=ALL)
+        raw = await line.generate(chat=CHAT)
+        only_calls = await line.generate(chat=CHAT, output_parsing=OutputParsing(tool_calls=True))
+    assert merged(result.responses) == EXPECTED
+    assert result.finish_reason == TOOL_CALLS
+    assert (raw.text, raw.finish_reason) == (OUTPUT, STOP)
+    assert result.token_ids == raw.token_ids
+    assert merged(only_calls.responses)[:2] == ("", "<think>\nWhere? 👍🏽\n</think>\n\nI look.")
+
+
+async def test_an_output_that_ends_too_early_has_no_other_reason_for_it(make_line, pool) -> None:
+    async with make_line(eos=False).running(pool=pool) as line:
+        result = await line.generate(chat=CHAT, output_parsing=ALL, sampling_params={"max_tokens": 40})
+    assert result.finish_reason == common_pb2.FINISH_REASON_LENGTH
+    [(name, arguments)] = merged(result.responses)[2]
+    assert name == "get_weather" and EXPECTED[2][0][1].startswith(arguments)
+
+
+async def test_logprobs_and_token_ids_are_those_of_all_tokens(make_line, pool) -> None:
+    async with make_line().running(pool=pool) as line:
+        result = await line.generate(chat=CHAT, output_parsing=ALL, sampling_params={"logprobs": 0})
+    assert [token.token_id for token in result.logprobs] == result.token_ids
+    assert merged(result.responses) == EXPECTED
+
+
+async def test_a_request_that_is_resumed_repeats_and_loses_nothing(make_line, pool) -> None:
+    """After every response; the prompt, from which the parser learns how the output begins, comes back as token ids."""
+    async with make_line().running(pool=pool) as line:
+        whole = await line.generate(chat=CHAT, output_parsing=ALL)
+        prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
+        for num_read in range(1, len(whole.responses)):
+            before = whole.responses[:num_read]
+            given = [token_id for response in before for token_id in response.token_ids]
+            resumed = await line.generate(token_ids=prompt, resume_token_ids=given, output_parsing=ALL)
+            assert merged([*before, *resumed.responses]) == EXPECTED
+            assert resumed.finish_reason == TOOL_CALLS
+
+
+async def test_a_resumed_request_that_had_met_its_stop_string_says_no_more(make_line, pool) -> None:
+    async with make_line().running(pool=pool) as line:
+        whole = await line.generate(chat=CHAT, output_parsing=ALL, stop=["</tool_call>"])
+        prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
+        again = await line.generate(
+            token_ids=prompt, resume_token_ids=whole.token_ids, output_parsing=ALL, stop=["</tool_call>"]
+        )
+    assert merged(whole.responses) == (*EXPECTED[:2], EXPECTED[2][:1])
+    assert merged(again.responses) == ("", "", [])
+    assert whole.finish_reason == again.finish_reason == TOOL_CALLS
+
+
+async def test_prompts_that_opened_the_reasoning_need_not_be_told_so(make_line) -> None:
+    line = make_line("Where?\n</think>\n\nThere.", config={"chat_template": FAMILIES["deepseek_r1"]})
+    async with line.running():
+        result = await line.generate(chat=CHAT, output_parsing=ALL)
+        prompt = inference_pb2.TokenIds(ids=result.prompt_token_ids)
+        resumed = await line.generate(
+            token_ids=prompt, resume_token_ids=result.responses[0].token_ids, output_parsing=ALL
+        )
+    assert merged(result.responses) == ("Where?", "There.", [])
+    assert merged([result.responses[0], *resumed.responses]) == ("Where?", "There.", [])
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+async def test_marks_that_are_special_tokens(tmp_path: Path, skip_special_tokens: bool) -> None:
+    path = tiny_tokenizers.save_byte_level(
+        tmp_path / "model", chat_template=FAMILIES["mistral"], extra_special_tokens=["[TOOL_CALLS]", "[ARGS]"]
+    )
+    (path / "config.json").write_text("{}")
+    tokenizer = load_tokenizer(path)
+    tokens = tokenizer.encode('Well.[TOOL_CALLS]now[ARGS]{"a": 1}', add_special_tokens=False)
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == 'Well.now{"a": 1}'
+    line = TokenizerLine(tmp_path, FakeScheduler(lambda request: [*tokens, EOS]), path)
+    options = {"skip_special_tokens": skip_special_tokens}
+    async with line.running():
+        result = await line.generate(chat=CHAT, output_parsing=OutputParsing(tool_calls=True), **options)
+        plain = await line.generate(chat=CHAT, **options)
+    assert merged(result.responses) == ("", "Well.", [("now", '{"a": 1}')])
+    assert plain.text == tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"tool_call_parser": "none", "reasoning_parser": "none"}, ("", OUTPUT, [])),
+        ({"tool_call_parser": "none"}, ("Where? 👍🏽", f"I look.\n{CALL}\n{CALL}", [])),
+        ({"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes", "enable_auto_tool_choice": True}, EXPECTED),
+    ],
+)
+async def test_flags_name_the_parsers(make_line, pool, flags: dict, expected: tuple) -> None:
+    async with make_line(config=flags).running(pool=pool) as line:
+        assert merged((await line.generate(chat=CHAT, output_parsing=ALL)).responses) == expected
+
+
+def test_unread_output_is_merged_whole() -> None:
+    """Strings of a protobuf message replace each other when messages are merged."""
+    outputs = [
+        GenerateResponse(reasoning="a", token_ids=[1]),
+        GenerateResponse(reasoning="b", text="c", token_ids=[2]),
+        TextDelta("d", [3], common_pb2.Usage()),
+        GenerateResponse(tool_calls=[ToolCallDelta(id="x", name="f")]),
+        GenerateResponse(tool_calls=[ToolCallDelta(arguments="{}")], finish_reason=TOOL_CALLS),
+    ]
+    unread = UnreadOutput(outputs[0])
+    for output in outputs[1:]:
+        unread = unread.merge(UnreadOutput(output))
+    said = unread.read()
+    assert merged([said]) == ("ab", "cd", [("f", "{}")])
+    assert (list(said.token_ids), said.finish_reason) == ([1, 2, 3], TOOL_CALLS)
+    assert json.loads(said.tool_calls[1].arguments) == {}
