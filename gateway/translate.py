@@ -148,7 +148,10 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         cache_salt=body.cache_salt,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncate_end=body.truncation_side == "right",
-        sampling_params=common_pb2.SamplingParams(**values, stop_token_ids=body.stop_token_ids),
+        sampling_params=common_pb2.SamplingParams(
+            **values, stop_token_ids=body.stop_token_ids, allowed_token_ids=body.allowed_token_ids
+        ),
+        bad_words=body.bad_words,
     )
     for token_id, bias in (body.logit_bias or {}).items():
         request.sampling_params.logit_bias_ids.append(int(token_id))

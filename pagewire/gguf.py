@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagewire.damaged_file import remedy
+
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -54,12 +56,12 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     """The metadata of the file. Raises GgufError naming the file; OSError if it cannot be read."""
     with Path(path).open("rb") as file:
         if not file.seek(0, 2):
-            raise GgufError(f"{path}: the file is empty")
+            raise GgufError(f"{path}: the file is empty; download it again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return read_header(data).metadata
             except GgufError as error:
-                raise GgufError(f"{path}: {error}") from None
+                raise GgufError(f"{path}: {error}; {remedy(Path(path))}") from None
 
 
 def read_header(data: mmap.mmap | bytes, *, skip_string_arrays: bool = False) -> GgufHeader:

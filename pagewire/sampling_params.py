@@ -2,7 +2,7 @@
 
 `SamplingParams` of common.proto says what each parameter means and carries it from the client to the executor. A row
 here says the rest of a parameter with one value: the gateway's request bodies, the checks, the defaults and the
-executor's columns are made from it. Lists (logit_bias, stop_token_ids) are dealt with by name.
+executor's columns are made from it. Lists (logit_bias, stop_token_ids, bad_words) are dealt with by name.
 """
 
 import math
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_GRAMMAR_BYTES = 2**20
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 64
 MAX_CACHE_SALT = 128  # characters, as many as vLLM takes
 # Below, the logits divided by the temperature lose their differences to rounding, or overflow: it means greedy.
 MIN_TEMPERATURE = 1e-5
@@ -106,6 +108,9 @@ def resolve(params: "SamplingParams") -> "SamplingParams":
     _check_logit_bias(resolved)
     if resolved.HasField("grammar"):
         _check_grammar(resolved.grammar)
+        if resolved.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids excludes a grammar; leave one of them out")
+    _check_bad_words(resolved)
     if not resolved.HasField("seed"):
         resolved.seed = secrets.randbits(63)
     return resolved
@@ -119,6 +124,18 @@ def _check_logit_bias(params: "SamplingParams") -> None:
         )
     for token_id, bias in zip(ids, values, strict=True):
         _check(f"logit_bias of token {token_id}", bias, LOGIT_BIAS, "in [-100, 100]")
+
+
+def _check_bad_words(params: "SamplingParams") -> None:
+    if (count := len(params.bad_words)) > MAX_BAD_WORDS:
+        raise InvalidRequest(
+            f"bad_words are {count} sequences of tokens (a word as text is up to two); {MAX_BAD_WORDS} are possible"
+        )
+    for index, word in enumerate(params.bad_words):
+        if not 1 <= len(word.token_ids) <= MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"bad_words[{index}] has {len(word.token_ids)} tokens; 1 to {MAX_BAD_WORD_TOKENS} are possible"
+            )
 
 
 def _check_grammar(grammar: "Grammar") -> None:
@@ -153,6 +170,9 @@ def check_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: int
         raise InvalidRequest(f"logprobs is {params.logprobs}, but this model gives at most {max_logprobs}")
     check_token_ids("logit_bias_ids", params.logit_bias_ids, vocab_size)
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_token_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    for index, word in enumerate(params.bad_words):
+        check_token_ids(f"bad_words[{index}]", word.token_ids, vocab_size)
 
 
 def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:

@@ -183,6 +183,9 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
     stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
     stop_token_ids: list[TokenId] | None = None
+    # Empty lists ask for nothing.
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -218,6 +221,15 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
 class CompletionRequest(GenerationParameters):
     prompt: Prompts
     add_special_tokens: bool | None = None
+    # Begin with the prompt.
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _echo_has_no_logprobs(self) -> "CompletionRequest":
+        if self.echo and self.logprobs is not None:  # clients would look for those of the prompt
+            message = "echo together with logprobs is not supported yet; leave one of them out"
+            raise ApiError(400, message, param="echo", code="unsupported_parameter")
+        return self
 
 
 class TokenizeRequest(ChatPromptParameters):

@@ -8,13 +8,10 @@ from pagewire.gateway.errors import ApiError
 
 # Name -> values that ask for nothing (null always does). Clients send them without being asked.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),

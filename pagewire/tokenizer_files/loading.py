@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
+from pagewire.damaged_file import remedy
 from pagewire.gguf import read_metadata
 from pagewire.tokenizer_files.conversion import convert
 from pagewire.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError
@@ -113,7 +114,7 @@ def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
-        raise TokenizerLoadError(f"{file} cannot be read: {error}") from error
+        raise TokenizerLoadError(f"{file} cannot be read ({error}); {remedy(file)}") from error
     # As in transformers: tokenizer.json's own rule says where BOS and EOS go, whatever these said once.
     config.pop("add_bos_token", None)
     config.pop("add_eos_token", None)
@@ -125,13 +126,15 @@ def _convert(path: Path, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, A
     try:
         converted = convert(path, config)
     except ValueError as error:
-        raise TokenizerLoadError(f"{error}; {_remedy(path)}") from error
+        raise TokenizerLoadError(f"{error}; {_how_to_convert(path)}") from error
     if converted is None:
-        raise TokenizerLoadError(f"{path} holds no tokenizer.json, nor files that one can be made of; {_remedy(path)}")
+        raise TokenizerLoadError(
+            f"{path} holds no tokenizer.json, nor files that one can be made of; {_how_to_convert(path)}"
+        )
     return converted
 
 
-def _remedy(path: Path) -> str:
+def _how_to_convert(path: Path) -> str:
     return (
         f"write a tokenizer.json with transformers: AutoTokenizer.from_pretrained({str(path)!r})"
         f".save_pretrained({str(path)!r})"
@@ -161,7 +164,7 @@ def _check_ids(backend: Tokenizer, tokens: Iterable[tuple[str, int]], file: Path
         if (found := backend.token_to_id(text)) != token_id:
             raise TokenizerLoadError(
                 f"{file} gives {text!r} the id {token_id}, behind this vocabulary it would have {found}; "
-                + _remedy(file.parent)
+                + _how_to_convert(file.parent)
             )
 
 
@@ -171,9 +174,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TokenizerLoadError(f"{file} is not valid JSON: {error}") from error
+        raise TokenizerLoadError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
     if not isinstance(value, dict):
-        raise TokenizerLoadError(f"{file} must hold a JSON object")
+        raise TokenizerLoadError(f"{file} must hold a JSON object; {remedy(file)}")
     return value
 
 

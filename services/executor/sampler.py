@@ -1,8 +1,8 @@
 """From logits to the next token of every sampled request, on the device and without waiting for it.
 
-Order of operations: log probabilities are of the raw logits; then logit_bias and min_tokens, penalties, grammars,
-temperature, min-p and top-k, top-p. From temperature on, `sample_tokens` does everything, for any mix of requests.
-What comes before are extras, done only in steps where a request asks for them.
+Order of operations: log probabilities are of the raw logits; then logit_bias and min_tokens, bad_words, penalties,
+grammars and allowed_token_ids, temperature, min-p and top-k, top-p. From temperature on, `sample_tokens` does
+everything, for any mix of requests. What comes before are extras, done only in steps where a request asks for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.services.executor.row_columns import RowColumns
 
+# Finite: where all tokens that are allowed are forbidden, one of them is sampled.
+_FORBIDDEN = -1e30
+
 
 @dataclass(frozen=True)
 class LogitBias:
@@ -24,6 +27,15 @@ class LogitBias:
     token_ids: Tensor  # int64 [N]
     values: Tensor  # fp32 [N]
     min_lens: Tensor | None = None  # int64 [N]: only while a sequence is shorter; None = the host has decided
+
+
+@dataclass(frozen=True)
+class BadWords:
+    """Sequences of tokens that must not be completed; N of them, of up to P + 1 tokens."""
+
+    batch_indices: Tensor  # int64 [N]
+    prefixes: Tensor  # int64 [N, P], all but the last token, to the right; -1 before them
+    last_token_ids: Tensor  # int64 [N]
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class LogprobsSelection:
 
 @dataclass(frozen=True)
 class Masks:
-    """Requests with a grammar, and the tokens that may follow in it."""
+    """Requests with a grammar or allowed_token_ids, and the tokens that may follow."""
 
     batch_indices: Tensor  # int32 [n]
     masks: Tensor  # int32 [n, ceil(vocab_size / 32)], see `ops.mask_tokens`
@@ -59,6 +71,11 @@ class SamplingExtras:
     penalties: Penalties | None = None
     logprobs: LogprobsSelection | None = None
     masks: Masks | None = None
+    bad_words: BadWords | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        return any(extra is not None for extra in (self.bias, self.penalties, self.masks, self.bad_words))
 
 
 @dataclass(frozen=True)
@@ -97,10 +114,12 @@ def sample(
     [S], drafted tokens before each position.
     """
     adjusted = logits
-    if extras.bias is not None or extras.penalties is not None or extras.masks is not None:
+    if extras.changes_logits:
         adjusted = logits.to(torch.float32, copy=True)
     if extras.bias is not None:
         add_bias(adjusted, extras.bias, rows, columns, offsets)
+    if extras.bad_words is not None:
+        forbid_words(adjusted, extras.bad_words, rows, columns, token_ids, offsets)
     if extras.penalties is not None:
         apply_penalties(adjusted, extras.penalties, columns, token_ids)
     if extras.masks is not None:
@@ -138,6 +157,23 @@ def add_bias(logits: Tensor, bias: LogitBias, rows: Tensor, columns: RowColumns,
         values = values.where(lens[bias.batch_indices] < bias.min_lens, 0.0)
     # Ids named twice add up.
     logits.index_put_((bias.batch_indices, bias.token_ids), values, accumulate=True)
+
+
+def forbid_words(
+    logits: Tensor, words: BadWords, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
+) -> None:
+    """In place, on fp32 logits [S, vocab_size]. The device decides: the host does not know the last tokens yet."""
+    of_words = rows.long()[words.batch_indices]  # [N]
+    ends = columns.num_tokens[of_words]
+    if offsets is not None:
+        ends = ends + offsets[words.batch_indices]
+    length = words.prefixes.shape[1]
+    positions = ends[:, None] - length + torch.arange(length, device=logits.device)  # [N, P]
+    known = token_ids[of_words[:, None], positions.clamp(min=0)]
+    is_output = positions >= columns.num_prompt_tokens[of_words][:, None]
+    is_next = ((known == words.prefixes) & is_output | (words.prefixes < 0)).all(1)
+    values = torch.zeros_like(is_next, dtype=torch.float32).masked_fill(is_next, _FORBIDDEN)
+    logits.index_put_((words.batch_indices, words.last_token_ids), values, accumulate=True)
 
 
 def apply_penalties(logits: Tensor, penalties: Penalties, columns: RowColumns, token_ids: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ import torch
 from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.constraints import Constraints
 from pagewire.services.executor.grammar.matcher import Matcher
-from pagewire.services.executor.sampler import LogitBias, LogprobsSelection, Masks, Penalties, SamplingExtras
+from pagewire.services.executor.sampler import BadWords, LogitBias, LogprobsSelection, Masks, Penalties, SamplingExtras
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams
@@ -37,7 +38,11 @@ class SamplingState:
         self._min_len = np.zeros(max_num_seqs, dtype=np.int64)
         self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # row -> (token ids, values)
         self._end_token_ids: dict[int, np.ndarray] = {}  # row -> token ids, for rows with min_tokens
+        self._allowed: dict[int, np.ndarray] = {}  # row -> int32 [ceil(vocab_size / 32)], a bit per token
+        # row -> (int64 [n, P], int64 [n]), see BadWords
+        self._bad_words: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.constraints = Constraints(max_num_seqs, vocab_size)
+        self._of_rows: tuple[dict[int, Any], ...] = (self._bias, self._end_token_ids, self._allowed, self._bad_words)
         self._with_extras: set[int] = set()  # rows that want any of it; mostly there is none to look for
 
     def fill(self, row: int, params: SamplingParams, num_prompt_tokens: int, matcher: Matcher | None = None) -> None:
@@ -50,13 +55,17 @@ class SamplingState:
         if params.logit_bias_ids:
             values = np.array(params.logit_bias_values, dtype=np.float32)
             self._bias[row] = (self._token_ids(params.logit_bias_ids), values)
+        if params.allowed_token_ids:
+            self._allowed[row] = self._mask(self._token_ids(params.allowed_token_ids))
+        if params.bad_words:
+            self._bad_words[row] = self._sequences([list(word.token_ids) for word in params.bad_words])
         end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
         if matcher is not None:
             self.constraints.fill(row, matcher)  # it sees to min_tokens, too
         elif params.min_tokens > 0 and end_token_ids:
             self._end_token_ids[row] = self._token_ids(sorted(end_token_ids))
             self._min_len[row] = num_prompt_tokens + params.min_tokens
-        has_bias = row in self._bias or row in self._end_token_ids
+        has_bias = any(row in of_rows for of_rows in self._of_rows)
         if self._is_penalized[row] or has_logprobs or has_bias or matcher is not None:
             self._with_extras.add(row)
 
@@ -64,17 +73,31 @@ class SamplingState:
         token_ids = np.array(ids, dtype=np.int64)
         if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
             raise InvalidStep(
-                f"a logit_bias or stop token id is outside the vocabulary of {self._vocab_size} tokens: {list(ids)}"
+                f"a token id that sampling names is outside the vocabulary of {self._vocab_size} tokens: {list(ids)}"
             )
         return token_ids
+
+    def _mask(self, token_ids: np.ndarray) -> np.ndarray:
+        """int32 [ceil(vocab_size / 32)], the bits of these set; see `ops.mask_tokens`."""
+        bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=bool)
+        bits[token_ids] = True
+        return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+    def _sequences(self, words: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """All but their last tokens, int64 [n, P] with -1 before them, and these, int64 [n]."""
+        token_ids = [self._token_ids(word) for word in words]
+        prefixes = np.full((len(words), max(map(len, words)) - 1), -1, dtype=np.int64)
+        for prefix, word in zip(prefixes, token_ids, strict=True):
+            prefix[len(prefix) - len(word) + 1 :] = word[:-1]
+        return prefixes, np.array([word[-1] for word in token_ids])
 
     def clear(self, row: int) -> None:
         """Forgets what not every row has; `fill` overwrites the columns."""
         self._with_extras.discard(row)
         self.constraints.clear(row)
         self._min_len[row] = 0
-        self._bias.pop(row, None)
-        self._end_token_ids.pop(row, None)
+        for of_rows in self._of_rows:
+            of_rows.pop(row, None)
 
     def logprobs_of(self, rows: np.ndarray) -> list[tuple[int, int]]:
         """(batch index, alternatives wanted) of the rows that want log probabilities, in batch order."""
@@ -100,10 +123,11 @@ class SamplingState:
         if not self._with_extras:
             return None
         arrays: dict[str, np.ndarray] = {}
-        if (masked := self.constraints.masks(rows)) is not None:
-            arrays["masks.batch_indices"], arrays["masks.masks"] = masked
+        self._stage_masks(arrays, rows)
         if self._bias or self._end_token_ids:
             self._stage_bias(arrays, rows, num_tokens, is_exact)
+        if self._bad_words:
+            self._stage_bad_words(arrays, rows)
         penalized = np.flatnonzero(self._is_penalized[rows])
         if len(penalized):
             arrays["penalties.batch_indices"] = penalized.astype(np.int32)
@@ -116,8 +140,8 @@ class SamplingState:
         if len(with_logprobs) < len(rows):
             arrays["logprobs.batch_indices"] = with_logprobs
         tensors = upload(device, arrays)
-        masks, bias, penalties, logprobs = None, None, None, None
-        if masked is not None:
+        masks, bias, bad_words, penalties, logprobs = None, None, None, None, None
+        if "masks.masks" in tensors:
             masks = Masks(tensors["masks.batch_indices"], tensors["masks.masks"])
         if "bias.values" in tensors:
             bias = LogitBias(
@@ -126,6 +150,10 @@ class SamplingState:
                 tensors["bias.values"],
                 tensors.get("bias.min_lens"),
             )
+        if "words.prefixes" in tensors:
+            bad_words = BadWords(
+                tensors["words.batch_indices"], tensors["words.prefixes"], tensors["words.last_token_ids"]
+            )
         if len(penalized):
             penalties = Penalties(
                 tensors["penalties.batch_indices"], tensors["penalties.rows"], tensors.get("penalties.offsets")
@@ -133,7 +161,33 @@ class SamplingState:
         if len(with_logprobs):
             num_top = int(self._num_logprobs[rows[with_logprobs]].max())
             logprobs = LogprobsSelection(tensors.get("logprobs.batch_indices"), num_top)
-        return SamplingExtras(bias, penalties, logprobs, masks)
+        return SamplingExtras(bias, penalties, logprobs, masks, bad_words)
+
+    def _stage_masks(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> None:
+        masked = self.constraints.masks(rows)
+        parts = [] if masked is None else [masked]
+        # No row has both: a request with a grammar has no allowed_token_ids.
+        allowed = [(index, self._allowed[row]) for index, row in enumerate(rows.tolist()) if row in self._allowed]
+        if allowed:
+            indices, masks = zip(*allowed, strict=True)
+            parts.append((np.array(indices, dtype=np.int32), np.stack(masks)))
+        if parts:
+            arrays["masks.batch_indices"] = np.concatenate([indices for indices, _ in parts])
+            arrays["masks.masks"] = np.concatenate([masks for _, masks in parts])
+
+    def _stage_bad_words(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> None:
+        of_rows = [(index, *self._bad_words[row]) for index, row in enumerate(rows.tolist()) if row in self._bad_words]
+        if not of_rows:
+            return
+        width = max(prefixes.shape[1] for _, prefixes, _ in of_rows)
+        arrays["words.batch_indices"] = np.concatenate([np.full(len(last), index) for index, _, last in of_rows])
+        arrays["words.prefixes"] = np.concatenate(
+            [
+                np.pad(prefixes, ((0, 0), (width - prefixes.shape[1], 0)), constant_values=-1)
+                for _, prefixes, _ in of_rows
+            ]
+        )
+        arrays["words.last_token_ids"] = np.concatenate([last for _, _, last in of_rows])
 
     def _stage_bias(
         self, arrays: dict[str, np.ndarray], rows: np.ndarray, num_tokens: np.ndarray, is_exact: bool

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,24 +14,21 @@ from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process import release_unused_memory, usable_cores
-from pagewire.services.executor import kv_cache, memory, memory_profile, stats
+from pagewire.services.executor import kv_cache, memory, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
-from pagewire.services.executor.cuda_graphs import Steps
-from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.pooling import pooling_of
-from pagewire.services.executor.loading.weights.identity import model_key
-from pagewire.services.executor.memory import MemoryProfile, mib
-from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
+from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.phases import Phases
-from pagewire.services.executor.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.pooling import Pooling
+from pagewire.services.executor.runner_setup import Setup, num_blocks
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.warm_up import warm_up
 
@@ -44,8 +39,6 @@ _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
 _MIN_CUDA_MAJOR = 8  # of the compute capability
 # By default, where a prompt must be in one step: memory for activations grows with it.
 _MAX_WHOLE_PROMPT = 8192
-
-Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
@@ -86,39 +79,6 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A loaded model, and all that its runner is made of but the number of blocks."""
-
-    config: ExecutorConfig
-    model: Model
-    limits: Limits
-    graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
-    device: torch.device
-    record_steps: bool = False  # on a CPU
-    pooling: Pooling = LAST_STATE
-
-    def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
-        return ModelRunner(
-            self.model,
-            limits,
-            num_blocks,
-            self.device,
-            attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits) if self.record_steps else None,
-            pooling=self.pooling,
-            image_cache_bytes=self.config.mm_encoder_cache_bytes,
-        )
-
-
-def _recorded_steps(limits: Limits) -> Steps:
-    from pagewire.services.executor.recorded_steps import (
-        RecordedSteps,  # compiles the C++ kernels, which a GPU has no use for
-    )
-
-    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens)
-
-
 def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[ModelRunner, ExecutorInfo]:
     """Loads the model and makes it ready. Call it on the thread that will execute steps.
 
@@ -133,6 +93,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     sizes = capture_sizes(
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
+    overrides = parse_overrides(config.hf_overrides)
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or usable_cores())
     with phases("weights"):
@@ -147,22 +108,21 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             quantization=config.quantization,
             weights_cache=config.weights_cache or None,
             seed=config.seed,
-            hf_overrides=parse_overrides(config.hf_overrides),
+            hf_overrides=overrides,
             progress=progress,
         )
     _check_model(model, device)
-    overrides = parse_overrides(config.hf_overrides)
     pooling = pooling_of(model, Path(model_path), config.runner, config.convert, device, overrides)
     limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
     graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()
     records = _records_steps(config, model, device)
     setup = Setup(config, model, limits, graph_sizes, device, records, pooling)
-    num_blocks = _num_blocks(setup, Path(model_path), phases, progress)
+    size = num_blocks(setup, Path(model_path), phases, progress)
     progress(1.0, "KV cache")
     with phases("kv_cache"):
-        longest = kv_cache.longest_request(kv_cache.kv_groups(model, num_blocks, limits), limits)
-        runner = setup.runner(num_blocks, replace(limits, max_model_len=longest))
+        longest = kv_cache.longest_request(kv_cache.kv_groups(model, size, limits), limits)
+        runner = setup.runner(size, replace(limits, max_model_len=longest))
     progress(1.0, "warm-up")
     with phases("warm_up"):
         try:
@@ -261,74 +221,6 @@ def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -
     """What stands for CUDA graphs on a CPU: it takes the C++ kernels. What a model's code does that cannot be recorded
     shows while it is."""
     return device.type == "cpu" and cpu_backend() == "cpp" and not config.enforce_eager
-
-
-def _num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
-    """Of a group of layers that sees all tokens; that of others follows from it."""
-    config, limits, device = setup.config, setup.limits, setup.device
-    if config.num_gpu_blocks_override is not None:
-        num_bytes = kv_cache.cache_bytes(setup.model, config.num_gpu_blocks_override, limits)
-        memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
-        return config.num_gpu_blocks_override
-    if not setup.model.caching_layers:
-        return 0
-    flag = "--kv-cache-memory-bytes"
-    if config.kv_cache_memory_bytes is not None:
-        num_bytes = config.kv_cache_memory_bytes
-        memory.check_kv_cache_fits(num_bytes, device, flag)
-    elif device.type == "cpu":
-        usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
-        usable_bytes = kv_cache.cache_bytes(setup.model, usable_blocks, limits)
-        num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes)
-    else:
-        flag = "--gpu-memory-utilization"
-        num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)
-    return kv_cache.blocks_within(num_bytes, setup.model, limits, flag)
-
-
-def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:
-    """Memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once and kept."""
-    meter.release()
-    before, utilization = meter.now(), setup.config.gpu_memory_utilization
-
-    def measure() -> MemoryProfile:
-        profile = memory_profile.measure(setup.runner(1, setup.limits), setup.graph_sizes, meter)
-        meter.release()
-        return profile
-
-    progress(1.0, "memory profile")
-    notes: list[str] = []
-    with phases("memory_profile", notes):
-        profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
-        notes += ["cached"] * was_known
-    kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
-    num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
-    logger.info(
-        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs - %s "
-        "images (--mm-encoder-cache-bytes)",
-        *map(mib, (num_bytes, before.total)),
-        utilization,
-        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes, kept_images)),
-    )
-    return num_bytes
-
-
-def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
-    """What a memory profile depends on, apart from device and software."""
-    config = setup.config
-    return {
-        "model": model_key(model_path),
-        "load_format": config.load_format,
-        "model_impl": config.model_impl,
-        "quantization": config.quantization,
-        "hf_overrides": config.hf_overrides,
-        "dtype": setup.model.config.dtype,
-        "kv_cache": [(asdict(spec), len(layers)) for spec, layers in kv_cache.groups(setup.model).items()],
-        "attention_split_size": config.attention_split_size,
-        "limits": asdict(setup.limits),
-        "graph_sizes": setup.graph_sizes,
-        "kind": setup.pooling.kind,  # whether the largest steps have logits
-    }
 
 
 def _report_bytes(info: ExecutorInfo, runner: ModelRunner, device: torch.device) -> None:

@@ -41,6 +41,13 @@ class Codec:
     def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """What each word may be as tokens: at the beginning, and after a space."""
+        bare = [word.lstrip() or word for word in words]
+        forms = dict.fromkeys(form for word in bare for form in (word, " " + word))
+        encoded = (tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+        return [list(token_ids) for token_ids in dict.fromkeys(encoded) if token_ids]
+
     def encode_inputs(
         self, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:

@@ -13,6 +13,7 @@ from typing import Protocol
 import grpc
 
 from pagewire.config import TokenizerConfig
+from pagewire.damaged_file import remedy
 from pagewire.errors import StartupError
 from pagewire.models import is_of_hub
 from pagewire.rpc import RpcError
@@ -223,9 +224,9 @@ def _image_token_id(model_path: Path) -> int | None:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise StartupError(f"{file} is not valid JSON: {error}") from error
+        raise StartupError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
     if not isinstance(raw, dict):
-        raise StartupError(f"{file} must hold a JSON object")
+        raise StartupError(f"{file} must hold a JSON object; {remedy(file)}")
     key = _IMAGE_TOKEN_KEYS.get(raw.get("model_type", ""))
     token_id = None if key is None else raw.get(key, raw.get("image_token_id"))
     if key is not None and not isinstance(token_id, int):

@@ -79,6 +79,8 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
 def _tokenizer_path(config: TokenizerConfig) -> Path:
     """Raises StartupError. --tokenizer may name a directory that holds a tokenizer and no model."""
     refuse_remote_code(config)
+    if config.tokenizer_revision is not None and not config.tokenizer:
+        raise StartupError("--tokenizer-revision is that of --tokenizer, which is not given; --revision is the model's")
     if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():
         return Path(config.tokenizer).expanduser()
     if config.tokenizer:

@@ -61,6 +61,10 @@ class TokenizerPool:
         token_ids: list[int] = self._work("encode_text", (text, add_special_tokens))
         return token_ids
 
+    async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Tokens that would write one of the words."""
+        return await self._call("encode_words", words)
+
     async def encode_inputs(
         self, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pagewire.damaged_file import remedy
+
 
 @dataclass(frozen=True)
 class SentenceConfig:
@@ -34,7 +36,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
+        raise ValueError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object")
+        raise ValueError(f"{file} must hold a JSON object; {remedy(file)}")
     return content

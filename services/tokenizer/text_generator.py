@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import grpc
 
 from pagewire.rpc import RpcError
+from pagewire.sampling_params import MAX_BAD_WORDS
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -126,6 +127,9 @@ class TextGenerator:
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)
             prompt = truncated(prompt, request, params, self.max_model_len)
+            if request.bad_words:
+                words = await self.pool.encode_words(request.bad_words)
+                params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
             check_prompt(prompt.token_ids, request.resume_token_ids)
             parser = self._parsers.make(parsing, prompt.token_ids)
             stream = live.stream = TextStream(
@@ -175,6 +179,10 @@ def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str]
     """
     if len(request.stop) > MAX_STOP_STRINGS:
         raise invalid(f"stop has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are possible")
+    if len(request.bad_words) > MAX_BAD_WORDS:
+        raise invalid(f"bad_words has {len(request.bad_words)} words; at most {MAX_BAD_WORDS} are possible")
+    if "" in request.bad_words:
+        raise invalid("bad_words contains an empty string; every word must have at least one character")
     if "" in request.stop:
         raise invalid("stop contains an empty string; every stop string must have at least one character")
     return OutputOptions(

@@ -109,6 +109,23 @@ async def test_tools_that_must_be_called_are(line: Line, choice: Any) -> None:
     assert list(json.loads(call.function.arguments)) == ["country"]
 
 
+async def test_words_and_tokens_that_are_ruled_out_do_not_appear(line: Line) -> None:
+    async with line.openai() as client, httpx.AsyncClient() as http:
+        prompt = "The capital of France is"
+        more = {"bad_words": ["Paris", "the"]}
+        answer = await client.completions.create(
+            model="m", prompt=prompt, max_tokens=24, temperature=0, extra_body=more
+        )
+        assert "Paris" not in answer.choices[0].text and " the" not in answer.choices[0].text
+        ids = [
+            (await http.post(f"{line.base_url}/tokenize", json={"prompt": text})).json()["tokens"][-1] for text in "abc"
+        ]
+        answer = await client.completions.create(
+            model="m", prompt=prompt, max_tokens=12, seed=3, extra_body={"allowed_token_ids": ids}
+        )
+        assert {*answer.choices[0].text} <= {*"abc"} and len(answer.choices[0].text) == 12
+
+
 async def test_openai_errors(line: Line) -> None:
     async with line.openai() as client:
         with pytest.raises(openai.NotFoundError, match="nobody"):

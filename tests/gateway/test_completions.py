@@ -35,6 +35,19 @@ async def test_prompt_forms(ai: openai.AsyncOpenAI, prompt: object, texts: list[
     assert answer.usage.completion_tokens == 16 * 2 * len(texts)
 
 
+@pytest.mark.parametrize("prompt", [["one", "two"], [ids("one"), ids("two")]])
+async def test_echo_begins_with_the_prompt(ai: openai.AsyncOpenAI, prompt: list[str]) -> None:
+    asked = {"model": "fake", "prompt": prompt, "seed": 2, "n": 2, "echo": True}
+    expected = [text + expected_text(text, seed, 16) for text in ("one", "two") for seed in (2, 3)]
+    answer = await ai.completions.create(**asked)
+    assert [choice.text for choice in answer.choices] == expected
+    texts = [""] * 4
+    async for chunk in await ai.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+
+
 async def test_stream(ai: openai.AsyncOpenAI) -> None:
     stream = await ai.completions.create(
         model="alias", prompt=["a", "b"], seed=2, stream=True, stream_options={"include_usage": True}
@@ -96,6 +109,7 @@ async def test_every_parameter_reaches_the_tokenizer(client: httpx.AsyncClient, 
         "seed": -4, "max_tokens": 9, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [1, 2], "logprobs": 0,
         "priority": -3, "stop": "never", "include_stop_str_in_output": True, "skip_special_tokens": False,
         "add_special_tokens": False, "user": "me", "metadata": {"k": "v"}, "store": False, "best_of": 1, "echo": False,
+        "allowed_token_ids": [5, 6], "bad_words": ["a b", "c"],
         "cache_salt": "secret", "truncate_prompt_tokens": 3, "truncation_side": "right",
     }  # fmt: skip
     response = await client.post("/v1/completions", json=body)
@@ -108,6 +122,7 @@ async def test_every_parameter_reaches_the_tokenizer(client: httpx.AsyncClient, 
     assert (params.seed, params.max_tokens, params.min_tokens, params.ignore_eos) == (-4, 9, 2, True)
     assert (list(params.stop_token_ids), params.logprobs, params.priority) == ([1, 2], 0, -3)
     assert params.HasField("logprobs")
+    assert (list(params.allowed_token_ids), list(request.bad_words)) == ([5, 6], ["a b", "c"])
     assert (request.cache_salt, request.truncate_prompt_tokens, request.truncate_end) == ("secret", 3, True)
     assert (list(request.stop), request.include_stop_str_in_output) == (["never"], True)
     assert request.HasField("skip_special_tokens") and not request.skip_special_tokens

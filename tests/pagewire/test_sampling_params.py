@@ -17,7 +17,7 @@ from pagewire.sampling_params import (
     resolve,
     with_defaults,
 )
-from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.v1.common_pb2 import Grammar, SamplingParams, TokenSequence
 from tests.sampling_values import a_value, wrong_values
 
 FIELDS = SamplingParams.DESCRIPTOR.fields_by_name
@@ -115,5 +115,27 @@ def test_what_the_model_allows() -> None:
         check_for_model(of(logprobs=6), vocab_size=10, max_logprobs=5)
     with pytest.raises(InvalidRequest, match="stop_token_ids contains -1; the vocabulary is 0 to 9"):
         check_for_model(of(stop_token_ids=[3, -1]), vocab_size=10, max_logprobs=5)
+    with pytest.raises(InvalidRequest, match="allowed_token_ids contains 10; the vocabulary is 0 to 9"):
+        check_for_model(of(allowed_token_ids=[3, 10]), vocab_size=10, max_logprobs=5)
+    with pytest.raises(InvalidRequest, match=r"bad_words\[1\] contains 10; the vocabulary is 0 to 9"):
+        check_for_model(of(bad_words=bad_words([1], [3, 10])), vocab_size=10, max_logprobs=5)
     with pytest.raises(InvalidRequest, match="logit_bias_ids contains 10; the vocabulary is 0 to 9"):
         check_for_model(of(logit_bias_ids=[3, 10]), vocab_size=10, max_logprobs=5)
+
+
+def bad_words(*words: list[int]) -> list[TokenSequence]:
+    return [TokenSequence(token_ids=word) for word in words]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bad_words": bad_words([1], [])}, r"bad_words\[1\] has 0 tokens; 1 to 64 are possible"),
+        ({"bad_words": bad_words([1] * 65)}, r"bad_words\[0\] has 65 tokens"),
+        ({"bad_words": bad_words(*[[1]] * 1025)}, "bad_words are 1025 sequences"),
+        ({"allowed_token_ids": [1], "grammar": Grammar(regex="a")}, "allowed_token_ids excludes a grammar"),
+    ],
+)
+def test_restrictions_that_cannot_be_followed_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        resolve(SamplingParams(**fields))

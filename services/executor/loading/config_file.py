@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 
+from pagewire.damaged_file import remedy
 from pagewire.services.executor.load_error import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 
 _OF_THE_WHOLE = ("architectures", "model_type")  # which its parts have, too
+
+_NAME_IT = """name it: --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'"""
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -62,7 +65,7 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
     if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
         return names[0]
     if names:
-        raise ModelLoadError(f"key architectures must name one class, found {names}")
+        raise ModelLoadError(f"key architectures must name one class, found {names!r:.200}; {_NAME_IT}")
     model_type = raw.get("model_type")
     for known in ARCHITECTURES.values():
         if known.model_type == model_type:
@@ -73,7 +76,7 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
         return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
     raise ModelLoadError(
         f"key architectures must name one class, found {names}, and no class is known for model_type {model_type!r}; "
-        """name it: --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'"""
+        + _NAME_IT
     )
 
 
@@ -92,7 +95,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: cannot be read as JSON ({error})") from error
+        raise ModelLoadError(f"{path}: cannot be read as JSON ({error}); {remedy(path)}") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object")
+        raise ModelLoadError(f"{path}: expected a JSON object; {remedy(path)}")
     return value

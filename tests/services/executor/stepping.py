@@ -19,7 +19,7 @@ from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.step import Blocks, HostTokens, Image, NewRequest, Step, StepOutput
-from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -242,6 +242,13 @@ class BrokenRunner(ModelRunner):
 
 
 SEEDED = sampling_params(seed=11, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01)
+# One pair of tokens in four is forbidden.
+EVEN = range(20, 40, 2)
+RESTRICTED = sampling_params(
+    seed=13,
+    allowed_token_ids=range(20, 40),
+    bad_words=[TokenSequence(token_ids=[first, second]) for first in EVEN for second in EVEN],
+)
 PENALIZED = sampling_params(seed=12, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=6)
 WITH_LOGPROBS = changed(SEEDED, logprobs=2)
 

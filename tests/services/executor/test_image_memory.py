@@ -17,7 +17,8 @@ from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.vision_language import VisionLanguageModel
 from pagewire.services.executor.phases import Phases
-from pagewire.services.executor.startup import Setup, cuda_cache_bytes, start_runner
+from pagewire.services.executor.runner_setup import Setup, cuda_cache_bytes
+from pagewire.services.executor.startup import start_runner
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.models.test_vision_language import vision_model
 from tests.services.executor.models.tiny_vision import (

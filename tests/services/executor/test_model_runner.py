@@ -1,6 +1,7 @@
 """What a request generates depends on its tokens and parameters, on nothing that the scheduler does around it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
     CPU,
+    EVEN,
     GREEDY,
     LIMITS,
+    RESTRICTED,
     Driver,
     alone,
     changed,
@@ -29,6 +32,10 @@ from tests.services.executor.stepping import (
 
 SEEDED = sampling_params(seed=11, top_p=0.95)
 PENALIZED = sampling_params(seed=12, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, min_tokens=6)
+
+SAMPLINGS = pytest.mark.parametrize(
+    "sampling", [GREEDY, SEEDED, PENALIZED, RESTRICTED], ids=["greedy", "seeded", "penalized", "restricted"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,20 @@ def test_generated_tokens_vary(model: DecoderModel):
     assert alone(model, prompt(20), 12, SEEDED) != alone(model, prompt(20), 12, changed(SEEDED, seed=3))
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
+def test_bad_words_count_tokens_of_steps_in_flight(model: DecoderModel):
+    free = SamplingParams()
+    free.CopyFrom(RESTRICTED)
+    free.ClearField("bad_words")
+
+    def num_forbidden(tokens: list[int]) -> int:
+        assert {*tokens} <= {*range(20, 40)}
+        return sum(first in EVEN and second in EVEN for first, second in pairwise(tokens))
+
+    assert num_forbidden(alone(model, prompt(10), 60, free)) > 5
+    assert num_forbidden(alone(model, prompt(10), 60, RESTRICTED)) == 0
+
+
+@SAMPLINGS
 def test_batched_equals_alone(model: DecoderModel, sampling: SamplingParams):
     prompts = [prompt(length, seed=length) for length in (1, 7, 8, 9, 40)]
     samplings = [sampling if index % 2 == 0 else GREEDY for index in range(len(prompts))]
@@ -108,7 +128,7 @@ def test_two_requests_that_share_blocks_in_the_same_step(model: DecoderModel):
     assert driver.tokens == {0: alone(model, first, 1), 1: alone(model, second, 1)}
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
+@SAMPLINGS
 @pytest.mark.parametrize("num_known", [1, 5, 11])
 def test_a_resumed_request_goes_on_where_it_was(model: DecoderModel, sampling: SamplingParams, num_known: int):
     """Preempted and re-added with what it had generated; penalties still know prompt from output."""
@@ -125,7 +145,7 @@ def test_a_resumed_request_goes_on_where_it_was(model: DecoderModel, sampling: S
     assert rest == expected[num_known:]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"])
+@SAMPLINGS
 def test_pipelined_equals_unpipelined(model: DecoderModel, sampling: SamplingParams):
     """Steps are launched before the results of earlier ones were looked at."""
     token_ids = prompt(10)

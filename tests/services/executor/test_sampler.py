@@ -16,7 +16,7 @@ from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.sampling_state import SamplingState, column_values
 from pagewire.services.executor.step import InvalidStep
-from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 from tests.sampling_values import a_value
 from tests.services.executor.stepping import CPU, sampling_params
 
@@ -278,8 +278,65 @@ def test_a_plain_step_has_no_extras():
     assert state.prepare(np.array([1, 2]), np.array([4, 5]), CPU) is None, "long enough"
 
 
+def words(*sequences: list[int]) -> list[TokenSequence]:
+    return [TokenSequence(token_ids=sequence) for sequence in sequences]
+
+
+def test_only_allowed_tokens_are_sampled():
+    logits = random_logits(64).repeat(4, 1)
+    allowed = [0, 31, 32, 150, 299]
+    mixed = [sampling_params(seed=seed, allowed_token_ids=allowed if seed % 2 else []) for seed in range(len(logits))]
+    sampled = sample_rows(logits, mixed).token_ids.tolist()
+    assert {*sampled[1::2]} == {*allowed}
+    assert (
+        sampled[::2] == sample_rows(logits, [sampling_params(seed=seed) for seed in range(256)]).token_ids[::2].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "output", "is_forbidden"),
+    [
+        ([[9]], [], True),
+        ([[9]], [9, 9], True),
+        ([[4, 9]], [4], True),
+        ([[4, 9]], [], False),  # the prompt ends with 4
+        ([[4, 9]], [4, 3], False),
+        ([[3, 4, 9]], [3, 4], True),
+        ([[3, 4, 9]], [4], False),
+        ([[4, 4, 9]], [4], False),
+        ([[3, 4, 9], [7]], [5, 3, 4], True),
+        ([[1, 2, 3, 4, 5, 6, 9], [8, 9]], [4], False),
+        ([[1, 2, 3, 4, 5, 6, 9], [4, 9], [4, 9]], [4], True),
+    ],
+)
+def test_a_bad_word_is_not_completed(bad: list[list[int]], output: list[int], is_forbidden: bool):
+    logits = random_logits(1)
+    logits[0, 9] = 50.0
+    params = sampling_params(temperature=0, bad_words=words(*bad), logit_bias=((9, 30.0),), repetition_penalty=1.5)
+    assert (greedy(logits, params, [3, 4, *output], 2) != 9) is is_forbidden
+
+
+def test_bad_words_of_one_row_leave_the_others_alone():
+    logits = random_logits(4)
+    best = logits.argmax(1).tolist()
+    params = [sampling_params(temperature=0, bad_words=words(*([1, token] for token in best))) for _ in range(2)]
+    free = [sampling_params(temperature=0)] * 2
+    known = [[5, 1], [5, 2], [5, 1], [5, 1]]
+    sampled = sample_rows(logits, [*params, *free], known, [1] * 4).token_ids.tolist()
+    assert [a == b for a, b in zip(sampled, best, strict=True)] == [False, True, True, True]
+
+
+def test_where_all_that_is_allowed_is_a_bad_word_one_of_them_is_sampled():
+    params = [sampling_params(seed=seed, allowed_token_ids=[9, 20], bad_words=words([9], [20])) for seed in range(20)]
+    assert {*sample_rows(random_logits(20), params).token_ids.tolist()} <= {9, 20}
+
+
 def test_token_ids_outside_the_vocabulary_are_refused():
     state = SamplingState(1, 300, EOS)
+    with pytest.raises(InvalidStep, match="outside the vocabulary"):
+        state.fill(0, sampling_params(allowed_token_ids=[300]), 1)
+    with pytest.raises(InvalidStep, match="outside the vocabulary"):
+        state.fill(0, sampling_params(bad_words=words([1, 300])), 1)
     with pytest.raises(InvalidStep, match="outside the vocabulary"):
         state.fill(0, sampling_params(logit_bias=((300, 1.0),)), 1)
     with pytest.raises(InvalidStep, match="outside the vocabulary"):

@@ -19,7 +19,8 @@ from pagewire.services.executor.memory import OutOfMemoryError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
-from pagewire.services.executor.startup import ExecutorInfo, Setup, cuda_cache_bytes, resolve_device, start_runner
+from pagewire.services.executor.runner_setup import Setup, cuda_cache_bytes
+from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, write_tiny_llama
 

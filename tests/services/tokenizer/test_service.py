@@ -95,6 +95,15 @@ async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
     assert first.request_id != second.request_id
 
 
+async def test_bad_words_become_tokens_as_they_begin_and_as_they_follow(make_line, pool, tokens) -> None:
+    given = common_pb2.SamplingParams(bad_words=[common_pb2.TokenSequence(token_ids=[7])])
+    async with make_line().running(pool=pool) as line:
+        await line.generate(text="Say", bad_words=["world", " end", "\n", "world"], sampling_params=given)
+    [request] = line.scheduler.requests
+    told = [list(word.token_ids) for word in request.sampling_params.bad_words]
+    assert told == [[7], *map(tokens, ("world", " world", "end", " end", "\n", " \n"))]
+
+
 @pytest.mark.parametrize(
     ("limit", "more", "kept"),
     [
@@ -232,6 +241,8 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
         ({"token_ids": {"ids": [1] * 2_000_001}}, "the prompt has 2000001 tokens; at most 2000000"),
         ({"token_ids": {"ids": [1, -2]}}, "token_ids contains -2"),
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
+        ({"text": "x", "bad_words": ["a", ""]}, "bad_words contains an empty string"),
+        ({"text": "x", "bad_words": ["a"] * 1025}, "bad_words has 1025 words; at most 1024"),
         ({"text": "x", "stop": ["a"] * 1025}, "stop has 1025 strings; at most 1024"),
         ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
         ({"token_ids": {"ids": [1]}, "resume_token_ids": [5, -1]}, "resume_token_ids contains -1"),

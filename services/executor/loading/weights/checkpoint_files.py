@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+from pagewire.damaged_file import remedy
 from pagewire.services.executor.load_error import ModelLoadError
 
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
@@ -47,10 +48,14 @@ def _indexed(index: Path) -> list[str]:
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelLoadError(f"{index}: not a valid index of safetensors shards ({error!r})") from error
+        raise ModelLoadError(
+            f"{index}: not a valid index of safetensors shards ({error!r}); {remedy(index)}"
+        ) from error
     for name in names:
         if not isinstance(name, str) or name != Path(name).name:
-            raise ModelLoadError(f"{index}: weight_map names {name!r:.200}, expected a file in the same folder")
+            raise ModelLoadError(
+                f"{index}: weight_map names {name!r:.200}, expected a file in the same folder; {remedy(index)}"
+            )
     return names
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from pagewire.damaged_file import remedy
 from pagewire.gguf import TensorEntry, read_header
 from pagewire.services.executor.model_config import ModelLoadError
 
@@ -47,7 +48,7 @@ class GgufFile:
             self.tensors = {entry.name: self._tensor(entry, header.data_offset) for entry in header.tensors}
             _check_apart(header.tensors, {name: tensor.data.nbytes for name, tensor in self.tensors.items()})
         except (OverflowError, ValueError, OSError) as error:
-            raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); download it again") from error
+            raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); {remedy(path)}") from error
 
     @cached_property
     def stated(self) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pagewire.damaged_file import remedy
 from pagewire.services.executor.load_error import ModelLoadError
 from pagewire.services.executor.loading.weights.checkpoint_files import checkpoint_files
 
@@ -56,7 +57,7 @@ class SafetensorsSource:
                 self._files[name] = file
                 self._paths[name] = path
         except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path}: truncated or not a safetensors file ({error}); download it again") from error
+            raise ModelLoadError(f"{path}: truncated or not a safetensors file ({error}); {remedy(path)}") from error
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Every tensor goes by another name from now on (old -> new, of all)."""

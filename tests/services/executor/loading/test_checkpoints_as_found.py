@@ -53,6 +53,28 @@ def test_an_index_that_puts_tensors_into_other_shards(tmp_path: Path) -> None:
     assert_same_logits(load(tmp_path), expected)
 
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "config.json", "model.gguf"])
+def test_files_that_git_lfs_has_not_fetched(tmp_path: Path, name: str) -> None:
+    save_tiny(tmp_path, "Llama")
+    if name.endswith(".index.json"):
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).write_text(LFS_POINTER)
+    with pytest.raises(ModelLoadError, match=rf"/{name}: .*; it is only the pointer.*: run `git lfs pull`"):
+        load(tmp_path / name if name.endswith(".gguf") else tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", '{"weight_map": {"a": "../model.safetensors"}}', '{"weight_map": [1]}'])
+def test_an_index_that_is_damaged(tmp_path: Path, content: str) -> None:
+    save_tiny(tmp_path, "Llama")
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors\.index\.json: .*; download it again$"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -222,6 +244,10 @@ def test_the_language_model_of_several_parts(tmp_path: Path) -> None:
             "no class is known for model_type 'nobodys'",
         ),
         ({"architectures": ["A", "B"]}, r"architectures must name one class, found \['A', 'B'\]"),
+        (
+            {"architectures": "LlamaForCausalLM"},
+            r"one class, found 'LlamaForCausalLM'; name it: --hf-overrides",
+        ),
         (
             {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
             "does not implement model_type 'own'; the checkpoint brings code of its own, which Pagewire never runs",

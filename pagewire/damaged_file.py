@@ -1,0 +1,17 @@
+"""What to do about a file of a model that is not what its name says."""
+
+from pathlib import Path
+
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+
+
+def remedy(path: Path) -> str:
+    """The end of the message: what a repository that was cloned without Git LFS has in place of files is told apart."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        is_pointer = False
+    if is_pointer:
+        return "it is only the pointer that Git LFS puts in place of a file: run `git lfs pull` where it was cloned"
+    return "download it again"

@@ -1,0 +1,127 @@
+"""A loaded model before it has a runner: what that is made of, and how many blocks its cache can have."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagewire.config import ExecutorConfig
+from pagewire.services.executor import kv_cache, memory, memory_profile
+from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.image_inputs import VisionModel
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.loading.weights.identity import model_key
+from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.memory import MemoryProfile, mib
+from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.phases import Phases
+from pagewire.services.executor.pooling import LAST_STATE, Pooling
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A loaded model, and all that its runner is made of but the number of blocks."""
+
+    config: ExecutorConfig
+    model: Model
+    limits: Limits
+    graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
+    device: torch.device
+    record_steps: bool = False  # on a CPU
+    pooling: Pooling = LAST_STATE
+
+    def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
+        return ModelRunner(
+            self.model,
+            limits,
+            num_blocks,
+            self.device,
+            attention_split_size=self.config.attention_split_size,
+            graphs=_recorded_steps(limits) if self.record_steps else None,
+            pooling=self.pooling,
+            image_cache_bytes=self.config.mm_encoder_cache_bytes,
+        )
+
+
+def _recorded_steps(limits: Limits) -> Steps:
+    from pagewire.services.executor.recorded_steps import (
+        RecordedSteps,  # compiles the C++ kernels, which a GPU has no use for
+    )
+
+    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens)
+
+
+def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
+    """Of a group of layers that sees all tokens; that of others follows from it."""
+    config, limits, device = setup.config, setup.limits, setup.device
+    if config.num_gpu_blocks_override is not None:
+        num_bytes = kv_cache.cache_bytes(setup.model, config.num_gpu_blocks_override, limits)
+        memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
+        return config.num_gpu_blocks_override
+    if not setup.model.caching_layers:
+        return 0
+    flag = "--kv-cache-memory-bytes"
+    if config.kv_cache_memory_bytes is not None:
+        num_bytes = config.kv_cache_memory_bytes
+        memory.check_kv_cache_fits(num_bytes, device, flag)
+    elif device.type == "cpu":
+        usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
+        usable_bytes = kv_cache.cache_bytes(setup.model, usable_blocks, limits)
+        num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes)
+    else:
+        flag = "--gpu-memory-utilization"
+        num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)
+    return kv_cache.blocks_within(num_bytes, setup.model, limits, flag)
+
+
+def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:
+    """Memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once and kept."""
+    meter.release()
+    before, utilization = meter.now(), setup.config.gpu_memory_utilization
+
+    def measure() -> MemoryProfile:
+        profile = memory_profile.measure(setup.runner(1, setup.limits), setup.graph_sizes, meter)
+        meter.release()
+        return profile
+
+    progress(1.0, "memory profile")
+    notes: list[str] = []
+    with phases("memory_profile", notes):
+        profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
+        notes += ["cached"] * was_known
+    kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
+    num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
+    logger.info(
+        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs - %s "
+        "images (--mm-encoder-cache-bytes)",
+        *map(mib, (num_bytes, before.total)),
+        utilization,
+        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes, kept_images)),
+    )
+    return num_bytes
+
+
+def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
+    """What a memory profile depends on, apart from device and software."""
+    config = setup.config
+    return {
+        "model": model_key(model_path),
+        "load_format": config.load_format,
+        "model_impl": config.model_impl,
+        "quantization": config.quantization,
+        "hf_overrides": config.hf_overrides,
+        "dtype": setup.model.config.dtype,
+        "kv_cache": [(asdict(spec), len(layers)) for spec, layers in kv_cache.groups(setup.model).items()],
+        "attention_split_size": config.attention_split_size,
+        "limits": asdict(setup.limits),
+        "graph_sizes": setup.graph_sizes,
+        "kind": setup.pooling.kind,  # whether the largest steps have logits
+    }
