@@ -15,7 +15,6 @@ import pytest_asyncio
 from pagewire import rpc
 from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.worker import Worker
@@ -30,10 +29,10 @@ from tests.services.executor.constrained import (
     EOS,
     LARK,
     PERSON,
-    constrained_model,
     constrained_runner,
     fits,
     one_of,
+    save_constrained,
 )
 from tests.services.executor.grammar.schemas import SCHEMAS
 from tests.services.executor.stepping import BLOCK_SIZE
@@ -56,14 +55,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @dataclass(frozen=True)
 class Tiny:
     path: Path
-    model: DecoderModel
     tokenizer: LoadedTokenizer
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     path = tmp_path_factory.mktemp("constrained")
-    return Tiny(path, *constrained_model(path))
+    return Tiny(path, save_constrained(path))
 
 
 @dataclass
@@ -77,7 +75,7 @@ class Output:
 
 @asynccontextmanager
 async def executor(address: str, tiny: Tiny, num_blocks: int = 320, timeout: float = 20.0) -> AsyncIterator[Worker]:
-    worker = Worker(lambda: constrained_runner(tiny.model, num_blocks), on_cuda=False)
+    worker = Worker(lambda: constrained_runner(tiny.path, num_blocks), on_cuda=False)
 
     def make_grammars(info: ExecutorInfo) -> Grammars:
         return Grammars(lambda: tiny.path, info.vocab_size, info.eos_token_ids, timeout=timeout, cache_size=16)
