@@ -7,7 +7,7 @@ from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.gateway import openapi, vector_routes
 from pagewire.gateway.chat import ChatAnswer
-from pagewire.gateway.completions import CompletionAnswer
+from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
@@ -68,8 +68,9 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 )
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
-    answer = CompletionAnswer(body, await head_of(request, body, "cmpl"))
-    return GenerationResponse(gateway_of(request).link, body, completion_requests(body), answer)
+    gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
+    answer = CompletionAnswer(body, head, await prompt_texts(gateway, body) if body.echo else ())
+    return GenerationResponse(gateway.link, body, requests, answer)
 
 
 @router.get("/v1/models", tags=["models"])

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 
 from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import CompletionRequest
 from pagewire.gateway.schema.responses import (
@@ -14,13 +15,29 @@ from pagewire.gateway.schema.responses import (
     CompletionChunkChoice,
     CompletionLogprobs,
 )
-from pagewire.v1.inference_pb2 import TokenLogprob
+from pagewire.gateway.translate import as_list
+from pagewire.v1.inference_pb2 import DetokenizeRequest, TokenLogprob
+
+
+async def prompt_texts(gateway: Gateway, body: CompletionRequest) -> list[str]:
+    """Of each prompt; token ids are decoded. Raises grpc.aio.AioRpcError or ApiError."""
+    texts = []
+    for prompt in as_list(body.prompt):
+        if not isinstance(prompt, str):
+            request = DetokenizeRequest(
+                model=body.model or "", token_ids=prompt, skip_special_tokens=body.skip_special_tokens is not False
+            )
+            prompt = (await gateway.call(gateway.inference.Detokenize, request)).text
+        texts.append(prompt)
+    return texts
 
 
 class CompletionAnswer:
     operation = "text_completion"
 
-    def __init__(self, body: CompletionRequest, head: Head) -> None:
+    def __init__(self, body: CompletionRequest, head: Head, echoes: Sequence[str] = ()) -> None:
+        """echoes: what the choices of each prompt begin with; empty = with what is generated."""
+        self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]  # by choice
         self._logprobs = body.logprobs is not None
         self._return_token_ids = bool(body.return_token_ids)
         self._head = head
@@ -35,7 +52,9 @@ class CompletionAnswer:
         self._delta_choice = CompletionChunkChoice(index=0, text="")
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
-        """Nothing: the first text is the first event."""
+        """The prompts, if they are wanted; else the first text is the first event."""
+        for generation, echo in zip(generations, self._echoes, strict=False):
+            self._writer.chunk(out, CompletionChunkChoice(index=generation.index, text=echo), usage)
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
         if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
@@ -72,7 +91,7 @@ class CompletionAnswer:
     def _choice(self, generation: PendingChoice, output: ChoiceOutput) -> CompletionChoice:
         return CompletionChoice(
             index=generation.index,
-            text=output.text,
+            text=self._echoes[generation.index] + output.text if self._echoes else output.text,
             logprobs=self._logprobs_of(generation.index, output.logprobs) if self._logprobs else None,
             finish_reason=finish_reason(output),
             stop_reason=stop_reason(output),

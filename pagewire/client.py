@@ -43,6 +43,9 @@ class Client:
         *,
         model: str = "",
         stop: Sequence[str] = (),
+        bad_words: Sequence[str] = (),
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str = "",
         timeout: float | None = None,
         **sampling_params: Any,
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
@@ -51,13 +54,20 @@ class Client:
         prompt: text, token ids, or chat messages ({"role": "user", "content": "..."}). A message's content may be a
         list of parts: a str is text, a Path an image file, which is sent along, and {"image": URL} an image that the
         server reads. Parts as OpenAI writes them ({"type": "image_url", ...}) are taken, too. sampling_params: fields
-        of `SamplingParams` (max_tokens, temperature, seed, ...); None leaves a field unset.
+        of `SamplingParams` (max_tokens, temperature, seed, ...); None leaves a field unset. The others are fields of
+        `GenerateRequest`.
 
         Raises OSError for a file that cannot be read, ValueError for a part of another form.
         """
         given = {name: value for name, value in sampling_params.items() if value is not None}
         request = inference_pb2.GenerateRequest(
-            model=model, stop=stop, sampling_params=common_pb2.SamplingParams(**given), **_prompt(prompt)
+            model=model,
+            stop=stop,
+            bad_words=bad_words,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            cache_salt=cache_salt,
+            sampling_params=common_pb2.SamplingParams(**given),
+            **_prompt(prompt),
         )
         call = self._stub.Generate(request, timeout=timeout)
         try:

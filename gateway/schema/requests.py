@@ -221,6 +221,15 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
 class CompletionRequest(GenerationParameters):
     prompt: Prompts
     add_special_tokens: bool | None = None
+    # Begin with the prompt.
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _echo_has_no_logprobs(self) -> "CompletionRequest":
+        if self.echo and self.logprobs is not None:  # clients would look for those of the prompt
+            message = "echo together with logprobs is not supported yet; leave one of them out"
+            raise ApiError(400, message, param="echo", code="unsupported_parameter")
+        return self
 
 
 class TokenizeRequest(ChatPromptParameters):

@@ -12,7 +12,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),

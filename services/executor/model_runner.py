@@ -8,16 +8,16 @@ stands beside them, and is at most one more verb here. Nothing below may wait fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import kv_cache, stats
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
+from pagewire.services.executor.dummy_step import DUMMY_SAMPLING, dummy_step
 from pagewire.services.executor.image_inputs import ImageInputs
 from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
 from pagewire.services.executor.layers.pooling import Spans
@@ -27,12 +27,10 @@ from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
-from pagewire.services.executor.step import Blocks, NewRequest, PendingResults, Step, StepOutput
+from pagewire.services.executor.step import PendingResults, Step, StepOutput
 from pagewire.services.executor.step_context import StepImages
 from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams
-
-DUMMY_SAMPLING = with_defaults(SamplingParams(seed=0, top_k=50, top_p=0.9))
 
 
 class ModelRunner:
@@ -258,51 +256,24 @@ class ModelRunner:
         num_draft_tokens: int = 0,
         with_images: bool = False,
     ) -> None:
-        """Runs a step of fake requests through `execute()`, `num_tokens` in all at most, and forgets them.
-
-        The first ones are as long as they can be, the others have one token. Every request samples a token, so that
-        the sampler's part is in the profile too. The very first has up to context_len tokens more, as if computed
-        before. The last num_draft_tokens of each are drafts, not counted among the others' one. All write to block 0,
-        which therefore must not be in use. with_images: the first request's prompt is the largest images it has room
-        for, of a model that reads some.
-        """
-        limits, shortest = self.limits, 1 + num_draft_tokens
-        num_tokens = min(num_tokens, limits.max_num_batched_tokens)
-        num_reqs = min(num_reqs, limits.max_num_seqs, num_tokens // shortest)
-        lens, left = list[int](), num_tokens
-        for others in reversed(range(num_reqs)):
-            lens.append(min(left - others * shortest, limits.max_model_len - 1))
-            left -= lens[-1]
-        context_lens = [min(context_len, limits.max_model_len - 1 - lens[0]), *[0] * (num_reqs - 1)]
-        requests = [
-            NewRequest(
-                request_id=index,
-                token_ids=np.zeros(context + length - num_draft_tokens, dtype=np.int32),
-                num_prompt_tokens=context + length - num_draft_tokens,
-                num_computed_tokens=context,
-                blocks=[self._dummy_blocks(context + length)] * len(self.kv_groups),
-                sampling=sampling,
-                yields_vector=not self.pooling.generates,
-            )
-            for index, (context, length) in enumerate(zip(context_lens, lens, strict=True))
-        ]
-        if with_images:
-            requests[0] = self._images.filled(requests[0])
-        self.reset()
-        output = self.execute(
-            Step(
-                step_id=0,
-                request_ids=list(range(num_reqs)),
-                num_scheduled_tokens=np.array(lens, dtype=np.int64),
-                num_draft_tokens=np.full(num_reqs, num_draft_tokens, dtype=np.int64),
-                num_new_blocks=np.zeros((num_reqs, len(self.kv_groups)), dtype=np.int64),
-                new_block_ids=np.empty(0, dtype=np.int32),
-                new_requests=requests,
-            )
+        """Runs a `dummy_step` through `execute()` and forgets its requests. Every request samples a token, so that the
+        sampler's part is in the profile too. with_images: the first request's prompt is the largest images it has room
+        for, of a model that reads some."""
+        step = dummy_step(
+            self.limits,
+            len(self.kv_groups),
+            num_reqs,
+            num_tokens,
+            context_len=context_len,
+            sampling=sampling,
+            num_draft_tokens=num_draft_tokens,
+            yields_vectors=not self.pooling.generates,
         )
+        if with_images:
+            first, *others = step.new_requests
+            step = replace(step, new_requests=[self._images.filled(first), *others])
+        self.reset()
+        output = self.execute(step)
         assert not output.refusals, output.refusals
         output.wait()
         self.reset()
-
-    def _dummy_blocks(self, num_tokens: int) -> Blocks:
-        return Blocks(0, np.zeros(-(-num_tokens // self.limits.block_size), dtype=np.int32))

@@ -20,7 +20,7 @@ from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.policy import WaitingQueue, by_order, has_priority, num_victims
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
-from pagewire.services.scheduler.step import Blocks, InvalidResult, NewRequest, ScheduledStep, StepResult
+from pagewire.services.scheduler.step import InvalidResult, NewRequest, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
 
 # Whether the replica that asks takes the first of the waiting requests.
@@ -282,19 +282,7 @@ class Replica:
             kv.admit(request, computed)
             step.admitted.append(request)
             step.num_image_bytes += request.images.num_bytes
-            step.new_requests.append(
-                NewRequest(
-                    request.request_id,
-                    list(request.token_ids),
-                    request.num_prompt_tokens,
-                    computed.num_tokens,
-                    [Blocks(held.first, held.ids) for held in request.held_blocks],
-                    request.sampling_params,
-                    request.yields_vector,
-                    request.second_text_start,
-                    request.images,
-                )
-            )
+            step.new_requests.append(NewRequest.of(request))
             self._run_prompt(kv, step, request, num_new_tokens)
             budget -= num_new_tokens
 

@@ -35,6 +35,21 @@ class NewRequest:
     second_text_start: int = 0
     images: PromptImages = NO_IMAGES
 
+    @classmethod
+    def of(cls, request: Request) -> "NewRequest":
+        """One that has been admitted."""
+        return cls(
+            request.request_id,
+            list(request.token_ids),
+            request.num_prompt_tokens,
+            request.num_computed_tokens,
+            [Blocks(held.first, held.ids) for held in request.held_blocks],
+            request.sampling_params,
+            request.yields_vector,
+            request.second_text_start,
+            request.images,
+        )
+
 
 @dataclass(slots=True)
 class ScheduledStep:

@@ -11,6 +11,8 @@ from tests.e2e.prompts import PROMPTS
 
 NUM_STREAMS = 16
 MAX_TOKENS = 96
+# What every fourth stream asks for beside the others.
+RESTRICTED = {"bad_words": ["the", "and", "of"], "truncate_prompt_tokens": 12, "cache_salt": "mine"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Progress:
 
 
 async def stream(line: Line, number: int, progress: Progress) -> Outcome:
-    """Even streams are greedy, odd ones sampled with a seed; every fourth reports what a long prompt gives."""
+    """Even streams are greedy, odd ones sampled with a seed; one in four has a long prompt, one in four is
+    RESTRICTED."""
     prompt = PROMPTS[number % 18] if number % 4 else PROMPTS[16] * (1 + number % 3)
     text, finish_reason, usage = "", None, None
     async with line.openai() as client:
@@ -51,7 +54,7 @@ async def stream(line: Line, number: int, progress: Progress) -> Outcome:
             seed=1000 + number,
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, **(RESTRICTED if number % 4 == 3 else {})},
         ):
             usage = chunk.usage or usage
             for choice in chunk.choices:
@@ -86,6 +89,7 @@ async def test_streams_survive_the_death_of_a_service(line: Line, undisturbed: l
     outcomes = await run_streams(line, victim, kills=(100, 600))
     assert outcomes == undisturbed
     assert all(o.completion_tokens == MAX_TOKENS and o.finish_reason == "length" for o in outcomes)
+    assert all(o.prompt_tokens <= 12 and " the " not in o.text and " of " not in o.text for o in outcomes[3::4])
     await line.wait_ready()
     load = await line.wait_idle()
     assert load.num_free_blocks == load.num_blocks

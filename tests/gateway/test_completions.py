@@ -35,6 +35,19 @@ async def test_prompt_forms(ai: openai.AsyncOpenAI, prompt: object, texts: list[
     assert answer.usage.completion_tokens == 16 * 2 * len(texts)
 
 
+@pytest.mark.parametrize("prompt", [["one", "two"], [ids("one"), ids("two")]])
+async def test_echo_begins_with_the_prompt(ai: openai.AsyncOpenAI, prompt: list[str]) -> None:
+    asked = {"model": "fake", "prompt": prompt, "seed": 2, "n": 2, "echo": True}
+    expected = [text + expected_text(text, seed, 16) for text in ("one", "two") for seed in (2, 3)]
+    answer = await ai.completions.create(**asked)
+    assert [choice.text for choice in answer.choices] == expected
+    texts = [""] * 4
+    async for chunk in await ai.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+
+
 async def test_stream(ai: openai.AsyncOpenAI) -> None:
     stream = await ai.completions.create(
         model="alias", prompt=["a", "b"], seed=2, stream=True, stream_options={"include_usage": True}

@@ -91,6 +91,7 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": "p", "truncation_side": "middle"}, "truncation_side"),
     (TEXT, {"prompt": "p", "bad_words": ["a", ""]}, "bad_words[1]"),
     (TEXT, {"prompt": "p", "allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    (TEXT, {"prompt": "p", "echo": 0}, "echo"),
     (TEXT, {"prompt": "p", "cache_salt": ""}, "cache_salt"),
     (TEXT, {"prompt": "p", "cache_salt": "s" * 129}, "cache_salt"),
 ]
@@ -119,12 +120,12 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
     (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
     (TEXT, {"best_of": 2}, "best_of"),
-    (TEXT, {"echo": True}, "echo"),
+    (TEXT, {"echo": True, "logprobs": 0}, "echo"),
     (TEXT, {"suffix": "end"}, "suffix"),
     (TEXT, {"use_beam_search": True}, "use_beam_search"),
     (TEXT, {"prompt_logprobs": 0}, "prompt_logprobs"),
-    # 1 is not true: only a value of the right type means the default.
-    (TEXT, {"echo": 0}, "echo"),
+    # 0 is not false: only a value of the right type means the default.
+    (TEXT, {"use_beam_search": 0}, "use_beam_search"),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 from pagewire.services.tokenizer.codec import CodecSource
@@ -205,6 +206,22 @@ async def test_a_call_may_be_required(ai: openai.AsyncOpenAI, model: Model) -> N
     await ai.chat.completions.create(model="m", messages=QUESTION, parallel_tool_calls=False, **options)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(model.output), grammar(model))
+
+
+async def test_the_official_clients_helpers(ai: openai.AsyncOpenAI, model: Model) -> None:
+    class GetWeather(pydantic.BaseModel):
+        zip: int
+        city: str
+
+    model.output = f'[{{"name": "GetWeather", "arguments": {ARGUMENTS}}}]'
+    asked: Any = {"model": "m", "messages": QUESTION, "tool_choice": "required"}
+    tools = [openai.pydantic_function_tool(GetWeather)]
+    expected = GetWeather(zip=8001, city="Zürich")
+    parsed = await ai.chat.completions.parse(tools=tools, **asked)
+    assert parsed.choices[0].message.tool_calls[0].function.parsed_arguments == expected
+    async with ai.chat.completions.stream(tools=tools, **asked) as stream:
+        done = [event async for event in stream if event.type == "tool_calls.function.arguments.done"]
+    assert [event.parsed_arguments for event in done] == [expected]
 
 
 async def test_definitions_of_two_tools_must_agree(ai: openai.AsyncOpenAI) -> None:

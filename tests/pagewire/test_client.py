@@ -88,11 +88,14 @@ async def test_client_takes_text_tokens_and_messages(echo: tuple[Echo, str]) -> 
             return "".join([response.text async for response in client.generate(prompt, **params)])
 
         assert await text("one two", max_tokens=3, temperature=0, seed=None, stop=["x"]) == "one two "
-        assert await text([1, 2]) == "[1, 2] "
+        assert await text([1, 2], bad_words=["x"], truncate_prompt_tokens=-1, cache_salt="mine") == "[1, 2] "
         assert await text([{"role": "user", "content": "hi"}]) == "user:hi "
         params = servicer.requests[0].sampling_params
         assert (params.max_tokens, params.temperature, params.HasField("seed")) == (3, 0, False)
         assert params.HasField("temperature") and list(servicer.requests[0].stop) == ["x"]
+        plain, asked = servicer.requests[:2]
+        assert not plain.HasField("truncate_prompt_tokens")
+        assert (list(asked.bad_words), asked.truncate_prompt_tokens, asked.cache_salt) == (["x"], -1, "mine")
         assert await client.tokenize("abc") == [3, 1]
         assert await client.detokenize([4, 5]) == "[4, 5]"
         assert [model.id for model in await client.models()] == ["echo"]

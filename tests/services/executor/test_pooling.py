@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.dummy_step import DUMMY_SAMPLING
 from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import DUMMY_SAMPLING, ModelRunner
+from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
 from pagewire.services.executor.step import Blocks, NewRequest, Step
 from tests.services.executor.models.test_encoders import inputs, save, texts_and_pairs
