@@ -36,6 +36,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint
+	! grep -nE '^.{121,}' kernels/cpu/csrc/*
 
 protos: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos protos/pagewire/v1/*.proto

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 
@@ -32,6 +32,10 @@ class ModelConfig:
     def max_supported_len(self) -> int:
         """Longest `max_model_len` the positions are defined for."""
         return self.max_position_embeddings
+
+    def untied(self) -> Self:
+        """The same, with a head of its own."""
+        return replace(self, tie_word_embeddings=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
 def has_own_head(model: OwnModel, weights: WeightSource) -> bool:
     """Whether a checkpoint that claims to share its embedding with its head has another head, as transformers tells."""
     embedding = next((leaf for leaf in model.leaves() if isinstance(leaf, Embedding) and leaf.multiplies), None)
-    head = next((f"{name}.weight" for name in HEADS if f"{name}.weight" in weights.shapes), None)
+    head = next((name for name in weights.shapes if name.endswith(tuple(f"{head}.weight" for head in HEADS))), None)
     if embedding is None or head is None:
         return False
     name = f"{embedding.shards[0].name}.weight"

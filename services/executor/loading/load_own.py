@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,9 +64,9 @@ def load_own(
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
     make = partial(_make, checkpoint, config, length, found)
     shapes = make(torch.device("meta"))
-    if weights is not None and config.tie_word_embeddings and has_own_head(shapes, weights):
+    if weights is not None and has_own_head(shapes, weights):
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
-        make = partial(_make, checkpoint, dataclasses.replace(config, tie_word_embeddings=False), length, found)
+        make = partial(_make, checkpoint, config.untied(), length, found)
         shapes = make(torch.device("meta"))
     for layer in shapes.attention_layers if fp8_kv_cache else ():
         layer.kv_scales = torch.ones(0)

@@ -124,5 +124,7 @@ ARCHITECTURES = (
             derived_keys=_gguf_keys,
         ),
     ),
-    Architecture("Gemma3ForConditionalGeneration", "gemma3", gemma3_text_config, Gemma3Model),
+    Architecture(
+        "Gemma3ForConditionalGeneration", "gemma3", gemma3_text_config, Gemma3Model, base="language_model.model."
+    ),
 )

@@ -44,7 +44,8 @@ that are compiled ahead of time and run in Triton's interpreter but on [no GPU y
 ## Pagewire's own code
 
 - **Formats**: *quantized* stands for every format of [quantization.md](quantization.md).
-- **KV cache**: what a layer keeps of a request.
+- **KV cache**: what layers keep of a request: keys and values of *all tokens* or of those that a *window* still sees,
+  *latent vectors* (one of each token for all heads), or a *state* of constant size. Encoders keep nothing.
 - **Recorded**: decode steps are replayed, as CUDA graphs or recorded steps on a CPU.
 - **Load**: seconds per GB of 16-bit weights with files in the page cache, and the highest memory of the loading process
   relative to the weights, in a checkpoint of random weights ([how](../benchmarks/README.md)).

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,6 +42,9 @@ class VisionLanguageConfig(ModelConfig):
     @property
     def max_supported_len(self) -> int:
         return self.text.max_supported_len
+
+    def untied(self) -> Self:
+        return replace(self, text=self.text.untied())
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.services.executor.loading.weights.prefix import renamed
 from pagewire.services.executor.models.registry import ARCHITECTURES, THROUGH_TRANSFORMERS
-from pagewire.services.executor.models.table import page
+from pagewire.services.executor.models.table import example_model, page
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 
 TESTS = Path(__file__).parents[3]
@@ -29,6 +30,15 @@ def test_every_architecture_is_compared_with_its_reference() -> None:
     names = {name for file in files for name in marked(ast.parse(file.read_text()))}
     untested = ARCHITECTURES.keys() - names
     assert not untested, f"mark the test that compares {sorted(untested)} with @pytest.mark.architecture(...)"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_names_of_tensors_begin_as_stated(name: str) -> None:
+    """A checkpoint with a model's own names keeps them; one that something wraps loses what that put in front."""
+    architecture = ARCHITECTURES[name]
+    names = list(example_model(architecture).load_targets())
+    assert list(renamed(names, architecture.prefixes, architecture.base).values()) == names
+    assert list(renamed([f"module.{own}" for own in names], {}, architecture.base).values()) == names
 
 
 @pytest.mark.parametrize("name", THROUGH_TRANSFORMERS)

@@ -92,6 +92,18 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert driver.tokens[0] != driver.tokens[3]
 
 
+@pytest.mark.parametrize("name", ["llava-clip", "idefics3", "qwen2.5-vl"])
+def test_a_head_of_its_own_although_tied(name: str, tmp_path: Path) -> None:
+    reference = save_tiny_vision(tmp_path, CONFIGS[name])
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw |= {"tie_word_embeddings": True, "text_config": raw["text_config"] | {"tie_word_embeddings": True}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    prompt = prompts_of(CONFIGS[name])[0]
+    driver = driver_of(tmp_path)
+    driver.add(0, prompt.token_ids, images=prompt.images)
+    assert driver.generate(0, 4, first=len(prompt.token_ids)) == prompt.expected(reference, 4)
+
+
 def test_an_image_is_encoded_once_and_found_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = CONFIGS["qwen2.5-vl"]
     reference = save_tiny_vision(tmp_path, config)
