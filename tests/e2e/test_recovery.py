@@ -1,6 +1,7 @@
 """No request is lost when a service dies: streams pause, go on where they were, and say nothing twice."""
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,10 @@ NUM_STREAMS = 16
 MAX_TOKENS = 96
 # What every fourth stream asks for beside the others.
 RESTRICTED = {"bad_words": ["the", "and", "of"], "truncate_prompt_tokens": 12, "cache_salt": "mine"}
+# What every eighth has to write, longer than it may be.
+STEP = {"type": "object", "properties": {"step": {"type": "string", "maxLength": 40}, "n": {"type": "integer"}}}
+STEPS = {"type": "array", "items": STEP | {"required": ["step", "n"]}, "minItems": 40}
+STRUCTURED = {"structured_outputs": {"json": STEPS}}
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class Progress:
 
 async def stream(line: Line, number: int, progress: Progress) -> Outcome:
     """Even streams are greedy, odd ones sampled with a seed; one in four has a long prompt, one in four is
-    RESTRICTED."""
+    RESTRICTED, one in eight STRUCTURED."""
+    extra = RESTRICTED if number % 4 == 3 else STRUCTURED if number % 8 == 5 else {}
     prompt = PROMPTS[number % 18] if number % 4 else PROMPTS[16] * (1 + number % 3)
     text, finish_reason, usage = "", None, None
     async with line.openai() as client:
@@ -54,7 +60,7 @@ async def stream(line: Line, number: int, progress: Progress) -> Outcome:
             seed=1000 + number,
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True, **(RESTRICTED if number % 4 == 3 else {})},
+            extra_body={"ignore_eos": True, **extra},
         ):
             usage = chunk.usage or usage
             for choice in chunk.choices:
@@ -90,6 +96,7 @@ async def test_streams_survive_the_death_of_a_service(line: Line, undisturbed: l
     assert outcomes == undisturbed
     assert all(o.completion_tokens == MAX_TOKENS and o.finish_reason == "length" for o in outcomes)
     assert all(o.prompt_tokens <= 12 and " the " not in o.text and " of " not in o.text for o in outcomes[3::4])
+    assert all(re.match(r'\s*\[\s*\{\s*"step"\s*:\s*"', o.text) for o in outcomes[5::8])
     await line.wait_ready()
     load = await line.wait_idle()
     assert load.num_free_blocks == load.num_blocks
