@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.grammar import grammar_of
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     ChatPromptParameters,
@@ -149,7 +150,10 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncate_end=body.truncation_side == "right",
         sampling_params=common_pb2.SamplingParams(
-            **values, stop_token_ids=body.stop_token_ids, allowed_token_ids=body.allowed_token_ids
+            **values,
+            stop_token_ids=body.stop_token_ids,
+            allowed_token_ids=body.allowed_token_ids,
+            grammar=grammar_of(body),
         ),
         bad_words=body.bad_words,
     )

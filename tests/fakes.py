@@ -305,7 +305,8 @@ class FakeExecutor:
     def _sample(self, row: FakeRow) -> int:
         params = row.sampling_params
         banned: Collection[int] = ()
-        if len(row.token_ids) - row.num_prompt_tokens < params.min_tokens:
+        # As if every grammar could end at any time, and had to, where its request samples an end token.
+        if len(row.token_ids) - row.num_prompt_tokens < params.min_tokens and not params.HasField("grammar"):
             banned = set(params.stop_token_ids) | (set() if params.ignore_eos else self.eos_token_ids)
         return next_token(row.histories[-1], self.vocab_size, banned)
 

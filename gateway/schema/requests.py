@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
 from pagewire.gateway.schema.tools import PastToolCall, Tool, ToolChoice
 from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
 from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT, PARAMETERS, Parameter
@@ -189,6 +190,13 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    # What the output looks like; at most one of them says it.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     # -1: to what the model takes. What is left is the end of the prompt, or with "right" its beginning.
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     truncation_side: Literal["left", "right"] | None = None

@@ -7,7 +7,6 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
 
-from pagewire import rpc
 from pagewire.rpc import RpcError
 from pagewire.streams.outbox import Outbox
 
@@ -104,7 +103,9 @@ class Session(ABC, Generic[Request, Output, In, Out]):
             await reader
         finally:
             self.close()
-            await rpc.cancel([reader])
+            reader.cancel()
+            # How the stream ended is said above; of a server that stops, gRPC's reader raises an error of its own.
+            await asyncio.gather(reader, return_exceptions=True)
 
     def _messages(self, outputs: dict[int | None, Output]) -> Iterator[Out]:
         """One, or several if there is very much to tell."""

@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 
 from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
-from pagewire.services.executor.grammar.language import GrammarError
+from pagewire.services.executor.grammar.language import GrammarError, SlowGrammarError
 from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.grammar.threads import grammar_thread
 from pagewire.services.executor.step import NewRequest, Step
@@ -58,7 +58,7 @@ class Grammars:
         stats.GRAMMARS.labels("compiled" if found is None else "cached").inc()
         if found is None:
             found = self._compiled[key] = asyncio.ensure_future(self._run(partial(self._compile, key)))
-            found.add_done_callback(_retrieve)
+            found.add_done_callback(partial(self._keep_or_forget, key))
             while len(self._compiled) > self._cache_size:
                 self._compiled.popitem(last=False)
         else:
@@ -82,6 +82,12 @@ class Grammars:
             await self._run(partial(matcher.advance, output))
         return replace(request, matcher=matcher, refusal=matcher.error)
 
+    def _keep_or_forget(self, key: bytes, compiled: asyncio.Future[LLMatcher]) -> None:
+        """What is wrong with a grammar stays wrong; other failures may pass."""
+        error = None if compiled.cancelled() else compiled.exception()
+        if compiled.cancelled() or (error is not None and type(error) is not GrammarError):
+            self._compiled.pop(key, None)
+
     async def _run(self, function: Callable[[], Any]) -> Any:
         if self._thread is None:
             self._thread = grammar_thread("grammars")
@@ -96,7 +102,7 @@ class Grammars:
             self._trial.call("check", (grammar,), self._timeout)
             return self._compiler.compile(Grammar.FromString(grammar))
         except WorkerTooSlowError as error:
-            raise GrammarError(
+            raise SlowGrammarError(
                 f"the grammar takes longer than {self._timeout:g} s to compile; simplify it, or raise the executor's "
                 "--grammar-compile-timeout"
             ) from error
@@ -119,9 +125,3 @@ class Grammars:
             self._thread.shutdown(wait=False, cancel_futures=True)
         if self._trial is not None:
             self._trial.close()
-
-
-def _retrieve(compiled: asyncio.Future[LLMatcher]) -> None:
-    """Whoever asked may be gone: asyncio is not to warn of an error that nobody saw."""
-    if not compiled.cancelled():
-        compiled.exception()

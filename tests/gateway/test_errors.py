@@ -112,8 +112,6 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
         "tools[1].function.strict",
     ),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-    (CHAT, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
     (CHAT, {"service_tier": "flex"}, "service_tier"),
     (CHAT, {"store": True}, "store"),

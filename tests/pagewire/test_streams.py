@@ -19,7 +19,15 @@ from pagewire.streams import resubmitting_link
 from pagewire.streams import session as session_module
 from pagewire.v1 import inference_pb2_grpc
 from pagewire.v1.inference_pb2 import ConnectRequest, ConnectResponse
-from tests.pagewire.counting import CountedRequest, CountingLink, CountingService, Tokens, linked, serving
+from tests.pagewire.counting import (
+    CountedRequest,
+    CountingLink,
+    CountingService,
+    CountingSession,
+    Tokens,
+    linked,
+    serving,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -344,6 +352,27 @@ async def test_who_vanishes_leaves_nothing_behind(tmp_path: Path) -> None:
         await eventually(lambda: service.num_live == 3)
         call.cancel()
         await eventually(lambda: service.num_live == 0)
+
+
+async def test_a_stream_that_is_cut_ends_so_whatever_its_reader_says_of_it() -> None:
+    """gRPC's reader raises an error of its own where a server has stopped."""
+    may_greet = asyncio.Event()
+    may_greet.set()
+
+    async def messages() -> AsyncIterator[ConnectRequest]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise RuntimeError("Server already stopped.") from None
+        yield ConnectRequest()
+
+    responses = CountingSession(may_greet).responses(messages())
+    assert await anext(responses) == ConnectResponse()
+    waiting = asyncio.ensure_future(anext(responses))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 @pytest.mark.parametrize(("limit", "num_messages"), [(100_000, 1), (8, 4), (1, 10)])

@@ -16,6 +16,8 @@ MAX_ERROR_LENGTH = 400
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
+# In one place at most as much as indents deep nesting: a model that has begun to write whitespace may never stop.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 # Keys of a schema whose values are no schemas, and those with a schema per name.
 _DATA = frozenset({"const", "enum", "default", "examples", "required", "type"})
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -23,6 +25,10 @@ _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definit
 
 class GrammarError(ValueError):
     """A grammar that cannot be used; the message says what is wrong, and where."""
+
+
+class SlowGrammarError(GrammarError):
+    """One that takes too long to compile, at this time."""
 
 
 def to_llguidance(grammar: Grammar) -> str:
@@ -65,11 +71,11 @@ def _from_schema(grammar: Grammar) -> str:
         raise GrammarError(f"json_schema is not JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise GrammarError("json_schema must be an object, true or false")
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
     if grammar.HasField("whitespace_pattern"):
         options["whitespace_pattern"] = grammar.whitespace_pattern
-    if grammar.disable_any_whitespace:
-        options["whitespace_flexible"] = False
+    elif grammar.disable_any_whitespace:
+        options = {"whitespace_flexible": False}
     for _, part in schemas(schema):
         if isinstance(part.get("format"), str) and part["format"] not in _FORMATS:
             del part["format"]

@@ -11,7 +11,6 @@ import jsonschema
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
@@ -66,19 +65,19 @@ SIGN: "+" | "-"
 EXPRESSION = r"(x|[0-9]|\([a-c]\))([-+](x|[0-9]|\([a-c]\)))?"
 
 
-def constrained_model(path: Path, **changes: Any) -> tuple[DecoderModel, LoadedTokenizer]:
-    """Both in one directory."""
+def save_constrained(path: Path) -> LoadedTokenizer:
+    """Its tokenizer, to which a runner there finds its way."""
     save_byte_level(path)
-    sizes = {"vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "max_position_embeddings": MAX_MODEL_LEN}
-    model = tiny_llama(path, **sizes | changes)
     tokenizer = load_tokenizer(path)
     assert tokenizer.backend.token_to_id("<|im_end|>") == EOS
     assert tokenizer.backend.get_vocab_size() < VOCAB_SIZE
-    return model, tokenizer
+    return tokenizer
 
 
-def constrained_runner(model: DecoderModel, num_blocks: int = 320) -> tuple[ModelRunner, ExecutorInfo]:
-    """What an executor starts with."""
+def constrained_runner(path: Path, num_blocks: int = 320) -> tuple[ModelRunner, ExecutorInfo]:
+    """What an executor starts with. Always the same weights, in a model of its own: its layers have the runner's KV
+    cache."""
+    model = tiny_llama(path, vocab_size=VOCAB_SIZE, eos_token_id=EOS, max_position_embeddings=MAX_MODEL_LEN)
     info = ExecutorInfo(
         incarnation=5,
         model="tiny",
@@ -109,7 +108,7 @@ def fits(grammar: Grammar, text: str) -> bool:
 
 def _is_valid(schema: str, text: str) -> bool:
     try:
-        jsonschema.validate(json.loads(text), json.loads(schema))
+        jsonschema.validate(json.loads(text), json.loads(schema), format_checker=jsonschema.FormatChecker())
     except (ValueError, jsonschema.ValidationError):
         return False
     return True

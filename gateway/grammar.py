@@ -1,0 +1,80 @@
+"""The form that a client asks for as the Grammar that the executor takes, whichever parameter says it."""
+
+import json
+from typing import Any
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.requests import GenerationParameters
+from pagewire.gateway.schema.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    StructuralTagFormat,
+    StructuredOutputs,
+    TextFormat,
+)
+from pagewire.v1.common_pb2 import Grammar
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def grammar_of(body: GenerationParameters) -> Grammar | None:
+    """None: the output may be anything. Raises ApiError if several parameters name a form."""
+    given: dict[str, Grammar] = {}
+    if body.response_format is not None and not isinstance(body.response_format, TextFormat):
+        given["response_format"] = _from_response_format(body.response_format)
+    if body.structured_outputs is not None:
+        given["structured_outputs"] = _from_structured_outputs(body.structured_outputs)
+    for name in _GUIDED:
+        if (value := getattr(body, name)) is not None:
+            given[name] = _from_guided(name.removeprefix("guided_"), value)
+    if len(given) > 1:
+        raise ApiError(400, f"{' and '.join(given)} each say what the output looks like: give one", param=[*given][-1])
+    return next(iter(given.values()), None)
+
+
+def _from_response_format(value: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat) -> Grammar:
+    if isinstance(value, JsonObjectFormat):
+        return Grammar(json_schema=_ANY_OBJECT)
+    if isinstance(value, JsonSchemaFormat):
+        return Grammar(json_schema=_as_json(value.json_schema.content, "response_format"))
+    structures = [{"begin": s.begin, "schema": s.content, "end": s.end} for s in value.structures]
+    return Grammar(structural_tag=_as_json({"triggers": value.triggers, "structures": structures}, "response_format"))
+
+
+def _from_structured_outputs(value: StructuredOutputs) -> Grammar:
+    forms = {
+        "json": value.schema_,
+        "regex": value.regex,
+        "choice": value.choice,
+        "grammar": value.grammar,
+        "structural_tag": value.structural_tag,
+        "json_object": value.json_object or None,
+    }
+    given = {name: form for name, form in forms.items() if form is not None}
+    if len(given) != 1:
+        found = f"not {' and '.join(given)}" if given else f"of {', '.join(forms)}"
+        raise ApiError(400, f"structured_outputs needs exactly one form, {found}", param="structured_outputs")
+    ((name, form),) = given.items()
+    grammar = Grammar(json_schema=_ANY_OBJECT) if name == "json_object" else _from_guided(name, form)
+    if value.whitespace_pattern is not None:
+        grammar.whitespace_pattern = value.whitespace_pattern
+    grammar.disable_any_whitespace = bool(value.disable_any_whitespace)
+    return grammar
+
+
+def _from_guided(name: str, form: Any) -> Grammar:
+    if name == "json":
+        return Grammar(json_schema=form if isinstance(form, str) else _as_json(form, name))
+    if name == "choice":
+        return Grammar(choice=Grammar.Choice(texts=form))
+    if name == "grammar":
+        return Grammar(ebnf=form)
+    return Grammar(**{name: form})
+
+
+def _as_json(value: Any, param: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise ApiError(400, "the schema is nested too deeply", param=param) from None

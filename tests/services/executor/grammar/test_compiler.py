@@ -1,0 +1,115 @@
+"""What each language admits, token by token, with a vocabulary of every byte."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pagewire.services.executor.grammar.compiler import Compiler
+from pagewire.services.executor.grammar.language import GrammarError, schemas
+from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.v1.common_pb2 import Grammar
+from tests.services.executor.constrained import EOS, VOCAB_SIZE
+from tests.services.executor.grammar.schemas import SCHEMAS
+from tests.services.tokenizer.tiny_tokenizers import save_byte_level
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_level(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def compiler(path: Path) -> Compiler:
+    return Compiler(path, VOCAB_SIZE, [EOS])
+
+
+def admits(compiler: Compiler, path: Path, grammar: Grammar, text: str) -> bool:
+    """Whether it is a whole output."""
+    matcher = compiler.compile(grammar)
+    token_ids = load_tokenizer(path).encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+POINT = '{"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x"]}'
+TAGS = json.dumps(
+    {
+        "triggers": ["<f="],
+        "structures": [
+            {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
+            {"begin": "<f=b>", "schema": {"const": "x"}, "end": "</f>"},
+        ],
+    }
+)
+LANGUAGES: dict[str, tuple[Grammar, list[str], list[str]]] = {
+    "the whole output matches": (Grammar(regex="[ab]+c?"), ["a", "abbac"], ["", "c", "ac ", "xa"]),
+    "anchors change nothing": (Grammar(regex="^ab$"), ["ab"], ["abc", "xab"]),
+    "classes are Unicode's": (Grammar(regex=r"\p{L}{3}"), ["été", "при"], ["ab1"]),
+    "texts": (
+        Grammar(choice=Grammar.Choice(texts=["a", "a b", '"\n\\', "да 🙂"])),
+        ["a", "a b", '"\n\\', "да 🙂"],
+        ["", "a ", "b", "да"],
+    ),
+    "GBNF": (
+        Grammar(ebnf='root ::= item ("," item)*\nitem ::= [a-c] | "(" root ")"'),
+        ["a", "a,b", "(a,(b)),c"],
+        ["", "a,", "(a", "d"],
+    ),
+    "Lark": (Grammar(ebnf='start: "a" num\nnum: /[0-9]+/'), ["a1", "a42"], ["a", "1"]),
+    "any property besides": (Grammar(json_schema=POINT), ['{"x":1}', '{"x":1,"y":2,"z":[]}'], ["{}", '{"x":"1"}']),
+    "properties in order": (Grammar(json_schema=POINT), ['{"x": 1, "y": 2}'], ['{"y": 2, "x": 1}']),
+    "whitespace": (Grammar(json_schema=POINT), ['{ "x" :\n\t1 }'], ['{"x":' + 33 * " " + "1}"]),
+    "a pattern of whitespace": (
+        Grammar(json_schema=POINT, whitespace_pattern=" ?"),
+        ['{ "x": 1}', '{"x":1}'],
+        ['{"x":\n1}', '{"x":  1}'],
+    ),
+    "no whitespace": (Grammar(json_schema=POINT, disable_any_whitespace=True), ['{"x":1}'], ['{"x": 1}']),
+    "tags amid text": (
+        Grammar(structural_tag=TAGS),
+        ["", "no tag, but <b> & <f", "let us <f=a>42</f> see", '<f=b>"x"</f><f=a>1</f>'],
+        ["<f=a>x</f>", "<f=c>1</f>", "<f=a>1", '<f=b>"y"</f>'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_languages(compiler: Compiler, path: Path, name: str) -> None:
+    grammar, admitted, refused = LANGUAGES[name]
+    assert [text for text in admitted if not admits(compiler, path, grammar, text)] == []
+    assert [text for text in refused if admits(compiler, path, grammar, text)] == []
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_compile_and_are_schemas(compiler: Compiler, name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    compiler.compile(Grammar(json_schema=json.dumps(SCHEMAS[name])))
+
+
+def test_special_tokens_are_not_text(compiler: Compiler, path: Path) -> None:
+    """A token that is spelled like what the grammar wants, and means something else."""
+    grammar = Grammar(regex=r"<\|im_end\|>.*")
+    matcher = compiler.compile(grammar)
+    assert matcher.try_consume_tokens([EOS]) == 0
+    assert matcher.try_consume_tokens(load_tokenizer(path).encode("<", add_special_tokens=False)) == 1
+
+
+def test_subschemas_are_found_with_their_places() -> None:
+    schema: dict[str, Any] = {
+        "properties": {"type": {"items": [{"format": "a"}]}, "enum": {"not": {}}},
+        "enum": [{"format": "no schema"}],
+        "anyOf": [True, {"if": {}}],
+    }
+    assert [pointer for pointer, _ in schemas(schema)] == [
+        *("", "/properties/type", "/properties/type/items/0", "/properties/enum", "/properties/enum/not"),
+        *("/anyOf/1", "/anyOf/1/if"),
+    ]
+
+
+def test_a_vocabulary_that_cannot_be_used_is_refused(path: Path) -> None:
+    with pytest.raises(GrammarError, match="end-of-sequence"):
+        Compiler(path, VOCAB_SIZE, [])
+    with pytest.raises(GrammarError, match="this model's tokenizer takes no grammars"):
+        Compiler(path, 17, [EOS])
