@@ -137,7 +137,7 @@ def test_own_implementation_is_the_default_where_there_is_one(tmp_path: Path) ->
     save_tiny(tmp_path / "foreign", "StableLm")
     assert type(load(tmp_path / "own")).__name__ == "DecoderModel"
     assert type(load(tmp_path / "foreign")).__name__ == "TransformersModel"
-    with pytest.raises(ModelLoadError, match=r"StableLmForCausalLM is not one of .*--model-impl transformers"):
+    with pytest.raises(ModelLoadError, match=r"StableLmForCausalLM is not among .*--model-impl transformers"):
         load(tmp_path / "foreign", model_impl="pagewire")
 
 
