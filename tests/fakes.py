@@ -424,8 +424,9 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         idle_since: float | None = None
         async for step in request_iterator:
             idle_ns = None if idle_since is None else int((time.monotonic() - idle_since) * 1e9)
-            if self.step_seconds:
-                await asyncio.sleep(self.step_seconds)
+            step_seconds = self.step_seconds  # what this one takes, whatever a test sets meanwhile
+            if step_seconds:
+                await asyncio.sleep(step_seconds)
             if self._steps_until_failure is not None:
                 self._steps_until_failure -= 1
                 if self._steps_until_failure < 0:
@@ -443,7 +444,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 logprobs=result.logprobs,
                 vectors=result.vectors,
                 errors=result.errors,
-                execute_ns=int(self.step_seconds * 1e9),
+                execute_ns=int(step_seconds * 1e9),
                 idle_ns=idle_ns,
             )
 
