@@ -15,6 +15,7 @@ from pagewire.gateway.schema.responses import (
     ChatCompletionChunk,
     CompletionChunk,
     CompletionChunkChoice,
+    CompletionTokensDetails,
     FinishReason,
     PromptTokensDetails,
     StopReason,
@@ -98,6 +99,10 @@ class UsageTotal:
     def cached_tokens(self) -> int:
         return sum(one.usage.cached_tokens for one in self._generations[:: self._choices_per_prompt])
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(one.usage.reasoning_tokens for one in self._generations)
+
     def info(self) -> UsageInfo:
         prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens
         return UsageInfo(
@@ -105,6 +110,7 @@ class UsageTotal:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
         )
 
 
