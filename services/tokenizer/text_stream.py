@@ -111,7 +111,8 @@ class TextStream:
         logprobs: common_pb2.Logprobs | None,
     ) -> None:
         self._observe(token_ids, cached_tokens)
-        output, texts = self._text, []
+        output = self._text
+        texts: list[str] = []
         # The token that ends a generation is counted, but its text is returned only on request.
         num_silent = 1 if finish_reason == STOP and token_ids and not self._include_stop else 0
         for index in range(len(token_ids) - num_silent):
