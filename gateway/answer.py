@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pagewire.gateway.encoding import DONE, encode, event
+from pagewire.gateway.errors import ApiError
 from pagewire.gateway.reply import ChoiceDelta, ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import StreamOptions
 from pagewire.gateway.schema.responses import (
@@ -46,7 +47,9 @@ class Head:
 
 
 class Answer(Protocol):
-    """The wire format of one answer: streamed (start, delta..., end) or whole. `out` takes the pieces of the stream."""
+    """The wire format of one answer: streamed (start, delta..., end or error) or whole. `out` takes the pieces of the
+    stream.
+    """
 
     operation: str
 
@@ -58,6 +61,9 @@ class Answer(Protocol):
 
     def end(self, out: list[bytes], usage: "UsageTotal") -> None:
         """The last events."""
+
+    def error(self, out: list[bytes], error: ApiError) -> None:
+        """The last events of a stream that fails after its first output."""
 
     def whole(self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: "UsageTotal") -> Body:
         """The answer to a client that does not stream."""
@@ -149,3 +155,7 @@ class ChunkWriter:
         if self._include_usage:
             out.append(event(msgspec.structs.replace(self._chunk, usage=usage.info())))
         out.append(DONE)
+
+    def error(self, out: list[bytes], error: ApiError) -> None:
+        """The last events instead."""
+        out += (event(error.body()), DONE)
