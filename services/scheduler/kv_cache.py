@@ -126,7 +126,7 @@ class KVCacheManager:
         return hashes
 
     def keeps_waiting(self, request: Request) -> bool:
-        """Whether a waiting request, as at its last `is_awaited_by`, is to find more blocks later; without a look-up."""
+        """Whether what a waiting request waits for is still to come, since `awaits` was last true; no look-up."""
         return self._upcoming.keeps_waiting(request)
 
     def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
