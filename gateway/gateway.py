@@ -16,7 +16,8 @@ from pagewire.gateway import metrics
 from pagewire.gateway.answer import Head
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
-from pagewire.gateway.middleware import GracefulShutdown, request_context
+from pagewire.gateway.middleware import GracefulShutdown
+from pagewire.gateway.request_context import request_context
 from pagewire.gateway.store import Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
