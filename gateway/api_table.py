@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagewire.gateway.app import with_routes
 from pagewire.gateway.schema.field import HANDLED_BY
@@ -33,6 +33,10 @@ it with the code. A running server says the same at `/docs` and `/openapi.json`.
 
 {bodies}
 
+# Queries and forms
+
+{inline}
+
 # Objects in bodies
 
 {objects}
@@ -51,30 +55,56 @@ _BOUNDS = {"minimum": "≥ ", "exclusiveMinimum": "> ", "maximum": "≤ ", "excl
 _INT32_MAX = 2**31 - 1
 
 
+class Route(NamedTuple):
+    """What to call, what it does, names of its body ("" without one) and of its answers."""
+
+    call: str
+    does: str
+    body: str
+    answers: list[str]
+    inline: Schema  # parameters of a query or a form; empty without any
+
+
 def page(document: Schema) -> str:
     schemas = document["components"]["schemas"]
     routes = list(_routes(document["paths"]))
-    bodies = dict.fromkeys(body for _, _, body, _ in routes if body)
-    answers = dict.fromkeys(["ErrorResponse", *(answer for *_, answers in routes for answer in answers)])
+    bodies = dict.fromkeys(route.body for route in routes if route.body)
+    answers = dict.fromkeys(["ErrorResponse", *(answer for route in routes for answer in route.answers)])
     asked = _reachable(bodies, schemas)
-    rows = [(f"`{call}`", does, _link(body), ", ".join(map(_link, said))) for call, does, body, said in routes]
     return _PAGE.format(
-        routes=_table(("route", "what it does", "body", "answer"), rows),
+        routes=_table(("route", "what it does", "body", "answer"), map(_route, routes)),
         bodies="\n\n".join(_request(name, schemas[name]) for name in bodies),
+        inline="\n\n".join(_request(route.call, route.inline) for route in routes if route.inline),
         objects="\n\n".join(_request(name, schemas[name]) for name in sorted(asked - bodies.keys())),
         answers="\n\n".join(_answer(name, schemas[name]) for name in answers),
         parts="\n\n".join(_answer(name, schemas[name]) for name in sorted(schemas.keys() - asked - answers.keys())),
     )
 
 
-def _routes(paths: Schema) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Of each route what to call, what it does, names of its body ("" without one) and of its answers."""
+def _routes(paths: Schema) -> Iterator[Route]:
     for path, methods in paths.items():
         for method, route in methods.items():
             contents = route["responses"].get("200", {}).get("content", {})
             answers = [ref for content in contents.values() for ref in _references(content)]
             body = next(_references(route.get("requestBody", {})), "")
-            yield f"{method.upper()} {path}", route.get("description", route["summary"]), body, answers
+            call = f"{method.upper()} {path}"
+            yield Route(call, route.get("description", route["summary"]), body, answers, _inline(route))
+
+
+def _inline(route: Schema) -> Schema:
+    query = [one for one in route.get("parameters", ()) if one["in"] == "query"]
+    if query:
+        return {
+            "properties": {one["name"]: one["schema"] | {"description": one.get("description", "")} for one in query},
+            "required": [one["name"] for one in query if one["required"]],
+        }
+    contents = route.get("requestBody", {}).get("content", {})
+    return next((content["schema"] for content in contents.values() if "properties" in content["schema"]), {})
+
+
+def _route(route: Route) -> tuple[str, str, str, str]:
+    inline = ", ".join(f"`{name}`" for name in route.inline.get("properties", ()))
+    return f"`{route.call}`", route.does, _link(route.body) or inline, ", ".join(map(_link, route.answers))
 
 
 def _references(value: Any) -> Iterator[str]:
@@ -142,7 +172,10 @@ def _type(value: Schema, null: str = "") -> str:
     if options := value.get("anyOf") or value.get("oneOf"):
         return " or ".join(dict.fromkeys(words for one in options if (words := _type(one, null))))
     if "enum" in value or "const" in value:
-        texts = ["null" if one is None else f"`{one if isinstance(one, str) else json.dumps(one)}`" for one in value.get("enum", [value.get("const")])]
+        texts = [
+            "null" if one is None else f"`{one if isinstance(one, str) else json.dumps(one)}`"
+            for one in value.get("enum", [value.get("const")])
+        ]
         return " or ".join(text for text in texts if text != "null" or null)
     kind = value.get("type", "any")
     if kind == "array":

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pagewire.gateway.schema.field import field, required
 
@@ -51,13 +51,20 @@ class Structure(BaseModel):
 
 
 class StructuralTagFormat(BaseModel):
-    """Text; where it has one of the triggers, a structure follows that begins with it."""
+    """`format`, in xgrammar's language; or, as before it, text in which a trigger begins one of the structures."""
 
     model_config = _STRICT
 
     type: Literal["structural_tag"]
-    structures: Annotated[list[Structure], Field(min_length=1)] = required("executor", "What may follow a trigger.")
-    triggers: Choices = required("executor", "Texts after which only a structure may follow.")
+    format: dict[str, Any] | None = field("executor", "xgrammar's form of it, which excludes the other two.")
+    structures: Annotated[list[Structure], Field(min_length=1)] | None = field("executor", "What may follow a trigger.")
+    triggers: Choices | None = field("executor", "Texts after which only a structure may follow.")
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> "StructuralTagFormat":
+        if (self.format is None) == (self.structures is None) or (self.structures is None) != (self.triggers is None):
+            raise ValueError("give either format, or structures and triggers")
+        return self
 
 
 ResponseFormat = Annotated[
