@@ -1,6 +1,7 @@
 """Errors in the shape that the client expects.
 
-OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type": "error", "error": {"type", "message"}}.
+OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type": "error", "error": {"type", "message"},
+"request_id"}.
 """
 
 from collections.abc import Mapping, Sequence

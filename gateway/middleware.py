@@ -123,7 +123,7 @@ class RequestMiddleware:
         given = [bearer] if scheme.lower() == b"bearer" else []
         given.append(headers.get(b"x-api-key", b""))
         assert self._api_key is not None
-        return any([hmac.compare_digest(key.strip(), self._api_key) for key in given])
+        return any(hmac.compare_digest(key.strip(), self._api_key) for key in given)
 
 
 def _speaks_anthropic(path: str, headers: dict[bytes, bytes]) -> bool:

@@ -1,15 +1,16 @@
 """What messages are made of when Anthropic's clients send them: content blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from pagewire.gateway.schema.field import field, required
+
 STRICT = ConfigDict(strict=True, extra="forbid")
 
 Name = Annotated[str, StringConstraints(min_length=1)]
-# Marks what to cache. Nothing has to be marked here: the prefix cache finds whatever prompts begin with in common.
-CacheControl = dict[str, Any]
+CACHE_CONTROL: Any = field("gateway", "Ignored: whatever prompts begin with in common is cached, unmarked.")
 # A list in which nothing may be asked for.
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
@@ -19,8 +20,8 @@ class TextBlockParam(BaseModel):
 
     type: Literal["text"]
     text: str
-    citations: Nothing | None = None
-    cache_control: CacheControl | None = None
+    citations: Nothing | None = field("gateway", "No template shows them.")
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
 class Base64Source(BaseModel):
@@ -28,14 +29,14 @@ class Base64Source(BaseModel):
 
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-    data: str
+    data: str = required("tokenizer", "The image's bytes in base64.")
 
 
 class UrlSource(BaseModel):
     model_config = STRICT
 
     type: Literal["url"]
-    url: Name
+    url: Name = required("tokenizer", "Where the server may fetch it (`--allowed-media-domains`).")
 
 
 class ImageBlockParam(BaseModel):
@@ -43,17 +44,17 @@ class ImageBlockParam(BaseModel):
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
-    cache_control: CacheControl | None = None
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
 class ThinkingBlockParam(BaseModel):
-    """What an assistant thought before it answered. Signatures are not checked."""
+    """What an assistant thought before it answered."""
 
     model_config = STRICT
 
     type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
+    thinking: str = required("tokenizer", "Shown by templates that show earlier thoughts.")
+    signature: str | None = field("gateway", "Not checked.")
 
 
 class RedactedThinkingBlockParam(BaseModel):
@@ -80,23 +81,25 @@ class ToolUseBlockParam(BaseModel):
     id: Name
     name: Name
     input: dict[str, Any]
-    caller: DirectCaller | None = None
-    cache_control: CacheControl | None = None
+    caller: DirectCaller | None = field("gateway", "Only the model calls tools.")
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
 ToolResultPart = Annotated[TextBlockParam | ImageBlockParam, Field(discriminator="type")]
 
 
 class ToolResultBlockParam(BaseModel):
-    """What a call returned. A result that `is_error` is shown to the model with "Error: " before it."""
+    """What a call returned."""
 
     model_config = STRICT
 
     type: Literal["tool_result"]
-    tool_use_id: Name
-    content: Annotated[str | list[ToolResultPart] | None, Field(union_mode="left_to_right")] = None
-    is_error: bool | None = None
-    cache_control: CacheControl | None = None
+    tool_use_id: Name = required("tokenizer", "The call's `id`.")
+    content: str | list[ToolResultPart] | None = field(
+        "tokenizer", "Text, or text and images.", union_mode="left_to_right"
+    )
+    is_error: bool | None = field("gateway", 'The model sees the content with "Error: " before it.', False)
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
 Block = (
@@ -107,6 +110,11 @@ Block = (
     | ToolUseBlockParam
     | ToolResultBlockParam
 )
+
+
+def blocks_of(content: str | Sequence[Block]) -> list[Block]:
+    return [TextBlockParam(type="text", text=content)] if isinstance(content, str) else list(content)
+
 
 _BLOCKS_OF: Mapping[str, tuple[str, ...]] = {
     "user": ("text", "image", "tool_result"),
@@ -121,13 +129,9 @@ class MessageParam(BaseModel):
     model_config = STRICT
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str | list[Annotated[Block, Field(discriminator="type")]], Field(union_mode="left_to_right")]
-
-    @property
-    def blocks(self) -> list[Block]:
-        if isinstance(self.content, str):
-            return [TextBlockParam(type="text", text=self.content)]
-        return self.content
+    content: str | list[Annotated[Block, Field(discriminator="type")]] = required(
+        "tokenizer", "Text, or blocks.", union_mode="left_to_right"
+    )
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "MessageParam":
