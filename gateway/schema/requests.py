@@ -197,6 +197,8 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+    # -1: any number.
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     # -1: to what the model takes. What is left is the end of the prompt, or with "right" its beginning.
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     truncation_side: Literal["left", "right"] | None = None

@@ -32,7 +32,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
-    "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
     "use_beam_search": (False,),
