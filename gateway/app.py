@@ -13,9 +13,10 @@ from pagewire.gateway.chat import ChatAnswer
 from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.middleware import RequestMiddleware
+from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -47,10 +48,16 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
         title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
     )
     app.state.gateway = gateway
-    app.add_middleware(RequestMiddleware, api_key=config.api_key, shutdown=gateway.shutdown)
+    app.add_middleware(
+        RequestMiddleware,
+        api_key=config.api_key,
+        shutdown=gateway.shutdown,
+        body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},
+    )
     install_handlers(app)
     app.include_router(router)
     app.include_router(vector_routes.router)
+    app.include_router(files_routes.router)
     return app
 
 
