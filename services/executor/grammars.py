@@ -17,14 +17,9 @@ from llguidance import LLMatcher
 
 from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
-<<<<<<< HEAD
-from pagewire.services.executor.grammar.language import GrammarError, SlowGrammarError
+from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
 from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
-=======
-from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
-from pagewire.services.executor.grammar.matcher import Matcher
->>>>>>> main
 from pagewire.services.executor.grammar.threads import grammar_thread
 from pagewire.services.executor.step import NewRequest, Step
 from pagewire.v1.common_pb2 import Grammar, SamplingParams
