@@ -141,8 +141,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each load, of which the best counts")
     parser.add_argument("--requests", type=int, default=4000, help="short ones")
     parser.add_argument("--connections", type=int, default=64, help="that send the short requests")
-    parser.add_argument("--vllm", nargs=2, metavar=("PYTHON", "MODEL"), help="vLLM's front end as well: its Python, and a"
-                        " directory with config.json and a tokenizer")  # fmt: skip
+    peer = "vLLM's front end as well: its Python, and a directory with config.json and a tokenizer"
+    parser.add_argument("--vllm", nargs=2, metavar=("PYTHON", "MODEL"), help=peer)
     args = parser.parse_args()
     front_ends = [FrontEnd("Pagewire", pagewire)] + ([vllm(*args.vllm)] if args.vllm else [])
     port = available_port("127.0.0.1", 0, "--port")
@@ -158,7 +158,10 @@ def main() -> None:
             with front_end.start(port, num_processes, 0) as server:
                 load(port, SHORT, args.connections, args.connections)
                 rate, each = max(requests(server, port, args.requests, args.connections) for _ in range(args.rounds))
-                print(f"{front_end.name}, {num_processes} processes: {rate:.0f} short requests/s, {each:.0f} µs each", flush=True)
+                print(
+                    f"{front_end.name}, {num_processes} processes: {rate:.0f} short requests/s, {each:.0f} µs",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

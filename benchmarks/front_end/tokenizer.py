@@ -1,8 +1,8 @@
 """A tokenizer service that says what a script says: `python -m benchmarks.front_end.tokenizer ADDRESS STEP_MS`.
 
 Every STEP_MS each live request gets a token, all in one message, as the real one sends them; with 0, a request gets all
-of its tokens in one message at once. It prescribes text, log probabilities or the arguments of a tool call, whatever the
-request asks for.
+of its tokens in one message at once. It says text, log probabilities or the arguments of a tool call, whatever the request
+asks for.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from pagewire import rpc
-from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.v1 import common_pb2, inference_pb2_grpc
 from pagewire.v1.inference_pb2 import (
     ConnectRequest,
     ConnectResponse,
@@ -94,9 +94,7 @@ class Scripted:
 
 def logprob(top: int) -> TokenLogprob:
     others = [TokenLogprob(token_id=i, token=TEXT, token_bytes=TEXT.encode(), logprob=-1.5) for i in range(top)]
-    return TokenLogprob(
-        token_id=TOKEN_ID, token=TEXT, token_bytes=TEXT.encode(), logprob=-1.5, top_logprobs=others
-    )
+    return TokenLogprob(token_id=TOKEN_ID, token=TEXT, token_bytes=TEXT.encode(), logprob=-1.5, top_logprobs=others)
 
 
 def step(live: dict[int, Scripted], *, whole: bool) -> ConnectResponse:

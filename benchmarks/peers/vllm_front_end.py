@@ -31,7 +31,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"x": "'
 class NoCore:
     """In the place of the engine's process."""
 
-    engine_ranks_managed = [0]
+    engine_ranks_managed = (0,)
     resources = SimpleNamespace(engine_dead=False)
 
     def __getattr__(self, name: str) -> Any:
