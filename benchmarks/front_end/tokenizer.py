@@ -1,8 +1,8 @@
 """A tokenizer service that says what a script says: `python -m benchmarks.front_end.tokenizer ADDRESS STEP_MS`.
 
 Every STEP_MS each live request gets a token, all in one message, as the real one sends them; with 0, a request gets all
-of its tokens in one message at once. It says text, log probabilities or the arguments of a tool call, whatever the request
-asks for.
+of its tokens in one message at once. It says text, log probabilities or the arguments of a tool call, whatever the
+request asks for.
 """
 
 import asyncio
