@@ -75,8 +75,8 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: Request) -> ComputedBlocks:
         """The longest prefix of the request that all groups can go on from, at most all tokens but the last: that one
-        must be computed to sample the next."""
-        if not self._enable_prefix_caching:
+        must be computed to sample the next. None of a request that wants to know of all of its prompt."""
+        if not self._enable_prefix_caching or request.wants_prompt_logprobs:
             return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
         hashes = self._hashes(request, num_blocks)
