@@ -1,11 +1,14 @@
 """The REST application and its routes; those for vectors are in vector_routes.py."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import PlainTextResponse, Response
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.gateway import openapi, vector_routes
+from pagewire.gateway.answer import Answer
 from pagewire.gateway.chat import ChatAnswer
 from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
@@ -17,6 +20,7 @@ from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerationParameters,
     TokenizeRequest,
 )
 from pagewire.gateway.schema.responses import (
@@ -58,7 +62,7 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
-    return GenerationResponse(gateway_of(request).link, body, chat_requests(body), answer)
+    return _generation(gateway_of(request), body, chat_requests(body), answer)
 
 
 @router.post(
@@ -70,7 +74,13 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
     answer = CompletionAnswer(body, head, await prompt_texts(gateway, body) if body.echo else ())
-    return GenerationResponse(gateway.link, body, requests, answer)
+    return _generation(gateway, body, requests, answer)
+
+
+def _generation(
+    gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
+) -> Response:
+    return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream), choices_per_prompt=body.n or 1)
 
 
 @router.get("/v1/models", tags=["models"])

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1.common_pb2 import Logprobs
 from tests.fakes import FakeExecutor, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.test_images import image
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -28,6 +30,7 @@ class Arrival:
     ignore_eos: bool
     priority: int
     prompt_logprobs: int | None
+    has_image: bool
 
     @property
     def prompt(self) -> list[int]:
@@ -61,6 +64,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         ignore_eos=draw(st.booleans()),
         priority=draw(st.integers(0, 2)),
         prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
+        has_image=draw(st.booleans()),
     )
 
 
@@ -152,6 +156,7 @@ def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
         ignore_eos=arrival.ignore_eos,
         priority=arrival.priority,
         prompt_logprobs=arrival.prompt_logprobs,
+        images=PromptImages([image(1, 0, 1)], len(arrival.prompt)) if arrival.has_image else NO_IMAGES,
     )
     return request, expected[len(resumed) :]
 
