@@ -184,7 +184,7 @@ def check_num_prompt_logprobs(params: "SamplingParams", num_prompt_tokens: int) 
     if (count := num_prompt_tokens * (1 + params.prompt_logprobs)) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"prompt_logprobs is {params.prompt_logprobs}; {num_prompt_tokens} tokens of the prompt make that {count} "
-            f"log probabilities, and {MAX_PROMPT_LOGPROBS} are possible: ask for fewer alternatives, or shorten the prompt"
+            f"log probabilities; {MAX_PROMPT_LOGPROBS} are possible: ask for fewer alternatives, or shorten the prompt"
         )
 
 

@@ -13,8 +13,8 @@ from pagewire.services.executor.row_columns import RowColumns
 
 
 class LogprobsMode(enum.StrEnum):
-    """What is told of a token, by vLLM's names. Raw: as the model gives it. Processed: as the token was drawn from, with
-    everything that sampling parameters and grammars change."""
+    """What is told of a token, by vLLM's names. Raw: as the model gives it. Processed: as the token was drawn from,
+    with everything that sampling parameters and grammars change."""
 
     RAW_LOGPROBS = "raw_logprobs"
     PROCESSED_LOGPROBS = "processed_logprobs"
@@ -73,8 +73,8 @@ def sampled_logprobs(
 
 
 def drawn_from(logits: Tensor, sampled: Tensor, rows: Tensor, columns: RowColumns) -> Tensor:
-    """What `ops.sample_tokens` draws from: fp32 [L, vocab_size], divided by the temperature, -inf for tokens that min-p,
-    top-k and top-p leave out. Greedy rows stay as they are.
+    """What `ops.sample_tokens` draws from: fp32 [L, vocab_size], divided by the temperature, -inf for tokens that
+    min-p, top-k and top-p leave out. Greedy rows stay as they are.
 
     sampled int64 [L] are never left out, although the sums that top-p compares are rounded in another order here.
     """

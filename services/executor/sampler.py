@@ -1,8 +1,9 @@
 """From logits to the next token of every sampled request, on the device and without waiting for it.
 
 Order of operations: logit_bias and min_tokens, bad_words, penalties, grammars and allowed_token_ids, temperature, min-p
-and top-k, top-p. Log probabilities are of the logits before all that, unless `--logprobs-mode` says otherwise. From temperature on, `sample_tokens` does
-everything, for any mix of requests. What comes before are extras, done only in steps where a request asks for them.
+and top-k, top-p. Log probabilities are of the logits before all that, unless `--logprobs-mode` says otherwise. From
+temperature on, `sample_tokens` does everything, for any mix of requests. What comes before are extras, done only in
+steps where a request asks for them.
 """
 
 from __future__ import annotations

@@ -173,8 +173,8 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With the
-        first token they have been told."""
+        """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With
+        the first token they have been told."""
         if self.yields_vector or self.num_output_tokens:
             return False
         return self.sampling_params.HasField("prompt_logprobs")

@@ -1,7 +1,6 @@
 """Log probabilities of prompts: what would have been told of their tokens, had they been sampled one by one."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,5 +172,3 @@ def test_modes_tell_logits_or_log_probabilities_of_what_the_model_says(model: De
         assert lines.token_ids.tolist() == expected.token_ids.tolist()
     else:
         check_equal(lines, expected)
-
-
