@@ -10,7 +10,7 @@ Name = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Function(BaseModel):
-    """`parameters` is a JSON schema. Arguments are not held to it: `strict: true` is refused."""
+    """`parameters` is a JSON schema. Arguments are held to it where the tool must be called, or if it is strict."""
 
     model_config = _STRICT
 

@@ -1,6 +1,19 @@
 """{"name": ..., "parameters": {...}} as the whole answer, or behind <|python_tag|>; several between semicolons: Llama 3
 and 4."""
 
+from collections.abc import Sequence
+
+from pagewire.services.tokenizer.parsers.formats import (
+    CallableTool,
+    Format,
+    amid_text,
+    listed,
+    one_of,
+    regex_of,
+    sequence,
+    tag,
+    text_of,
+)
 from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
 from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed
 
@@ -11,6 +24,18 @@ class Llama3JsonReader(JsonCallReader):
     separator = ";"
     # An answer in JSON may well have a name.
     takes_name_alone = False
+
+    @classmethod
+    def output_format(cls, tools: Sequence[CallableTool], *, only_one: bool, answer: Format | None = None) -> Format:
+        """A brace at the beginning opens a call: without `answer`, none is in JSON."""
+        begin = '{{"name": {}, "parameters": '
+        calls = [tag(begin.format(tool.json_name), tool.arguments, "}") for tool in tools]
+        whole = listed(calls, "; ", only_one=only_one)
+        marked = tag("<|python_tag|>", whole, "")
+        if answer is not None:
+            return one_of(whole, marked, answer)
+        text = amid_text(cls.opening, [marked], only_one=only_one)
+        return one_of(whole, marked, sequence(regex_of(rf"\s{{0,{MAX_SPACE}}}([^\s{{<]|<[^|])"), text), text_of(""))
 
     def _start(self, parsed: Parsed) -> bool:
         rest = self._held.lstrip()
