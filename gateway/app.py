@@ -13,9 +13,10 @@ from pagewire.gateway.chat import ChatAnswer
 from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.middleware import RequestMiddleware
+from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -43,14 +44,26 @@ router = APIRouter(route_class=JsonRoute)
 
 
 def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
+    app = with_routes()
+    app.state.gateway = gateway
+    app.add_middleware(
+        RequestMiddleware,
+        api_key=config.api_key,
+        shutdown=gateway.shutdown,
+        body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},
+    )
+    install_handlers(app)
+    return app
+
+
+def with_routes() -> FastAPI:
+    """Enough to document the API."""
     app = openapi.DocumentedApp(
         title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
     )
-    app.state.gateway = gateway
-    app.add_middleware(RequestMiddleware, api_key=config.api_key, shutdown=gateway.shutdown)
-    install_handlers(app)
     app.include_router(router)
     app.include_router(vector_routes.router)
+    app.include_router(files_routes.router)
     return app
 
 
@@ -85,11 +98,13 @@ def _generation(
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
+    """The served names."""
     return ModelList(data=[_model(model) for model in await gateway_of(request).list_models()])
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def retrieve_model(request: Request, model: str) -> Model:
+    """What is known of a served name."""
     models = await gateway_of(request).list_models()
     for served in models:
         if served.id == model:
@@ -146,6 +161,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version", tags=["operation"])
 async def version(request: Request) -> Version:
+    """Of Pagewire."""
     return Version(version=__version__)
 
 

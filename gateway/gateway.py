@@ -15,6 +15,7 @@ from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
 from pagewire.gateway.answer import Head
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.files.files import Files
 from pagewire.gateway.middleware import GracefulShutdown, request_context
 from pagewire.gateway.store import Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
@@ -39,6 +40,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, store: Store) -> None:
         self.store = store
+        self.files = Files(store, config.max_file_bytes)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)

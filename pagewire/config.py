@@ -123,6 +123,13 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         "~/.local/share/pagewire/gateway-PORT)",
         group="storage",
     )
+    max_file_bytes: int = flag(
+        512 * 1024**2,
+        "size of a file that clients upload; suffixes as in 1GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
