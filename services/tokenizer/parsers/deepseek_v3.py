@@ -20,5 +20,8 @@ class DeepSeekV3Reader(HeadedCallReader):
     @classmethod
     def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
         check_names(tools)
-        calls = [tag(f"{CALL_BEGIN}function{SEPARATOR}{tool.name}\n```json\n", tool.arguments, f"\n```{CALL_END}") for tool in tools]
+        calls = [
+            tag(f"{CALL_BEGIN}function{SEPARATOR}{tool.name}\n```json\n", tool.arguments, f"\n```{CALL_END}")
+            for tool in tools
+        ]
         return [tag(CALLS_BEGIN, listed(calls, "\n", only_one=only_one), CALLS_END)]

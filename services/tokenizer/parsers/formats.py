@@ -35,9 +35,8 @@ class CallableTool:
 
 
 def json_of(schema: Mapping[str, Any]) -> Format:
-    options = schema.get("x-guidance")
-    options = {"whitespace_pattern": WHITESPACE} | (options if isinstance(options, dict) else {})
-    return {"type": "json_schema", "json_schema": {**schema, "x-guidance": options}}
+    """x-guidance in a schema is what the grammar's engine does otherwise than by default."""
+    return {"type": "json_schema", "json_schema": {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}}
 
 
 def text_of(value: str) -> Format:
@@ -83,12 +82,12 @@ def listed(tags: Iterable[Format], separator: str, *, only_one: bool) -> Format:
     }
 
 
-def amid_text(triggers: Sequence[str], tags: Iterable[Format], *, only_one: bool, first: bool = False) -> Format:
-    """Text in which each trigger begins one of the tags. only_one: it ends with the first. first: it begins with one."""
+def amid_text(triggers: Sequence[str], tags: Iterable[Format], *, only_one: bool) -> Format:
+    """Text in which each trigger begins one of the tags. only_one: it ends with the first."""
     return {
         "type": "triggered_tags",
         "triggers": list(triggers),
         "tags": list(tags),
-        "at_least_one": first,
+        "at_least_one": False,
         "stop_after_first": only_one,
     }

@@ -1,4 +1,4 @@
-"""Arguments that a model writes one by one, each under its name: what a schema of an object says of each of them."""
+"""Arguments that a model writes one by one, each under its name: what the schema of an object says of each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,20 +39,19 @@ def parameters_of(tool: CallableTool) -> list[Parameter] | None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list) or not set(required) <= set(properties):
         raise _cannot(tool, "'required' or 'properties' as it stands")
-    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    definitions = definitions_of(tool)
     return [
-        Parameter(name, _alone(tool, value, definitions), name in required) for name, value in properties.items()
+        Parameter(name, {**(value if isinstance(value, dict) else {}), **definitions}, name in required)
+        for name, value in properties.items()
     ]
 
 
-def _alone(tool: CallableTool, schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of one argument, with the definitions that it may refer to."""
-    if not isinstance(schema, dict):
-        return {} if schema is True else {"not": {}}
-    for reference in _references({**definitions, "of it": schema}):
+def definitions_of(tool: CallableTool) -> dict[str, Any]:
+    """What its schema defines; the rest of it may be somewhere else in another. Raises FormatError."""
+    for reference in _references(tool.schema):
         if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
             raise _cannot(tool, f"the reference {reference!r}")
-    return {**schema, **definitions}
+    return {key: tool.schema[key] for key in _DEFINITIONS if key in tool.schema}
 
 
 def _references(value: Any) -> list[str]:
@@ -80,6 +79,6 @@ def in_order(parameters: Sequence[Parameter], written: Callable[[Parameter], For
 
 def _cannot(tool: CallableTool, what: str) -> FormatError:
     return FormatError(
-        f"tool {tool.name!r} is strict, but this model writes arguments one by one, and its schema has {what}; leave "
-        "strict out, or simplify the schema"
+        f"tool {tool.name!r} is strict, but the marks of this model's calls leave no way to say what its schema has: "
+        f"{what}; leave strict out, or simplify the schema"
     )

@@ -173,7 +173,9 @@ def check_names(tools: Sequence[CallableTool]) -> None:
     """Raises FormatError for a name that no header can have."""
     for tool in tools:
         if not re.fullmatch(NAME, tool.name):
-            raise FormatError(f"the name of tool {tool.name!r} cannot be written between the marks of this model's calls")
+            raise FormatError(
+                f"the name of tool {tool.name!r} cannot be written between the marks of this model's calls"
+            )
 
 
 class HeadedCallReader(ToolCallReader):
