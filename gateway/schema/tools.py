@@ -19,7 +19,7 @@ class Function(BaseModel):
     name: Name = required("tokenizer", "What the model calls it by.")
     description: str | None = field("tokenizer", "What it does, for the model.")
     parameters: dict[str, Any] | None = field("tokenizer", "A JSON schema of its arguments. Unset: it takes none.")
-    strict: bool | None = field("gateway", "true only where a tool must be called (`tool_choice`).", False)
+    strict: bool | None = field("tokenizer", "Whenever it is called, the arguments follow the schema.", False)
 
 
 class Tool(BaseModel):
