@@ -100,9 +100,6 @@ def tools() -> None:
     for choice in ("any", "add"):
         answer = forced.bind_tools([add], tool_choice=choice).invoke("What is 2 + 3?")
         assert isinstance(answer, AIMessage) and answer.tool_calls[0]["name"] == "add", (choice, answer)
-    if not os.environ.get("NOSTRICT"):
-        strict = chat(SCRIPTED, model=model_name(SCRIPTED)).bind_tools([add], strict=True, parallel_tool_calls=False)
-        assert strict.invoke("What is 2 + 3?").tool_calls
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:

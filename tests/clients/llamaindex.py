@@ -74,7 +74,8 @@ async def asynchronous() -> None:
 
 def structured() -> None:
     messages = [ChatMessage(role="user", content=QUESTION)]
-    for options in ({"should_use_structured_outputs": True}, {"is_function_calling_model": True}):
+    modes: tuple[dict[str, Any], ...] = ({"should_use_structured_outputs": True}, {"is_function_calling_model": True})
+    for options in modes:
         llm = like(**options).as_structured_llm(City)
         assert isinstance(llm.chat(messages).raw, City), options
         assert isinstance(like(**options).structured_predict(City, PromptTemplate(QUESTION)), City), options

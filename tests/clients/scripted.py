@@ -2,8 +2,8 @@
 
 python -m tests.clients.scripted PORT
 
-Asked with tools, it calls the first one with {"a": 2, "b": 3}; given a tool's answer, it says "It is ANSWER."; otherwise
-it says "Hello!". The gateway and the tokenizer service are the real ones, with Qwen3's marks for calls and reasoning.
+Asked with tools, it calls the first one with {"a": 2, "b": 3}; given a tool's answer, it says "It is ANSWER."; without
+either, "Hello!". The gateway and the tokenizer service are the real ones, with Qwen3's marks for calls and reasoning.
 """
 
 import asyncio
