@@ -15,7 +15,13 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from pagewire.gateway.encoding import json_response
-from pagewire.gateway.messages.responses import MessagesError, MessagesErrorDetail, MessagesErrorType
+from pagewire.gateway.messages.responses import (
+    NO_THREADS,
+    MessagesError,
+    MessagesErrorDetail,
+    MessagesErrorDetails,
+    MessagesErrorType,
+)
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.responses import ErrorDetail, ErrorResponse
 from pagewire.rpc import RpcError
@@ -78,7 +84,10 @@ class ApiError(Exception):
 
     def anthropic_body(self, request_id: str) -> MessagesError:
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return MessagesError(error=MessagesErrorDetail(type=kind, message=self.message), request_id=request_id)
+        detail = MessagesErrorDetail(type=kind, message=self.message)
+        if self.code == NO_THREADS:
+            detail.details = MessagesErrorDetails(error_code=self.code, unsupported=[self.param or ""])
+        return MessagesError(error=detail, request_id=request_id)
 
 
 def from_rpc(error: RpcError) -> ApiError:

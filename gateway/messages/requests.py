@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.messages.content import CACHE_CONTROL, STRICT, MessageParam, Name, Nothing, TextBlockParam
+from pagewire.gateway.messages.responses import NO_THREADS
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.requests import LABEL, MODEL, CacheSalt, Parameters, StopString
 from pagewire.gateway.schema.sampling import sampling_fields
@@ -25,7 +26,7 @@ _UNSUPPORTED: Mapping[str, Refused] = {
     "kv_transfer_params": Refused("KV is not transferred between servers"),
     "mcp_servers": Refused("nothing is run; clients call MCP servers", ([],)),
     "speed": Refused(_ELSEWHERE, ("standard",)),
-    "thread": Refused("messages are not stored"),
+    "thread": Refused("messages are not stored", code=NO_THREADS),
 }
 _SAMPLING = ("temperature", "top_p", "top_k")
 _DISPLAY = "`omitted`: thinking blocks without their text."
@@ -103,7 +104,9 @@ class ThinkingEnabled(BaseModel):
     model_config = STRICT
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field("executor", "Refused for now.")
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
+        "executor", "Thinking is closed after so many tokens. Needs a known `--reasoning-parser`."
+    )
     display: Literal["summarized", "omitted"] | None = field("gateway", _DISPLAY)
 
 

@@ -1,8 +1,9 @@
 """What `/v1/messages` answers, and Anthropic's forms of errors and lists of models."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.schema.responses import Body
 
@@ -18,6 +19,8 @@ MessagesErrorType = Literal[
     "overloaded_error",
 ]
 
+# Clients that offer a conversation for keeping take this code for an answer, and send the whole of it each time.
+NO_THREADS = "thread_unsupported_request"
 # Anthropic signs what its models thought. Nothing is checked here, but clients drop thoughts without a signature.
 SIGNATURE = "unsigned"
 
@@ -25,9 +28,17 @@ SIGNATURE = "unsigned"
 # Errors.
 
 
+class MessagesErrorDetails(Body):
+    """For clients that can do without what is not supported."""
+
+    error_code: str
+    unsupported: list[str]
+
+
 class MessagesErrorDetail(Body):
     type: MessagesErrorType
     message: str
+    details: MessagesErrorDetails | UnsetType = UNSET
 
 
 class MessagesError(Body, kw_only=True):
@@ -192,7 +203,3 @@ class ModelPage(Body):
     has_more: bool
     first_id: str | None
     last_id: str | None
-
-
-def raw_object(value: dict[str, Any]) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

@@ -23,7 +23,6 @@ from pagewire.gateway.messages.requests import (
     CountTokensRequest,
     MessagesRequest,
     ThinkingDisabled,
-    ThinkingEnabled,
     ToolChoiceNone,
     ToolChoiceTool,
     ToolParam,
@@ -68,6 +67,7 @@ def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if getattr(body.tool_choice, "disable_parallel_tool_use", None) else None,
         response_format=_response_format(body),
+        thinking_token_budget=getattr(body.thinking, "budget_tokens", None),
     )
 
 
@@ -82,9 +82,6 @@ def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
 def _prompt(body: CountTokensRequest) -> dict[str, Any]:
     """ChatPromptParameters, model and messages."""
     thinking = body.thinking
-    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens is not None:
-        message = "thinking.budget_tokens is not supported yet: leave it out, or say {'type': 'adaptive'}"
-        raise ApiError(400, message, param="thinking.budget_tokens", code="unsupported_parameter")
     effort = body.output_config.effort if body.output_config else None
     thinks = None if thinking is None else not isinstance(thinking, ThinkingDisabled)
     return {

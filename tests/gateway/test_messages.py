@@ -240,6 +240,9 @@ async def test_thinking(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     assert variables(await chat_of(client, fake, thinking={"type": "disabled"})) == ("none", None)
     assert variables(await chat_of(client, fake, thinking=adaptive)) == ("", thinks)
     assert variables(await chat_of(client, fake, thinking={"type": "enabled", "display": "omitted"})) == ("", thinks)
+    assert not fake.received[-1].HasField("thinking_token_budget")
+    await chat_of(client, fake, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert fake.received[-1].thinking_token_budget == 1024
     effort = {"output_config": {"effort": "low"}}
     assert variables(await chat_of(client, fake, thinking=adaptive, **effort)) == ("low", thinks)
 
@@ -251,8 +254,8 @@ async def test_tool_choice(client: httpx.AsyncClient, fake: FakeTokenizer) -> No
 
     auto = await request(type="auto", disable_parallel_tool_use=True)
     assert auto.output_parsing.tool_calls and auto.output_parsing.first_tool_call_only
-    assert (await request(type="any")).output_parsing.listed_calls
-    assert (await request(type="tool", name="look")).output_parsing.arguments_of == "look"
+    assert (await request(type="any")).output_parsing.required
+    assert (await request(type="tool", name="look")).output_parsing.named == "look"
     none = await request(type="none")
     assert not none.chat.tools and not none.output_parsing.tool_calls
 
@@ -307,7 +310,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL | {"defer_loading": True}]}, "defer_loading"),
     ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "'g'"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
     ({"container": "c"}, "container"),
     ({"temprature": 1}, "did you mean 'temperature'"),
@@ -338,6 +341,14 @@ async def test_errors_have_anthropics_shape(client: httpx.AsyncClient, fake: Fak
         for stream in (False, True):
             error = error_of(await client.post(MESSAGES, json=BODY | {"stream": stream}), status)
             assert error == {"type": kind, "message": "the cause"}
+
+
+async def test_clients_can_do_without_threads(client: httpx.AsyncClient) -> None:
+    response = await client.post(MESSAGES, json=BODY | {"thread": {"type": "create"}})
+    assert response.json()["error"].pop("details") == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
 
 
 async def test_an_error_within_a_stream(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
