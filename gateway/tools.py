@@ -52,7 +52,7 @@ def output_parsing(body: ChatCompletionRequest) -> inference_pb2.OutputParsing:
         return inference_pb2.OutputParsing(arguments_of=choice.function.name)
     return inference_pb2.OutputParsing(
         # What a client has begun to write is the answer, not what comes before it.
-        reasoning=not body.continue_final_message,
+        reasoning=not body.continue_final_message and body.separate_reasoning is not False,
         tool_calls=bool(body.tools) and choice != "none",
         first_tool_call_only=body.parallel_tool_calls is False,
     )

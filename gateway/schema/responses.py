@@ -118,6 +118,7 @@ class ChatCompletion(Body, kw_only=True):
     system_fingerprint: None = None
     choices: list[ChatChoice]
     usage: UsageInfo
+    service_tier: Literal["default"] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -167,6 +168,7 @@ class ChatCompletionChunk(Body, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
 
 
 # Text completions.
