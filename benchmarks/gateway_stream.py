@@ -8,8 +8,10 @@ costs; to compare two trees, run them in turn.
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -18,6 +20,7 @@ from pagewire.config import GatewayConfig
 from pagewire.gateway.app import create_app
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.reply import ChoiceDelta, PendingChoice
+from pagewire.gateway.store import Store
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
@@ -95,9 +98,9 @@ async def seconds(app: ASGIApp, path: str, body: dict[str, Any]) -> float:
     return elapsed
 
 
-async def measure(num_passes: int) -> None:
+async def measure(num_passes: int, store: Store) -> None:
     config = GatewayConfig()
-    gateway = Gateway(config)
+    gateway = Gateway(config, store)
     gateway.link = ScriptedLink()  # type: ignore[assignment]
     app = create_app(config, gateway)
     print(f"{'ns per token':<20}" + "".join(f"{f'{n} choices':>14}" for n in NUM_CHOICES))
@@ -110,7 +113,8 @@ async def measure(num_passes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--passes", type=int, default=20, help="answers of each kind, of which the fastest counts")
-    asyncio.run(measure(parser.parse_args().passes))
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(measure(parser.parse_args().passes, Store(Path(directory))))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pagewire.gateway.encoding import DONE, encode, event
+from pagewire.gateway.errors import ApiError
 from pagewire.gateway.reply import ChoiceDelta, ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import StreamOptions
 from pagewire.gateway.schema.responses import (
@@ -15,6 +16,7 @@ from pagewire.gateway.schema.responses import (
     ChatCompletionChunk,
     CompletionChunk,
     CompletionChunkChoice,
+    CompletionTokensDetails,
     FinishReason,
     PromptTokensDetails,
     StopReason,
@@ -45,7 +47,9 @@ class Head:
 
 
 class Answer(Protocol):
-    """The wire format of one answer: streamed (start, delta..., end) or whole. `out` takes the pieces of the stream."""
+    """The wire format of one answer: streamed (start, delta..., end or error) or whole. `out` takes the pieces of the
+    stream.
+    """
 
     operation: str
 
@@ -57,6 +61,9 @@ class Answer(Protocol):
 
     def end(self, out: list[bytes], usage: "UsageTotal") -> None:
         """The last events."""
+
+    def error(self, out: list[bytes], error: ApiError) -> None:
+        """The last events of a stream that fails after its first output."""
 
     def whole(self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: "UsageTotal") -> Body:
         """The answer to a client that does not stream."""
@@ -98,6 +105,10 @@ class UsageTotal:
     def cached_tokens(self) -> int:
         return sum(one.usage.cached_tokens for one in self._generations[:: self._choices_per_prompt])
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(one.usage.reasoning_tokens for one in self._generations)
+
     def info(self) -> UsageInfo:
         prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens
         return UsageInfo(
@@ -105,6 +116,7 @@ class UsageTotal:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
         )
 
 
@@ -143,3 +155,7 @@ class ChunkWriter:
         if self._include_usage:
             out.append(event(msgspec.structs.replace(self._chunk, usage=usage.info())))
         out.append(DONE)
+
+    def error(self, out: list[bytes], error: ApiError) -> None:
+        """The last events instead."""
+        out += (event(error.body()), DONE)

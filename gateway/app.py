@@ -1,22 +1,27 @@
 """The REST application and its routes; those for vectors are in vector_routes.py."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import PlainTextResponse, Response
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.gateway import openapi, vector_routes
+from pagewire.gateway.answer import Answer
 from pagewire.gateway.chat import ChatAnswer
 from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.middleware import RequestMiddleware
+from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerationParameters,
     TokenizeRequest,
 )
 from pagewire.gateway.schema.responses import (
@@ -43,10 +48,16 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
         title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
     )
     app.state.gateway = gateway
-    app.add_middleware(RequestMiddleware, api_key=config.api_key, shutdown=gateway.shutdown)
+    app.add_middleware(
+        RequestMiddleware,
+        api_key=config.api_key,
+        shutdown=gateway.shutdown,
+        body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},
+    )
     install_handlers(app)
     app.include_router(router)
     app.include_router(vector_routes.router)
+    app.include_router(files_routes.router)
     return app
 
 
@@ -58,7 +69,7 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
-    return GenerationResponse(gateway_of(request).link, body, chat_requests(body), answer)
+    return _generation(gateway_of(request), body, chat_requests(body), answer)
 
 
 @router.post(
@@ -70,7 +81,13 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
     answer = CompletionAnswer(body, head, await prompt_texts(gateway, body) if body.echo else ())
-    return GenerationResponse(gateway.link, body, requests, answer)
+    return _generation(gateway, body, requests, answer)
+
+
+def _generation(
+    gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
+) -> Response:
+    return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream), choices_per_prompt=body.n or 1)
 
 
 @router.get("/v1/models", tags=["models"])

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 
 from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from pagewire.gateway.errors import ApiError
 from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.responses import (
@@ -88,6 +89,9 @@ class ChatAnswer:
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
         self._writer.end(out, usage)
+
+    def error(self, out: list[bytes], error: ApiError) -> None:
+        self._writer.error(out, error)
 
     def whole(
         self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal

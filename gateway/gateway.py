@@ -1,4 +1,4 @@
-"""What all routes share: the way to the tokenizer service, and the head of an answer."""
+"""What all routes share: the way to the tokenizer service, the store, and the head of an answer."""
 
 import asyncio
 import itertools
@@ -15,7 +15,9 @@ from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
 from pagewire.gateway.answer import Head
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.files.files import Files
 from pagewire.gateway.middleware import GracefulShutdown, request_context
+from pagewire.gateway.store import Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -34,9 +36,11 @@ Answered = TypeVar("Answered")
 
 
 class Gateway:
-    """What the routes share: the way to the tokenizer service."""
+    """What the routes share: the way to the tokenizer service, and what is kept."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, store: Store) -> None:
+        self.store = store
+        self.files = Files(store, config.max_file_bytes)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)

@@ -38,7 +38,10 @@ def _from_response_format(value: JsonObjectFormat | JsonSchemaFormat | Structura
         return Grammar(json_schema=_ANY_OBJECT)
     if isinstance(value, JsonSchemaFormat):
         return Grammar(json_schema=_as_json(value.json_schema.content, "response_format"))
-    structures = [{"begin": s.begin, "schema": s.content, "end": s.end} for s in value.structures]
+    if value.format is not None:
+        tag = {"type": "structural_tag", "format": value.format}
+        return Grammar(structural_tag=_as_json(tag, "response_format"))
+    structures = [{"begin": s.begin, "schema": s.content, "end": s.end} for s in value.structures or ()]
     return Grammar(structural_tag=_as_json({"triggers": value.triggers, "structures": structures}, "response_format"))
 
 

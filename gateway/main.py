@@ -14,6 +14,7 @@ from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway.app import create_app
 from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.store import Store, data_directory
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +72,10 @@ async def serve(
     config: GatewayConfig, sock: socket.socket | None = None, stop: Coroutine[None, None, object] | None = None
 ) -> None:
     """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
-    seconds to end."""
+    seconds to end. Raises StartupError."""
     sock = sock or listen(config)
-    gateway = Gateway(config)
+    store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
+    gateway = Gateway(config, store)
     server = _Server(
         uvicorn.Config(
             create_app(config, gateway),
@@ -103,6 +105,7 @@ async def serve(
     finally:
         await rpc.cancel([stopped, serving, link])
         await gateway.channel.close()
+        await store.close()
 
 
 async def _drain(gateway: Gateway, timeout: float) -> None:

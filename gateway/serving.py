@@ -11,15 +11,16 @@ from starlette.types import Receive, Scope, Send
 from pagewire import telemetry
 from pagewire.gateway import metrics
 from pagewire.gateway.answer import Answer, UsageTotal, finish_reason
-from pagewire.gateway.encoding import DONE, EVENT_STREAM_HEADERS, encode, event
+from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
 from pagewire.gateway.middleware import CLIENT_GONE, RequestContext, request_context
 from pagewire.gateway.reply import Reply
-from pagewire.gateway.schema.requests import GenerationParameters
 from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.rpc import RpcError
 from pagewire.v1.inference_pb2 import GenerateRequest
 
+# Sampling parameters that OpenTelemetry has an attribute for.
+_TRACED = ("seed", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "max_tokens")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -28,20 +29,24 @@ class ClientGone(Exception):
 
 
 class GenerationResponse(Response):
-    """Runs one generation request when it is sent."""
+    """Runs one generation request, of whatever API, when it is sent."""
 
     def __init__(
         self,
         link: TokenizerLink,
-        body: GenerationParameters,
         requests: Sequence[GenerateRequest],
         answer: Answer,
+        *,
+        stream: bool,
+        choices_per_prompt: int = 1,
     ) -> None:
+        """requests: one per choice, those of one prompt side by side."""
         super().__init__()
         self._link = link
-        self._body = body
         self._requests = requests
         self._answer = answer
+        self._streaming = stream
+        self._choices_per_prompt = choices_per_prompt
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
         self._failure: str | None = None
@@ -70,13 +75,13 @@ class GenerationResponse(Response):
 
     async def _serve(self, context: RequestContext, receive: Receive, send: Send) -> None:
         try:
-            reply = self._link.generate(self._requests, streaming=bool(self._body.stream))
+            reply = self._link.generate(self._requests, streaming=self._streaming)
         except RpcError as error:
             raise from_rpc(error) from error
-        self._usage = UsageTotal(reply.choices, self._body.n or 1)
+        self._usage = UsageTotal(reply.choices, self._choices_per_prompt)
         watch = asyncio.create_task(_watch(receive, reply))
         try:
-            if self._body.stream:
+            if self._streaming:
                 # In a task of its own, so that a token does not wake all the layers that wait for the response's end.
                 await asyncio.create_task(self._stream(reply, context, send))
             else:
@@ -123,34 +128,33 @@ class GenerationResponse(Response):
             if not context.status:
                 raise api_error from error
             self._failure = api_error.message
-            last = [event(api_error.body()), DONE]
+            last = []
+            answer.error(last, api_error)
         await send({"type": "http.response.body", "body": b"".join(last)})
 
     def _attributes(self, scope: Scope, context: RequestContext, status: int) -> dict[str, Any]:
         """OpenTelemetry's HTTP and GenAI conventions."""
-        body = self._body
+        request = self._requests[0]
+        params = request.sampling_params
         attributes = {
             "http.request.method": scope["method"],
             "http.route": scope["path"],
             "http.response.status_code": status,
             "gen_ai.operation.name": self._answer.operation,
             "gen_ai.provider.name": "pagewire",
-            "gen_ai.request.model": body.model,
-            "gen_ai.request.choice.count": body.n,
-            "gen_ai.request.seed": body.seed,
-            "gen_ai.request.temperature": body.temperature,
-            "gen_ai.request.top_p": body.top_p,
-            "gen_ai.request.top_k": body.top_k,
-            "gen_ai.request.presence_penalty": body.presence_penalty,
-            "gen_ai.request.frequency_penalty": body.frequency_penalty,
-            "gen_ai.request.max_tokens": self._requests[0].sampling_params.max_tokens or None,
-            "gen_ai.request.stop_sequences": list(self._requests[0].stop) or None,
+            "gen_ai.request.model": request.model or None,
+            "gen_ai.request.choice.count": self._choices_per_prompt if self._choices_per_prompt > 1 else None,
+            "gen_ai.request.stop_sequences": list(request.stop) or None,
             "gen_ai.response.id": context.request_id,
             "gen_ai.response.finish_reasons": [reason for reason in self._finish_reasons if reason],
             "gen_ai.usage.input_tokens": self._usage.prompt_tokens,
             "gen_ai.usage.output_tokens": self._usage.completion_tokens,
         }
-        return {name: value for name, value in attributes.items() if value is not None}
+        # Rounded: the wire's floats are of 32 bits.
+        sampling = {
+            f"gen_ai.request.{name}": round(getattr(params, name), 6) for name in _TRACED if params.HasField(name)
+        }
+        return {name: value for name, value in (attributes | sampling).items() if value is not None}
 
 
 async def _watch(receive: Receive, reply: Reply) -> None:

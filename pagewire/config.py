@@ -117,6 +117,19 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         secret=True,
     )
     tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
+    data_dir: str | None = flag(
+        None,
+        "directory on a local disk for what the gateway keeps, shared by all gateways of this port (default: "
+        "~/.local/share/pagewire/gateway-PORT)",
+        group="storage",
+    )
+    max_file_bytes: int = flag(
+        512 * 1024**2,
+        "size of a file that clients upload; suffixes as in 1GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from pagewire.config import ServeConfig
 Config = TypeVar("Config")
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
-_GROUPS = ("model", "network", "scheduling", "memory", "executor", "tokenizer", "recovery", "observability")
+_GROUPS = ("model", "network", "scheduling", "memory", "executor", "tokenizer", "storage", "recovery", "observability")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}

@@ -1,12 +1,21 @@
 """Fixtures for the whole suite."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.models import resolve_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Gateways that are given no --data-dir leave the user's alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -43,11 +43,18 @@ class PromptTokensDetails(Body):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Body):
+    """`reasoning_tokens`: of what is told as reasoning, without its marks."""
+
+    reasoning_tokens: int
+
+
 class UsageInfo(Body):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 # Chat completions.

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # A JSON schema; its content is the executor's to understand.
 Schema = dict[str, Any] | bool
@@ -49,13 +49,20 @@ class Structure(BaseModel):
 
 
 class StructuralTagFormat(BaseModel):
-    """Text; where it has one of the triggers, a structure follows that begins with it."""
+    """`format`, in xgrammar's language; or, as before it, text in which a trigger begins one of the structures."""
 
     model_config = _STRICT
 
     type: Literal["structural_tag"]
-    structures: Annotated[list[Structure], Field(min_length=1)]
-    triggers: Choices
+    format: dict[str, Any] | None = None
+    structures: Annotated[list[Structure], Field(min_length=1)] | None = None
+    triggers: Choices | None = None
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> "StructuralTagFormat":
+        if (self.format is None) == (self.structures is None) or (self.structures is None) != (self.triggers is None):
+            raise ValueError("give either format, or structures and triggers")
+        return self
 
 
 ResponseFormat = Annotated[

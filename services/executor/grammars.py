@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 
 from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
-from pagewire.services.executor.grammar.language import GrammarError, SlowGrammarError
+from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
 from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.grammar.threads import grammar_thread
 from pagewire.services.executor.step import NewRequest, Step

@@ -10,7 +10,7 @@ import grpc
 
 from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
-from pagewire.services.executor.grammar.language import GrammarError
+from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep

@@ -13,6 +13,7 @@ from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.group_blocks import GroupBlocks, HeldBlocks
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.state_blocks import StateBlocks
+from pagewire.services.scheduler.upcoming import UpcomingBlocks
 
 # More tokens than any request has.
 _NO_LIMIT = 1 << 62
@@ -49,6 +50,9 @@ class KVCacheManager:
         ]
         # Those that let go of blocks while a request runs: of windows and of states.
         self._windows = [(index, group) for index, group in enumerate(self._groups) if group.window]
+        self._upcoming = UpcomingBlocks(
+            block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
+        )
         self._refused: Request | None = None  # by find_room, when so many blocks were free
         self._num_free_at_refusal: list[int] = []
 
@@ -106,6 +110,7 @@ class KVCacheManager:
         for group, held in zip(self._groups, request.held_blocks, strict=True):
             group.cache(held, hashes, request.num_cached_blocks, num_full)
         self._set_num_cached_blocks(request, num_full)
+        self._upcoming.announce(request)
 
     def _set_num_cached_blocks(self, request: Request, num_blocks: int) -> None:
         request.num_cached_blocks = num_blocks
@@ -119,6 +124,14 @@ class KVCacheManager:
             extra_keys = request.images.keys(i * size, (i + 1) * size)
             hashes.append(hash_block(hashes[-1] if hashes else root, token_ids, extra_keys))
         return hashes
+
+    def keeps_waiting(self, request: Request) -> bool:
+        """Whether what a waiting request waits for is still to come, since `awaits` was last true; no look-up."""
+        return self._upcoming.keeps_waiting(request)
+
+    def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
+        """Whether a waiting request is to go on waiting, because one that runs computes the block behind its hit."""
+        return self._upcoming.is_awaited_by(request, computed.num_tokens // self.block_size)
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -156,6 +169,8 @@ class KVCacheManager:
         request.held_blocks = computed.held
         self._set_num_cached_blocks(request, computed.num_tokens // self.block_size)
         request.num_slots = self._num_slots(computed.held)
+        if self._enable_prefix_caching:
+            self._upcoming.announce(request)
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
@@ -199,6 +214,7 @@ class KVCacheManager:
         """A step is about to be decided. Takes blocks from those that run that lie before the windows of all tokens to
         come. Steps in flight may still read them: whoever gets them runs in a step that is decided later, and steps
         execute in order."""
+        self._upcoming.start_step()
         if not self._windows:
             return
         for request in requests:

@@ -11,7 +11,7 @@ from pagewire.services.scheduler.suspicion import is_suspect
 
 
 def is_placed_on(replica: Replica, request: Request, replicas: Sequence[Replica]) -> bool:
-    """Whether this replica, which decides its next step, is to take the first of the waiting requests.
+    """Whether this replica, which decides its next step, is to take this waiting request, whose turn it is.
 
     The one with the fewest running requests is, among those with room for it; the first named among equals. Where none
     has room, each may take it as soon as it can make some; a suspect, for which all others have to pause, is the least

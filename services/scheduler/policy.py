@@ -61,11 +61,14 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         insort(self._requests, request, key=by_order)
 
+    def __getitem__(self, place: int) -> Request:
+        return self._requests[place]
+
     def peek(self) -> Request:
         return self._requests[0]
 
-    def pop(self) -> Request:
-        return self._requests.pop(0)
+    def pop(self, place: int = 0) -> Request:
+        return self._requests.pop(place)
 
     def remove(self, request: Request) -> None:
         """Takes a request out that is known to wait here."""

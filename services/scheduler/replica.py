@@ -23,7 +23,7 @@ from pagewire.services.scheduler.request import FinishReason, Request, RequestSt
 from pagewire.services.scheduler.step import InvalidResult, NewRequest, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import Quarantine, charge, is_suspect
 
-# Whether the replica that asks takes the first of the waiting requests.
+# Whether the replica that asks takes a waiting request whose turn it is.
 Takes = Callable[[Request], bool]
 
 
@@ -265,19 +265,28 @@ class Replica:
     def _schedule_waiting(
         self, kv: KVCacheManager, step: ScheduledStep, waiting: WaitingQueue, takes: Takes, budget: int
     ) -> None:
-        """Admits waiting requests in order until one does not fit."""
-        while waiting and budget > 0 and self.num_open_rows and step.takes_more:
-            request = waiting.peek()
+        """Admits waiting requests in order until one does not fit. Who waits for another's blocks is passed over, but
+        keeps a row free."""
+        place = 0
+        while place < min(len(waiting), self.num_open_rows) and budget > 0 and step.takes_more:
+            request = waiting[place]
+            if kv.keeps_waiting(request):
+                place += 1
+                continue
             is_alone = not (step.request_ids or self._in_flight)
             if not self._quarantine.admits(request, is_alone):
                 return
             computed = self._find_room(request)
             if computed is None or not takes(request):
                 return
+            # A suspect, for which the others pause, would wait for them.
+            if not is_suspect(request) and kv.awaits(request, computed):
+                place += 1
+                continue
             num_new_tokens = self._chunk(request, budget, computed.num_tokens, waiting)
             if num_new_tokens == 0:
                 return
-            waiting.pop()
+            waiting.pop(place)
             self._enter(request, computed)
             kv.admit(request, computed)
             step.admitted.append(request)
@@ -290,6 +299,7 @@ class Replica:
         """A waiting request takes a row."""
         request.status = RequestStatus.RUNNING
         request.replica_id = self.replica_id
+        request.awaited = None
         request.is_accepted = not request.images.images
         request.num_computed_tokens = computed.num_tokens
         if request.num_cached_tokens is None:
@@ -362,8 +372,13 @@ class Replica:
         suffice. Never happens under fcfs, where those that run came first."""
         if not waiting or not self._running or not has_priority(waiting.peek(), self._running[-1]):
             return
-        if not self._quarantine.is_closed and takes(waiting.peek()):
-            for _ in range(num_victims(waiting.peek(), self._running, self.num_open_rows, kv)):
+        request = waiting.peek()
+        if (
+            not self._quarantine.is_closed
+            and takes(request)
+            and not kv.awaits(request, kv.get_computed_blocks(request))
+        ):
+            for _ in range(num_victims(request, self._running, self.num_open_rows, kv)):
                 self._preempt_tail(waiting)
 
     def _preempt_tail(self, waiting: WaitingQueue) -> None:

@@ -57,6 +57,7 @@ class Request:
     """
 
     __slots__ = (
+        "awaited",
         "block_hashes",
         "cache_salt",
         "epoch",
@@ -142,6 +143,7 @@ class Request:
 
         # Owned by the replica's KVCacheManager.
         self.block_hashes: list[bytes] = []
+        self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 
     def forget_blocks(self) -> None:

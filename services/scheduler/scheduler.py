@@ -130,8 +130,9 @@ class Scheduler:
         if not replica.can_schedule:
             return None
         step = replica.schedule(self._waiting, lambda request: is_placed_on(replica, request, self.replicas))
-        others = [other for other in self.replicas if other is not replica] if self._waiting else []
-        self._has_leftovers = bool(self._waiting) and not any(o.has_room_for(self._waiting.peek()) for o in others)
+        left = next((request for request in self._waiting if request.awaited is None), None)
+        others = [other for other in self.replicas if other is not replica] if left else []
+        self._has_leftovers = left is not None and not any(other.has_room_for(left) for other in others)
         return step
 
     def update(self, replica: Replica, result: StepResult) -> Outputs:

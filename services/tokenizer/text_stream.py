@@ -97,7 +97,7 @@ class TextStream:
         for token_id in token_ids:
             out = self._text.push(token_id)
             if isinstance(out, StopHit):
-                self._finish_at(out, "", (), None)
+                self._finish_at(out, [], (), None)
                 return
             if self._parser is not None:
                 self._parser.push(out)
@@ -111,27 +111,28 @@ class TextStream:
         logprobs: common_pb2.Logprobs | None,
     ) -> None:
         self._observe(token_ids, cached_tokens)
-        output, text = self._text, ""
+        output = self._text
+        texts: list[str] = []
         # The token that ends a generation is counted, but its text is returned only on request.
         num_silent = 1 if finish_reason == STOP and token_ids and not self._include_stop else 0
         for index in range(len(token_ids) - num_silent):
             out = output.push(token_ids[index])
             if isinstance(out, StopHit):
-                self._finish_at(out, text, token_ids[: index + 1], logprobs)
+                self._finish_at(out, texts, token_ids[: index + 1], logprobs)
                 if not finish_reason:
                     self.stop_upstream()
                 return
-            text += out
+            texts.append(out)
         if num_silent:
             output.push_silent()
         if not finish_reason:
-            self._deliver(self._more(text, token_ids, logprobs))
+            self._deliver(self._more(texts, token_ids, logprobs))
             return
         tail = output.flush()
         if isinstance(tail, StopHit):
-            self._finish_at(tail, text, token_ids, logprobs)
+            self._finish_at(tail, texts, token_ids, logprobs)
             return
-        response = self._last_response(text + tail, token_ids, logprobs, finish_reason)
+        response = self._last_response(texts, tail, token_ids, logprobs, finish_reason)
         if stop_token_id is not None:
             response.stop_token_id = stop_token_id
         self._finish(response)
@@ -166,10 +167,10 @@ class TextStream:
             self._last_output_time = now
 
     def _finish_at(
-        self, hit: StopHit, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
+        self, hit: StopHit, texts: Sequence[str], token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
     ) -> None:
         stats.STOP_STRING_HITS.inc()
-        response = self._last_response(text + hit.text, token_ids, logprobs, STOP)
+        response = self._last_response(texts, hit.text, token_ids, logprobs, STOP)
         if not token_ids:
             # What a replayed hit says was delivered together with its last token.
             for said in ("text", "reasoning", "tool_calls"):
@@ -189,10 +190,12 @@ class TextStream:
         )
         self._deliver(response)
 
-    def _more(self, text: str, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
-        parsed = None
-        if self._parser is not None:
-            parsed = self._parser.push(text)
+    def _more(self, texts: list[str], token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
+        """texts: of the tokens, one each."""
+        if self._parser is None:
+            parsed, text = None, "".join(texts)
+        else:
+            parsed = self._parser.push(*texts)
             text = parsed.text
         if logprobs is not None or self._prompt_token_ids is not None or (parsed and not parsed.is_text):
             return self._response(parsed or Parsed(text=text), token_ids, logprobs)
@@ -201,12 +204,14 @@ class TextStream:
 
     def _last_response(
         self,
-        text: str,
+        texts: Sequence[str],
+        rest: str,
         token_ids: Sequence[int],
         logprobs: common_pb2.Logprobs | None,
         finish_reason: common_pb2.FinishReason,
     ) -> inference_pb2.GenerateResponse:
-        parsed = Parsed(text=text) if self._parser is None else self._parser.finish(text)
+        """rest: of the text, behind that of the last token with one."""
+        parsed = Parsed(text="".join(texts) + rest) if self._parser is None else self._parser.finish(*texts, rest=rest)
         response = self._response(parsed, token_ids, logprobs)
         if finish_reason == STOP and self._parser is not None and self._parser.has_called:
             finish_reason = common_pb2.FINISH_REASON_TOOL_CALLS
@@ -217,6 +222,8 @@ class TextStream:
         self, parsed: Parsed, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
     ) -> inference_pb2.GenerateResponse:
         self._usage.completion_tokens = self._text.num_tokens
+        if self._parser is not None:
+            self._usage.reasoning_tokens = self._parser.num_reasoning_tokens
         response = inference_pb2.GenerateResponse(
             text=parsed.text,
             reasoning=parsed.reasoning,

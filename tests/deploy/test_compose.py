@@ -144,10 +144,15 @@ def test_images_are_built_from_the_target_of_the_service(name):
 
 
 @pytest.mark.parametrize("name", LINE)
-def test_services_that_read_the_model_have_the_model_volumes(name):
+def test_services_have_the_volumes_of_what_they_read_and_keep(name):
     volumes = services({"MODEL_DIR": "/data/models"})[name].get("volumes", [])
     reads_model = any(field.name == "model" for field in dataclasses.fields(CONFIGURATIONS[name]))
-    assert volumes == (["cache:/var/cache/pagewire", "/data/models:/models:ro"] if reads_model else [])
+    keeps = any(field.name == "data_dir" for field in dataclasses.fields(CONFIGURATIONS[name]))
+    data = ["data:/var/lib/pagewire"] if keeps else []
+    assert volumes == (["cache:/var/cache/pagewire", "/data/models:/models:ro"] if reads_model else data)
+    if keeps:
+        assert "PAGEWIRE_DATA_DIR=/var/lib/pagewire" in targets()[name].all("ENV")
+        assert targets()[name].last("VOLUME") == "/var/lib/pagewire"
 
 
 def test_gpu_override_changes_the_executor_only():

@@ -68,7 +68,11 @@ class Line:
                 *("--served-model-name", "m"),
                 *("--scheduler-address", self.address("scheduler")),
             ],
-            "gateway": ["--port", str(self.port), "--tokenizer-address", self.address("tokenizer")],
+            "gateway": [
+                *("--port", str(self.port)),
+                *("--tokenizer-address", self.address("tokenizer")),
+                *("--data-dir", str(self.directory / "data")),
+            ],
         }[service] + self.flags.get(service, [])
 
     def start(self, service: str) -> None:

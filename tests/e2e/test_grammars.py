@@ -276,7 +276,7 @@ REFUSED = {
     "dangling reference": (Grammar(json_schema='{"items": {"$ref": "#/nowhere"}}'), r"#/items/\$ref"),
     "references itself": (Grammar(json_schema='{"$ref": "#"}'), "nothing matches"),
     "no EBNF": (Grammar(ebnf="root ::= nowhere"), "ebnf: .*nowhere"),
-    "no tag": (Grammar(structural_tag="{}"), "structural_tag must be"),
+    "no tag": (Grammar(structural_tag="{}"), "structural_tag: it must be"),
     "nothing": (Grammar(), "grammar is empty"),
     "no choice": (one_of([]), "grammar is empty"),
     "whitespace of what": (Grammar(regex="a", disable_any_whitespace=True), "are for json_schema, not for regex"),

@@ -76,9 +76,11 @@ def test_a_prefix_hit_ends_where_a_block_of_states_does(model: ToyModel) -> None
     assert line.replica.num_prefix_hits == 64 + 40, "up to there, the state of the first request is this one's, too"
 
 
-def test_two_requests_never_take_in_one_anothers_tokens(model: ToyModel) -> None:
-    """Equal prompts in one step: each has a state of its own, as nobody reads what the same step writes."""
-    line, prompts = make_line(model), [prompt(10), prompt(10), [*prompt(9), 7]]
+@pytest.mark.parametrize("length", [7, 10])
+def test_two_requests_never_take_in_one_anothers_tokens(model: ToyModel, length: int) -> None:
+    """Equal prompts in one step: each has a state of its own, as nobody reads what the same step writes. Where they are
+    longer than a block of states, the others wait for it."""
+    line, prompts = make_line(model), [prompt(length), prompt(length), [*prompt(length - 1), 7]]
     assert line.generate(prompts) == [expected(model, token_ids) for token_ids in prompts]
 
 

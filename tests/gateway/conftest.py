@@ -66,7 +66,9 @@ async def running_gateway(
     address: str, leave: asyncio.Event | None = None, send_buffer: int | None = None, **overrides: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of a gateway that shuts down with the block, or as soon as `leave` is set."""
-    settings = {"port": 0, "tokenizer_address": address, "shutdown_timeout": 0.2} | overrides
+    directory = Path(address.removeprefix("unix:")).parent
+    settings = {"port": 0, "tokenizer_address": address, "shutdown_timeout": 0.2, "data_dir": str(directory / "data")}
+    settings |= overrides
     config = GatewayConfig(**settings)
     sock = main.listen(config)
     if send_buffer is not None:

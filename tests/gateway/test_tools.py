@@ -120,6 +120,22 @@ async def test_the_whole_loop(ai: openai.AsyncOpenAI, model: Model) -> None:
     assert model.prompt.count("<tool_response>\ngrey\n</tool_response>") == 2
 
 
+async def test_usage_counts_the_reasoning(ai: openai.AsyncOpenAI, model: Model, tokenizer: LoadedTokenizer) -> None:
+    """Of all choices, whole and streamed."""
+    model.output = f"{THOUGHT}Grey."
+    whole, opening, answer = (
+        len(tokenizer.encode(text, add_special_tokens=False)) for text in (model.output, "<think>", ">\n\nGrey.")
+    )
+    expected = whole - opening - answer  # this model's mark is several tokens, of which the last one ends the reasoning
+    answer = await ai.chat.completions.create(model="m", messages=QUESTION, n=2)
+    stream = await ai.chat.completions.create(
+        model="m", messages=QUESTION, stream=True, stream_options={"include_usage": True}
+    )
+    *_, last = [chunk async for chunk in stream]
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * expected
+    assert last.usage.completion_tokens_details.reasoning_tokens == expected
+
+
 async def test_chunks_are_openais(ai: openai.AsyncOpenAI, model: Model) -> None:
     model.output = f"{THOUGHT}I look.\n{CALL}\n{SECOND}"
     role, *deltas, finish = await streamed(ai, tools=[TOOL, NOW])

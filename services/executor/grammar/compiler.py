@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from pagewire.services.executor.grammar.language import GrammarError, describe_error, to_llguidance
+from pagewire.services.executor.grammar.errors import GrammarError
+from pagewire.services.executor.grammar.language import describe_error, to_llguidance
+from pagewire.services.executor.grammar.marks import Marks
 from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
 
@@ -34,12 +36,15 @@ class Compiler:
             self._tokenizer = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:
             raise GrammarError(f"this model's tokenizer takes no grammars: {error}") from error
+        added = ((token.content, token_id) for token_id, token in backend.get_added_tokens_decoder().items())
+        no_text = {name: token_id for name, token_id in added if self._tokenizer.is_special_token(token_id)}
+        self._marks = Marks(no_text, eos_token_ids)
         self._num_words = -(-vocab_size // 32)
         self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """At its start, with the first mask computed, as some of the work happens only then. Raises GrammarError."""
-        matcher = LLMatcher(self._tokenizer, to_llguidance(grammar), log_level=0, limits=self._limits)
+        matcher = LLMatcher(self._tokenizer, to_llguidance(grammar, self._marks), log_level=0, limits=self._limits)
         if not matcher.is_error():
             mask = np.empty(self._num_words, dtype=np.int32)
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
-from llguidance import LLMatcher, StructTag
+from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarError
+from pagewire.services.executor.grammar.marks import Marks
+from pagewire.services.executor.grammar.structural_tag import from_structural_tag
 from pagewire.v1.common_pb2 import Grammar
 
-MAX_ERROR_LENGTH = 400
 # Of `format`; any other says nothing that has to be checked (JSON Schema 2020-12, validation, section 7.2.1).
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
@@ -23,16 +27,11 @@ _DATA = frozenset({"const", "enum", "default", "examples", "required", "type"})
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
-class GrammarError(ValueError):
-    """A grammar that cannot be used; the message says what is wrong, and where."""
+def to_llguidance(grammar: Grammar, marks: Marks) -> str:
+    """marks: of the vocabulary.
 
-
-class SlowGrammarError(GrammarError):
-    """One that takes too long to compile, at this time."""
-
-
-def to_llguidance(grammar: Grammar) -> str:
-    """Raises GrammarError for what is wrong in its form; what is wrong in its content shows when it is compiled."""
+    Raises GrammarError for what is wrong in its form; what is wrong in its content shows when it is compiled.
+    """
     form = grammar.WhichOneof("form")
     if form == "json_schema":
         return _from_schema(grammar)
@@ -44,16 +43,20 @@ def to_llguidance(grammar: Grammar) -> str:
     if form == "ebnf":
         return _from_ebnf(grammar.ebnf)
     if form == "structural_tag":
-        return _from_structural_tag(grammar.structural_tag)
+        return from_structural_tag(grammar.structural_tag, marks, _prepared_part)
     raise GrammarError("grammar says nothing; set one of json_schema, regex, choice, ebnf and structural_tag")
 
 
 def describe_error(grammar: Grammar, error: str) -> str:
     """What a client reads of an error in llguidance's words."""
     form = grammar.WhichOneof("form") or "grammar"
-    place = _place(json.loads(grammar.json_schema), error) if form == "json_schema" else ""
-    # Behind the first paragraph llguidance repeats the grammar.
-    text = " ".join(line.strip() for line in error.replace("<non-verbose/>", "").splitlines() if line.strip())
+    # Behind the first paragraph llguidance repeats the grammar, which here is none that the client has written.
+    lines = error.replace("<non-verbose/>", "").splitlines()
+    if form == "structural_tag":
+        lines = [*takewhile(lambda line: not re.match(r"\s*\d+ \| ", line), lines)]
+        lines[0] = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", lines[0])
+    text = " ".join(line.strip() for line in lines if line.strip())
+    place = next(filter(None, (_place(where, schema, text) for where, schema in _roots(grammar))), "")
     if text == "NoExtensionBias":
         text = "nothing matches it"
     if "oneOf constraints are not supported" in text:
@@ -76,10 +79,23 @@ def _from_schema(grammar: Grammar) -> str:
         options["whitespace_pattern"] = grammar.whitespace_pattern
     elif grammar.disable_any_whitespace:
         options = {"whitespace_flexible": False}
+    _drop_unknown_formats(schema)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
+
+
+def _prepared_part(schema: Any) -> dict[str, Any]:
+    """A schema in a larger grammar, which says itself how whitespace is treated."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    _drop_unknown_formats(schema)
+    own = schema.get("x-guidance")
+    return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE} | (own if isinstance(own, dict) else {})}
+
+
+def _drop_unknown_formats(schema: Any) -> None:
     for _, part in schemas(schema):
         if isinstance(part.get("format"), str) and part["format"] not in _FORMATS:
             del part["format"]
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
 
 
 def schemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -104,9 +120,19 @@ def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def _place(schema: Any, error: str) -> str:
+def _roots(grammar: Grammar) -> Iterator[tuple[str, Any]]:
+    """(JSON pointer, schema) of each schema that the grammar has."""
+    if grammar.HasField("json_schema"):
+        yield "", json.loads(grammar.json_schema)
+    elif grammar.HasField("structural_tag"):
+        for pointer, part in schemas(json.loads(grammar.structural_tag)):
+            yield from ((f"{pointer}/{key}", part[key]) for key in ("json_schema", "schema") if key in part)
+
+
+def _place(where: str, schema: Any, error: str) -> str:
     """A JSON pointer to what an error speaks of; "" if that is not found. llguidance itself does not say."""
     for pointer, part in schemas(schema):
+        pointer = where + pointer
         for key, value in part.items():
             if key in ("pattern", "$ref") and isinstance(value, str) and value and value.strip("^$#") in error:
                 return f"#{pointer}/{_escaped(key)}"
@@ -132,28 +158,3 @@ def _from_ebnf(text: str) -> str:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
     except Exception as error:  # of the conversion from GBNF, which raises whatever it comes upon
         raise GrammarError(f"ebnf: {str(error)[:MAX_ERROR_LENGTH]}") from error
-
-
-def _from_structural_tag(text: str) -> str:
-    try:
-        value = json.loads(text)
-        triggers = [str(trigger) for trigger in value["triggers"]]
-        tags = [_tag(structure, triggers, index) for index, structure in enumerate(value["structures"])]
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(error.args[0] if isinstance(error, GrammarError) else f"structural_tag: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise GrammarError(
-            'structural_tag must be {"triggers": [TEXT, ...], "structures": [{"begin": TEXT, "schema": SCHEMA, "end": '
-            f"TEXT}}, ...]}}: {error}"
-        ) from error
-    if not tags:
-        raise GrammarError("structural_tag: structures is empty")
-    return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
-
-
-def _tag(structure: Any, triggers: list[str], index: int) -> StructTag:
-    begin, end = str(structure["begin"]), str(structure["end"])
-    trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
-    if trigger is None:
-        raise GrammarError(f"structural_tag: structures[{index}].begin begins with none of the triggers")
-    return StructTag(trigger=trigger, begin=begin, grammar=structure["schema"], end=end)

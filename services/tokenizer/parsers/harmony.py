@@ -5,7 +5,7 @@ A message to a tool stays as it is, with its header in the form that the parser 
 
 import re
 
-from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_beginning
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, ReasoningReader, len_of_beginning
 
 MAX_HEADER = 512
 
@@ -18,13 +18,12 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _HEADERS = ("<|channel|>", "<|start|>", "to=", _BODY)
 
 
-class HarmonyReader(Reader):
+class HarmonyReader(ReasoningReader):
     marks = (*_ENDS, _BODY, "<|constrain|>")
 
     def __init__(self, prompt_end: str) -> None:
         super().__init__()
         self._recipient = ""
-        self._is_reasoning = False
         # Messages of one kind that follow each other are told as paragraphs.
         self._told: set[bool] = set()
         self._is_new = False  # nothing of this message was told
@@ -66,7 +65,7 @@ class HarmonyReader(Reader):
 
     def _begin(self, recipient: str, channel: str) -> bool:
         self._recipient = recipient
-        self._is_reasoning = channel == "analysis" and not recipient
+        self.reasons = channel == "analysis" and not recipient
         self._is_new = True
         self._state = self._body
         return True
@@ -80,6 +79,8 @@ class HarmonyReader(Reader):
         self._tell(parsed, self._take(end.start()))
         if end[0] not in ("<|start|>", "<|channel|>"):
             self._take(len(end[0]))
+        self.num_tokens -= self.reasons
+        self.reasons = False
         if self._recipient:
             parsed.text += "<|call|>"
         self._state = self._header
@@ -88,12 +89,12 @@ class HarmonyReader(Reader):
     def _tell(self, parsed: Parsed, text: str) -> None:
         if not text:
             return
-        if self._is_new and not self._recipient and self._is_reasoning in self._told:
+        if self._is_new and not self._recipient and self.reasons in self._told:
             text = f"\n{text}"
         self._is_new = False
-        if self._is_reasoning:
+        if self.reasons:
             parsed.reasoning += text
         else:
             parsed.text += text
         if not self._recipient:
-            self._told.add(self._is_reasoning)
+            self._told.add(self.reasons)

@@ -1,23 +1,32 @@
 """The parsers of one request, one behind the other: reasoning first, tool calls in what is left."""
 
-from pagewire.services.tokenizer.parsers.reader import Parsed, Reader
+from pagewire.services.tokenizer.parsers.reader import Parsed, ReasoningReader
 from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
 
 
 class OutputParser:
     """Text of one output in, what it says out."""
 
-    def __init__(self, reasoning: Reader | None, tool_calls: ToolCallReader | None, *, first_call_only: bool) -> None:
+    def __init__(
+        self, reasoning: ReasoningReader | None, tool_calls: ToolCallReader | None, *, first_call_only: bool
+    ) -> None:
         self._reasoning = reasoning
         self._tool_calls = tool_calls
         self._first_call_only = first_call_only
         self.has_called = False  # and ends for that
 
-    def push(self, text: str) -> Parsed:
-        """What is certain with this text."""
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._reasoning.num_tokens if self._reasoning is not None else 0
+
+    def push(self, *texts: str) -> Parsed:
+        """What is certain with these texts, each of a token."""
         parsed = Parsed()
-        if self._reasoning is not None:
-            self._reasoning.push(text, parsed)
+        if self._reasoning is None:
+            text = "".join(texts)
+        else:
+            for text in texts:
+                self._reasoning.push_token(text, parsed)
             text, parsed.text = parsed.text, ""
         if self._tool_calls is None:
             parsed.text = text
@@ -26,17 +35,19 @@ class OutputParser:
             self._note_calls(parsed)
         return parsed
 
-    def finish(self, text: str) -> Parsed:
-        """The same, of the last text, with all that was held back."""
-        parsed = self.push(text)
+    def finish(self, *texts: str, rest: str = "") -> Parsed:
+        """The same, of the last texts, with all that was held back. rest: text of these tokens, or of earlier ones."""
+        parsed = self.push(*texts)
         if self._reasoning is not None:
-            rest = Parsed()
-            self._reasoning.flush(rest)
-            parsed.reasoning += rest.reasoning
-            if self._tool_calls is None:
-                parsed.text += rest.text
-            else:
-                self._tool_calls.push(rest.text, parsed)
+            held = Parsed()
+            self._reasoning.push(rest, held)
+            self._reasoning.flush(held)
+            parsed.reasoning += held.reasoning
+            rest = held.text
+        if self._tool_calls is None:
+            parsed.text += rest
+        else:
+            self._tool_calls.push(rest, parsed)
         if self._tool_calls is not None:
             self._tool_calls.flush(parsed)
             self._note_calls(parsed)

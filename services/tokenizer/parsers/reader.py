@@ -69,6 +69,20 @@ class Reader(ABC):
         return self._take(len(self._held[:size]) - len_of_space(self._held[:size]))
 
 
+class ReasoningReader(Reader):
+    """A parser that tells reasoning from the rest of an output, and counts its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons = False  # what comes next belongs to the reasoning
+        self.num_tokens = 0  # of the reasoning, without those that end its marks
+
+    def push_token(self, text: str, parsed: Parsed) -> None:
+        """`push` of a token's text. States take back those that turn out to be marks."""
+        self.num_tokens += self.reasons
+        self.push(text, parsed)
+
+
 def len_of_space(text: str) -> int:
     """Of the white space at the end of `text`, as far as it may belong to a mark behind it."""
     return (len(text) - len(text.rstrip())) % (MAX_SPACE + 1)

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, ReasoningReader, len_of_space
 
 
-class ThinkReader(Reader):
+class ThinkReader(ReasoningReader):
     """Qwen3, DeepSeek-V3.1 and others: the prompt opens the reasoning, or the output does as its first word."""
 
     opening: ClassVar[str] = "<think>"
@@ -18,21 +18,23 @@ class ThinkReader(Reader):
         """prompt_end: the last characters of the prompt, special tokens included."""
         super().__init__()
         prompt_end = prompt_end.rstrip()
-        self._reasons = self.reasons_by_default or prompt_end.endswith(self.opening)
+        self.reasons = self.reasons_by_default or prompt_end.endswith(self.opening)
         if prompt_end.endswith(self.closing):
+            self.reasons = False
             self._state = self._answer
 
     def _start(self, parsed: Parsed) -> bool:
         rest = self._held.lstrip()
         if len(self._held) - len(rest) > MAX_SPACE:
-            self._state = self._reasoning_begin if self._reasons else self._answer
+            self._state = self._reasoning_begin if self.reasons else self._answer
             return True
         if rest.startswith(self.opening):
             self._held = rest[len(self.opening) :]
-            self._reasons = True
+            self.reasons = True
+            self.num_tokens = 0
         elif self.opening.startswith(rest) and not self._ended:
             return False
-        self._state = self._reasoning_begin if self._reasons else self._answer
+        self._state = self._reasoning_begin if self.reasons else self._answer
         return True
 
     def _reasoning_begin(self, parsed: Parsed) -> bool:
@@ -47,6 +49,8 @@ class ThinkReader(Reader):
             return False
         parsed.reasoning += self._held[: end - len_of_space(self._held[:end])]
         self._held = self._held[end + len(self.closing) :]
+        self.reasons = False
+        self.num_tokens -= 1
         self._state = self._answer_begin
         return True
 

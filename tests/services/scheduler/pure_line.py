@@ -103,6 +103,7 @@ class PureLine:
         is_resubmitted: bool = False,
         yields_vector: bool = False,
         images: PromptImages = NO_IMAGES,
+        cache_salt: str = "",
         **params: Any,
     ) -> Request:
         self._num_requests += 1
@@ -115,6 +116,7 @@ class PureLine:
             is_resubmitted=is_resubmitted,
             yields_vector=yields_vector,
             images=images,
+            cache_salt=cache_salt,
         )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.test_images import image
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -26,6 +28,7 @@ class Arrival:
     stop_token_ids: frozenset[int]
     ignore_eos: bool
     priority: int
+    has_image: bool
 
     @property
     def prompt(self) -> list[int]:
@@ -58,6 +61,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         stop_token_ids=frozenset(draw(st.lists(tokens, max_size=2))),
         ignore_eos=draw(st.booleans()),
         priority=draw(st.integers(0, 2)),
+        has_image=draw(st.booleans()),
     )
 
 
@@ -148,6 +152,7 @@ def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
         stop_token_ids=arrival.stop_token_ids,
         ignore_eos=arrival.ignore_eos,
         priority=arrival.priority,
+        images=PromptImages([image(1, 0, 1)], len(arrival.prompt)) if arrival.has_image else NO_IMAGES,
     )
     return request, expected[len(resumed) :]
 

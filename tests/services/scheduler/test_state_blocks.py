@@ -50,14 +50,22 @@ def test_beside_attention_a_prefix_ends_where_both_can_go_on() -> None:
     assert run(line, [*PROMPT[:23], 1]) == 16, "attention knows 20 tokens, the states 16"
 
 
-def test_equal_prompts_of_one_step_are_both_computed() -> None:
-    """The second could go on only from what the first is writing."""
+def test_an_equal_prompt_waits_a_step_for_the_state_of_the_first() -> None:
+    """It could not go on from what the same step is writing."""
     line = make_line()
     for _ in range(2):
         line.add(PROMPT[:20], max_tokens=3)
     line.run()
-    assert line.steps[0].num_scheduled_tokens == [20, 20]
+    assert [step.num_scheduled_tokens for step in line.steps[:2]] == [[20], [1, 4]]
     assert run(line, PROMPT[:20]) == 16
+
+
+def test_equal_prompts_without_a_whole_state_are_computed_at_once() -> None:
+    line = make_line()
+    for _ in range(2):
+        line.add(PROMPT[:8], max_tokens=3)
+    line.run()
+    assert line.steps[0].num_scheduled_tokens == [8, 8]
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:

@@ -118,6 +118,22 @@ async def test_prompts_that_opened_the_reasoning_need_not_be_told_so(make_line) 
     assert merged([result.responses[0], *resumed.responses]) == ("Where?", "There.", [])
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 1000])
+async def test_reasoning_tokens_are_counted_over_a_resumption(make_line, smollm2, tokens_per_step: int) -> None:
+    reasoning = "Where? There?\n</think"  # a mark of several tokens counts up to its last one
+    expected = len(smollm2.encode(reasoning, add_special_tokens=False))
+    line = make_line(
+        f"{reasoning}>\n\nThere.", config={"chat_template": FAMILIES["deepseek_r1"]}, tokens_per_step=tokens_per_step
+    )
+    async with line.running():
+        whole = await line.generate(chat=CHAT, output_parsing=ALL)
+        prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
+        resumed = await line.generate(token_ids=prompt, resume_token_ids=whole.token_ids[:3], output_parsing=ALL)
+        unparsed = await line.generate(chat=CHAT)
+    assert whole.usage.reasoning_tokens == resumed.usage.reasoning_tokens == expected
+    assert unparsed.usage.reasoning_tokens == 0
+
+
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 async def test_marks_that_are_special_tokens(tmp_path: Path, skip_special_tokens: bool) -> None:
     path = tiny_tokenizers.save_byte_level(

@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 
 from pagewire.services.executor.grammar.compiler import Compiler
-from pagewire.services.executor.grammar.language import GrammarError, schemas
+from pagewire.services.executor.grammar.errors import GrammarError
+from pagewire.services.executor.grammar.language import schemas
 from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
 from tests.services.executor.constrained import EOS, VOCAB_SIZE

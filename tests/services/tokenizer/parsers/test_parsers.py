@@ -303,3 +303,29 @@ def test_what_nobody_asked_for_is_not_parsed() -> None:
     assert parsers("none", "none").make(OutputParsing(reasoning=True, tool_calls=True), [1]) is None
     assert parsers("auto", "none").marks(OutputParsing(tool_calls=True)) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
     assert parsers("auto", "none").marks(OutputParsing(reasoning=True)) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_end", "tokens", "expected"),
+    [
+        ("qwen3", "", ["<think>", "\n", "a", "b", "\n", "</think>", "\n", "c"], 4),
+        ("qwen3", "<think>\n", ["a", "b", "</think>", "c"], 2),
+        ("qwen3", "", ["a", "b"], 0),
+        ("qwen3", "<think>\n\n</think>\n\n", ["a", "<think>", "b"], 0),
+        ("deepseek_r1", "", ["a", "b", "</think>", "c", "d"], 2),
+        ("deepseek_r1", "", ["<think>", "a", "</think>", "c"], 1),
+        ("deepseek_r1", "", ["</think>", "c"], 0),
+        ("deepseek_r1", "", ["a", "", "b"], 3),  # cut off; a character of several tokens
+        ("gpt_oss", "", ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>", "<|start|>", "assistant",
+                         "<|channel|>", "final", "<|message|>", "c"], 2),
+        ("gpt_oss", "", ["<|channel|>", "analysis", "<|message|>", "a", "<|end|>", "<|start|>", "assistant",
+                         "<|channel|>", "analysis", "<|message|>", "b", "c"], 3),
+    ],
+)  # fmt: skip
+def test_tokens_of_the_reasoning_are_counted(name: str, prompt_end: str, tokens: list[str], expected: int) -> None:
+    one_by_one, at_once = reasoning_of(name, prompt_end)(), reasoning_of(name, prompt_end)()
+    for token in tokens:
+        one_by_one.push(token)
+    one_by_one.finish()
+    at_once.finish(*tokens)
+    assert one_by_one.num_reasoning_tokens == at_once.num_reasoning_tokens == expected

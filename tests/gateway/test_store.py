@@ -1,0 +1,211 @@
+"""The store: what one gateway process puts there, others find, take over and may end."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pagewire.errors import StartupError
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.store import Bound, LeaseLost, Store, data_directory
+
+LEASE_S = 0.3
+
+
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncIterator[tuple[Store, Store]]:
+    """Of two processes: nothing of one is in the other's memory."""
+    pair = Store(tmp_path / "data"), Store(tmp_path / "data")
+    yield pair
+    for store in pair:
+        await store.close()
+
+
+async def test_documents_are_seen_by_all_processes(stores: tuple[Store, Store]) -> None:
+    mine, yours = (store.documents("notes") for store in stores)
+    await mine.put("a", b"1")
+    found = await yours.get("a")
+    assert found is not None and (found.value, found.expires_at) == (b"1", None)
+    assert abs(found.created_at - time.time()) < 60
+    await yours.put("a", b"2")
+    assert [document.value for document in await mine.list() or []] == [b"2"]
+    assert await stores[0].documents("others").get("a") is None
+    assert await mine.delete("a")
+    assert not await yours.delete("a")
+    assert await yours.get("a") is None
+
+
+async def test_documents_outlive_the_process(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    await store.documents("notes").put("a", b"1")
+    await store.close()
+    store = Store(tmp_path)
+    assert [document.id for document in await store.documents("notes").list() or []] == ["a"]
+    await store.close()
+
+
+async def test_lists_go_page_by_page(stores: tuple[Store, Store]) -> None:
+    notes = stores[0].documents("notes")
+    for id in "cabd":
+        await notes.put(id, b"")
+    await notes.put("c", b"replaced: it keeps its place")
+
+    async def ids(**options: object) -> str | None:
+        page = await notes.list(**options)
+        return None if page is None else "".join(document.id for document in page)
+
+    assert await ids() == "cabd"
+    assert await ids(newest_first=True, limit=2) == "db"
+    assert await ids(newest_first=True, after="b") == "ac"
+    assert await ids(after="a", limit=1) == "b"
+    assert await ids(after="d") == ""
+    assert await ids(after="unknown") is None
+    await notes.clear()
+    assert await ids() == ""
+
+
+async def test_what_has_expired_is_gone(stores: tuple[Store, Store]) -> None:
+    notes = stores[0].documents("notes")
+    await notes.put("old", b"12345", expires_at=time.time() - 1)
+    await notes.put("new", b"123", expires_at=time.time() + 100)
+    assert await notes.get("old") is None
+    assert not await notes.delete("old")
+    assert [document.id for document in await notes.list() or []] == ["new"]
+    assert await notes.total() == (1, 3)
+
+
+async def test_a_bound_makes_room(stores: tuple[Store, Store]) -> None:
+    notes = stores[0].documents("notes", Bound(count=3, bytes=100))
+    others = stores[0].documents("others")
+    await others.put("a", bytes(1000))
+    for number in range(5):
+        await notes.put(str(number), bytes(10))
+    assert await notes.total() == (3, 30)
+    await notes.put("3", bytes(85))
+    assert [document.id for document in await notes.list() or []] == ["3", "4"]
+    with pytest.raises(ApiError, match="101 bytes are more than the 100") as refused:
+        await notes.put("5", bytes(101))
+    assert refused.value.status == 413
+    assert await others.total() == (1, 1000)
+
+
+async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, Store]) -> None:
+    mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
+    waiting = asyncio.create_task(yours.next())
+    await mine.add("a")
+    first = await waiting
+    assert (first.id, first.lost_leases) == ("a", 0)
+    assert await mine.take() is None
+    assert await stores[0].jobs("play").take() is None
+    async with asyncio.timeout(10):
+        second = await mine.next()  # nobody renewed the lease
+    assert (second.id, second.lost_leases) == ("a", 1)
+    with pytest.raises(LeaseLost):
+        await yours.finish(first)
+    notes = stores[1].documents("notes")
+    with pytest.raises(LeaseLost):
+        await notes.put("of a", b"late", lease=first)
+    assert await notes.get("of a") is None
+    await notes.put("of a", b"in time", lease=second)
+    await mine.finish(second)
+    assert await yours.take() is None
+
+
+async def test_a_lease_that_is_renewed_stays(stores: tuple[Store, Store]) -> None:
+    mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
+    await mine.add("a")
+    lease = await mine.next()
+    async with mine.hold(lease):
+        await asyncio.sleep(2 * LEASE_S)
+        assert await yours.take() is None
+        assert not lease.lost.is_set()
+    # Given back: the next one need not wait, and nobody vanished.
+    again = await yours.take()
+    assert again is not None and again.lost_leases == 0
+
+
+async def test_an_owner_learns_that_it_lost_its_lease(stores: tuple[Store, Store]) -> None:
+    mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
+    await mine.add("a")
+    lease = await mine.next()
+    async with asyncio.timeout(10):
+        taken = await yours.next()
+        async with mine.hold(lease):
+            await lease.lost.wait()
+    await yours.finish(taken)
+
+
+async def test_a_cancellation_reaches_the_owner(stores: tuple[Store, Store]) -> None:
+    mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
+    assert not await mine.cancel("a")
+    await mine.add("a")
+    lease = await mine.next()
+    assert await yours.cancelled_at("a") is None
+    async with mine.hold(lease):
+        assert await yours.cancel("a")
+        async with asyncio.timeout(10):
+            await lease.cancelled.wait()
+        marked = await mine.cancelled_at("a")
+        assert marked is not None
+        assert await mine.cancel("a")
+        assert await yours.cancelled_at("a") == marked
+        await mine.finish(lease)
+    assert not await yours.cancel("a")
+
+
+async def test_a_full_disk_fails_the_request_and_nothing_else(tmp_path: Path) -> None:
+    store = Store(tmp_path / "full")
+    notes = store.documents("notes")
+    await notes.put("a", b"1")
+    await store._database.read(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall())
+    with pytest.raises(ApiError, match=r"no space is left in .*full") as full:
+        await notes.put("b", bytes(100_000))
+    assert full.value.status == 507
+    found = await notes.get("a")
+    assert found is not None and found.value == b"1"
+    assert await notes.delete("a")
+    await store.close()
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"not a database" * 1000)
+
+
+def newer(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+@pytest.mark.parametrize(("change", "message"), [(damage, "not a database"), (newer, "schema 99")])
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path, change: object, message: str) -> None:
+    change(tmp_path / "pagewire.db")
+    with pytest.raises(StartupError, match=rf"--data-dir {tmp_path}: .*{message}"):
+        Store(tmp_path)
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match=rf"--data-dir {tmp_path}/file/data: cannot be created"):
+        Store(tmp_path / "file" / "data")
+
+
+def test_a_gateway_does_not_start_without_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "pagewire.cli", "gateway", "--port", "0", "--data-dir", str(tmp_path / "file")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert f"--data-dir {tmp_path}/file: cannot be created" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_each_port_has_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert data_directory(None, 8000) == tmp_path / "pagewire" / "gateway-8000"
+    assert data_directory("~/x", 8000) == Path.home() / "x"
+    monkeypatch.setenv("XDG_DATA_HOME", "")
+    assert data_directory(None, 1) == Path.home() / ".local" / "share" / "pagewire" / "gateway-1"
