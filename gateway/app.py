@@ -17,6 +17,7 @@ from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -58,6 +59,7 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
     app.include_router(router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
+    app.include_router(responses_routes.router)
     return app
 
 

@@ -54,7 +54,7 @@ class ChatAnswer:
             choice = self._delta_choice
             choice.index, choice.delta.content = generation.index, output.text
             if self._logprobs:
-                choice.logprobs = _logprobs(output.logprobs)
+                choice.logprobs = chat_logprobs(output.logprobs)
             if self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
@@ -82,7 +82,7 @@ class ChatAnswer:
         for position, delta in enumerate(deltas):
             choice = ChatChunkChoice(index=generation.index, delta=delta)
             if not position and self._logprobs:
-                choice.logprobs = _logprobs(output.logprobs)
+                choice.logprobs = chat_logprobs(output.logprobs)
             if not position and self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
@@ -109,7 +109,7 @@ class ChatAnswer:
         return ChatChoice(
             index=index,
             message=self._message(output),
-            logprobs=_logprobs(output.logprobs) if self._logprobs else None,
+            logprobs=chat_logprobs(output.logprobs) if self._logprobs else None,
             finish_reason=finish_reason(output),
             stop_reason=stop_reason(output),
             token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
@@ -126,7 +126,7 @@ class ChatAnswer:
         return message
 
 
-def _logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
     return ChatLogprobs(
         content=[
             ChatLogprob(

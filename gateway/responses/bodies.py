@@ -1,6 +1,9 @@
 """What the Responses API answers: the response, the items of its output, and lists of input items."""
 
+from collections.abc import Callable
 from typing import Any, Literal
+
+import msgspec
 
 from pagewire.gateway.schema.responses import Body, ChatLogprob
 
@@ -10,8 +13,8 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
     text: str
-    annotations: list[str] = []  # there are none
-    logprobs: list[ChatLogprob] = []
+    annotations: list[str] = msgspec.field(default_factory=list)  # there are none
+    logprobs: list[ChatLogprob] = msgspec.field(default_factory=list)
 
 
 class ReasoningText(Body, kw_only=True, tag_field="type", tag="reasoning_text"):
@@ -30,7 +33,7 @@ class ReasoningItem(Body, kw_only=True, tag_field="type", tag="reasoning"):
 
     id: str
     status: ItemStatus
-    summary: list[str] = []
+    summary: list[str] = msgspec.field(default_factory=list)
     content: list[ReasoningText]
 
 
@@ -108,7 +111,7 @@ class ModelResponse(Body, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: int | None
     model: str
-    output: list[OutputItem] = []
+    output: list[OutputItem] = msgspec.field(default_factory=list)
     parallel_tool_calls: bool
     previous_response_id: str | None
     conversation: None = None
@@ -142,3 +145,6 @@ class DeletedResponse(Body, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+decode_response: Callable[[bytes], ModelResponse] = msgspec.json.Decoder(ModelResponse).decode

@@ -1,6 +1,6 @@
 """From input items to the messages that a chat template takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagewire.gateway.errors import ApiError
@@ -41,16 +41,15 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
         elif isinstance(item, FunctionCallInput):
             call_ids.add(item.call_id)
             function = CalledFunction(name=item.name, arguments=item.arguments)
-            message = _assistant(messages, fits=lambda last: True)
-            message.tool_calls = [*(message.tool_calls or ()), PastToolCall(id=item.call_id, function=function)]
+            calling = _assistant(messages, fits=lambda last: True)
+            calling.tool_calls = [*(calling.tool_calls or ()), PastToolCall(id=item.call_id, function=function)]
         elif isinstance(item, ReasoningInput):
             if text := _reasoning(item):
-                fresh = _assistant(messages, fits=lambda last: last.content is None and not last.tool_calls)
+                fresh = _assistant(messages, fits=_says_nothing)
                 fresh.reasoning = (fresh.reasoning or "") + text
         elif isinstance(item, MessageItem):
-            _assistant(messages, fits=lambda last: last.content is None and not last.tool_calls).content = _content(
-                item.content
-            )
+            fresh = _assistant(messages, fits=_says_nothing)
+            fresh.content = _content(item.content)
     if not messages:
         raise ApiError(400, "there is nothing to answer: give input", param="input")
     return messages
@@ -59,19 +58,23 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
 def _add_message(messages: list[Message], item: MessageItem) -> None:
     role = "system" if item.role == "developer" else item.role
     content = _content(item.content)
-    first = messages[0] if len(messages) == 1 else None
-    if role == "system" and first is not None and first.role == "system":
-        if isinstance(content, str) and isinstance(first.content, str):
-            first.content = f"{first.content}\n\n{content}"
+    if role == "system" and len(messages) == 1 and messages[0].role == "system":
+        first = messages[0].content
+        if isinstance(content, str) and isinstance(first, str):
+            messages[0].content = f"{first}\n\n{content}"
             return
     messages.append(Message.model_construct(role=role, content=content))
 
 
-def _assistant(messages: list[Message], fits: Any) -> Message:
+def _assistant(messages: list[Message], fits: Callable[[Message], bool]) -> Message:
     """The assistant's message that goes on, or a new one."""
     if not messages or messages[-1].role != "assistant" or not fits(messages[-1]):
         messages.append(Message.model_construct(role="assistant"))
     return messages[-1]
+
+
+def _says_nothing(message: Message) -> bool:
+    return message.content is None and not message.tool_calls
 
 
 def _reasoning(item: ReasoningInput) -> str:
@@ -84,10 +87,15 @@ def _content(content: str | Sequence[Any]) -> Any:
         return content
     if any(isinstance(part, InputImagePart) for part in content):
         return [_part(part) for part in content]
-    return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+    return "\n".join(_text(part) for part in content)
 
 
 def _part(part: Any) -> TextPart | ImagePart:
     if isinstance(part, InputImagePart):
         return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url))
-    return TextPart(type="text", text=part.refusal if isinstance(part, RefusalPart) else part.text)
+    return TextPart(type="text", text=_text(part))
+
+
+def _text(part: Any) -> str:
+    text: str = part.refusal if isinstance(part, RefusalPart) else part.text
+    return text

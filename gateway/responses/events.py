@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.responses.bodies import ModelResponse, OutputItem, OutputText, ReasoningText
 from pagewire.gateway.schema.responses import Body, ChatLogprob
@@ -46,7 +48,7 @@ class TextDelta(Body, kw_only=True):
     output_index: int
     content_index: int = 0
     delta: str = ""
-    logprobs: list[ChatLogprob] = []
+    logprobs: list[ChatLogprob] = msgspec.field(default_factory=list)
     sequence_number: int = 0
 
 

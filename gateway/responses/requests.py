@@ -125,15 +125,12 @@ _NOT_HERE = {
     "truncation_side",
     "return_token_ids",
 }
-SharedParameters = create_model(
-    "SharedParameters",
-    __base__=Parameters,
-    **{
-        name: (field.annotation, copy.copy(field))
-        for name, field in GenerationParameters.model_fields.items()
-        if name not in _NOT_HERE
-    },
-)
+_shared: dict[str, Any] = {
+    name: (field.annotation, copy.copy(field))
+    for name, field in GenerationParameters.model_fields.items()
+    if name not in _NOT_HERE
+}
+SharedParameters = create_model("SharedParameters", __base__=Parameters, **_shared)
 SHARED = tuple(SharedParameters.model_fields)
 
 Label = Annotated[str, StringConstraints(max_length=64)]

@@ -5,8 +5,6 @@ What is written follows from the response's id and the outputs alone, so whoever
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from pagewire.gateway.chat import chat_logprobs
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.reply import ChoiceOutput
@@ -42,7 +40,6 @@ from pagewire.gateway.schema.responses import ChatLogprob
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import TokenLogprob
 
-RESPONSE_PREFIX = "resp_"
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _LAST_EVENTS: dict[ResponseStatus, Lifecycle] = {
     "completed": "response.completed",
@@ -66,15 +63,17 @@ class _OpenItem:
         self.item.status = status
         self._stream.add(ItemEvent("response.output_item.done", self._index, self.item))
 
-    def _part(self, kind: str, part: OutputText | ReasoningText) -> None:
-        type = "response.content_part.added" if kind == "added" else "response.content_part.done"
-        self._stream.add(PartEvent(type, self.item.id, self._index, 0, part))
+    def _part_added(self, part: OutputText | ReasoningText) -> None:
+        self._stream.add(PartEvent("response.content_part.added", self.item.id, self._index, 0, part))
+
+    def _part_done(self, part: OutputText | ReasoningText) -> None:
+        self._stream.add(PartEvent("response.content_part.done", self.item.id, self._index, 0, part))
 
 
 class _OpenMessage(_OpenItem):
     def __init__(self, stream: EventStream, id: str, index: int) -> None:
         super().__init__(stream, OutputMessage(id=id, status="in_progress", content=[]), index)
-        self._part("added", OutputText(text=""))
+        self._part_added(OutputText(text=""))
         # Filled anew for each token, as making it takes as long as encoding it.
         self._delta = TextDelta(item_id=id, output_index=index)
         self._logprobs: list[ChatLogprob] = []
@@ -87,11 +86,9 @@ class _OpenMessage(_OpenItem):
 
     def close(self, status: ItemStatus) -> None:
         text = "".join(self._pieces)
-        self._stream.add(
-            TextDone(item_id=self.item.id, output_index=self._index, text=text, logprobs=self._logprobs)
-        )
+        self._stream.add(TextDone(item_id=self.item.id, output_index=self._index, text=text, logprobs=self._logprobs))
         part = OutputText(text=text, logprobs=self._logprobs)
-        self._part("done", part)
+        self._part_done(part)
         assert isinstance(self.item, OutputMessage)
         self.item.content.append(part)
         self._done(status)
@@ -100,7 +97,7 @@ class _OpenMessage(_OpenItem):
 class _OpenReasoning(_OpenItem):
     def __init__(self, stream: EventStream, id: str, index: int) -> None:
         super().__init__(stream, ReasoningItem(id=id, status="in_progress", content=[]), index)
-        self._part("added", ReasoningText(text=""))
+        self._part_added(ReasoningText(text=""))
         self._delta = ReasoningDelta(item_id=id, output_index=index)
 
     def add(self, text: str) -> None:
@@ -112,7 +109,7 @@ class _OpenReasoning(_OpenItem):
         text = "".join(self._pieces)
         self._stream.add(ReasoningDone(item_id=self.item.id, output_index=self._index, text=text))
         part = ReasoningText(text=text)
-        self._part("done", part)
+        self._part_done(part)
         assert isinstance(self.item, ReasoningItem)
         self.item.content.append(part)
         self._done(status)
@@ -147,17 +144,22 @@ class ResponseWriter:
         """logprobs: told of text. first_event: earlier ones are counted, but not written."""
         self.response = response
         self.stream = EventStream(first_event)
-        self._hex = response.id.removeprefix(RESPONSE_PREFIX)
+        self._hex = response.id.partition("_")[2]
         self._tells_logprobs = logprobs
         # Of tokens whose text is held back.
         self._logprobs: list[TokenLogprob] = []
         self._open: _OpenMessage | _OpenReasoning | _OpenCall | None = None
 
     def start(self) -> None:
-        """The response is created, and where it had to wait, begins."""
+        """The response is created."""
         self._tell("response.created")
         if self.response.status == "queued":
             self._tell("response.queued")
+        else:
+            self._tell("response.in_progress")
+
+    def begin(self) -> None:
+        """A response that was queued is generated now."""
         self.response.status = "in_progress"
         self._tell("response.in_progress")
 
@@ -204,6 +206,14 @@ class ResponseWriter:
         self.stream.add(ErrorEvent(code=code, message=error.message, param=error.param))
         self._end("failed")
 
+    def end_as(self, response: ModelResponse) -> None:
+        """The response has ended elsewhere: what remains are its last events."""
+        self._close("completed" if response.status == "completed" else "incomplete")
+        if (error := response.error) is not None:
+            self.stream.add(ErrorEvent(code=error.code, message=error.message, param=None))
+        self.response = response
+        self._tell(_LAST_EVENTS[response.status])
+
     def _end(self, status: ResponseStatus) -> None:
         self._close("completed" if status == "completed" else "incomplete")
         self.response.status = status
@@ -245,8 +255,3 @@ def _tokens_of(text: bytes, before: bytes, tokens: Iterable[TokenLogprob]) -> It
         begin, end = end, end + len(token.token_bytes)
         if start < 0 or (begin < start + len(text) and end > start):
             yield token
-
-
-def decode_response(content: bytes) -> ModelResponse:
-    """What encode() made of one."""
-    return msgspec.json.decode(content, type=ModelResponse)
