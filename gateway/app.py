@@ -45,9 +45,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
-    app = openapi.DocumentedApp(
-        title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
-    )
+    app = with_routes()
     app.state.gateway = gateway
     app.add_middleware(
         RequestMiddleware,
@@ -56,6 +54,14 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
         body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},
     )
     install_handlers(app)
+    return app
+
+
+def with_routes() -> FastAPI:
+    """Enough to document the API."""
+    app = openapi.DocumentedApp(
+        title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
+    )
     app.include_router(router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
@@ -94,11 +100,13 @@ def _generation(
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
+    """The served names."""
     return ModelList(data=[_model(model) for model in await gateway_of(request).list_models()])
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def retrieve_model(request: Request, model: str) -> Model:
+    """What is known of a served name."""
     models = await gateway_of(request).list_models()
     for served in models:
         if served.id == model:
@@ -155,6 +163,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version", tags=["operation"])
 async def version(request: Request) -> Version:
+    """Of Pagewire."""
     return Version(version=__version__)
 
 

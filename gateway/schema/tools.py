@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from pagewire.gateway.schema.field import field, required
+
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 Name = Annotated[str, StringConstraints(min_length=1)]
@@ -14,10 +16,10 @@ class Function(BaseModel):
 
     model_config = _STRICT
 
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: Name = required("tokenizer", "What the model calls it by.")
+    description: str | None = field("tokenizer", "What it does, for the model.")
+    parameters: dict[str, Any] | None = field("tokenizer", "A JSON schema of its arguments. Unset: it takes none.")
+    strict: bool | None = field("gateway", "true only where a tool must be called (`tool_choice`).", False)
 
 
 class Tool(BaseModel):
@@ -50,8 +52,8 @@ class CalledFunction(BaseModel):
 
     model_config = _STRICT
 
-    name: Name
-    arguments: str
+    name: Name = required("tokenizer", "The tool's name.")
+    arguments: str = required("tokenizer", "What the model wrote.")
 
 
 class PastToolCall(BaseModel):
@@ -59,7 +61,7 @@ class PastToolCall(BaseModel):
 
     model_config = _STRICT
 
-    id: str
+    id: str = required("tokenizer", "Told again by the tool's answer.")
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
+    index: int | None = field("gateway", "Ignored.")
