@@ -6,45 +6,46 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.tools import Name
-from pagewire.gateway.schema.unsupported import check_names
+from pagewire.gateway.schema.unsupported import Refused, check_names
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 Given = Annotated[str, StringConstraints(min_length=1)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
+_ID = "For references; drawn if there is none."
+_CACHED = "Changes nothing: prefixes are cached wherever they end."
+
 # What items of OpenAI's own have and clients send back with them; a value asks for something that is not there.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "async": (False,),
-    "async_": (False,),
-    "caller": ({"type": "direct"},),
-    "created_by": (),
-    "encrypted_content": (),
-    "file_id": (),
-    "namespace": (),
+_UNSUPPORTED: Mapping[str, Refused] = {
+    "async": Refused("calls wait for their output", (False,)),
+    "async_": Refused("calls wait for their output", (False,)),
+    "caller": Refused("only the model calls functions", ({"type": "direct"},)),
+    "created_by": Refused("there are no accounts"),
+    "encrypted_content": Refused("only the server that wrote it can read it"),
+    "namespace": Refused("functions have no namespaces"),
 }
 
 
 class InputTextPart(BaseModel):
-    """`prompt_cache_breakpoint` has no effect: prefixes are cached wherever they end."""
-
     model_config = _STRICT
 
     type: Literal["input_text"]
     text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = field("gateway", _CACHED)
 
 
 class InputImagePart(BaseModel):
-    """`detail` is a hint that OpenAI's models take; here the model's own image processor decides."""
-
     model_config = _STRICT
 
     type: Literal["input_image"]
-    image_url: Given
-    detail: Literal["auto", "low", "high", "original"] | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    image_url: Given = required("tokenizer", "An image as `data:` URL, or where `--allowed-media-domains` lets it be.")
+    detail: Literal["auto", "low", "high", "original"] | None = field(
+        "gateway", "Changes nothing: the model's own image processor decides."
+    )
+    prompt_cache_breakpoint: dict[str, Any] | None = field("gateway", _CACHED)
 
 
 class OutputTextPart(BaseModel):
@@ -54,8 +55,8 @@ class OutputTextPart(BaseModel):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: list[Any] | None = field("gateway", "Changes nothing.")
+    logprobs: list[Any] | None = field("gateway", "Changes nothing.")
 
 
 class RefusalPart(BaseModel):
@@ -71,40 +72,42 @@ Content = Annotated[str | Annotated[list[InputPart], Field(min_length=1)], Field
 
 
 class MessageItem(BaseModel):
-    """`type` may be left out. `phase` has no effect."""
+    """`type` may be left out."""
 
     model_config = _STRICT
 
     type: Literal["message"] | None = None
-    id: Given | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Content
-    status: Status | None = None
-    phase: str | None = None
+    id: Given | None = field("gateway", _ID)
+    role: Literal["user", "assistant", "system", "developer"] = required(
+        "tokenizer", "`developer` is another word for `system`."
+    )
+    content: Content = required("tokenizer", "Text, or parts.")
+    status: Status | None = field("gateway", "Changes nothing.")
+    phase: str | None = field("gateway", "Changes nothing.")
 
 
 class FunctionCallInput(BaseModel):
-    """`arguments` as the model wrote them, a JSON object as a rule."""
+    """Of an earlier answer."""
 
     model_config = _STRICT
 
     type: Literal["function_call"]
-    id: Given | None = None
-    call_id: Given
-    name: Name
-    arguments: str
-    status: Status | None = None
+    id: Given | None = field("gateway", _ID)
+    call_id: Given = required("tokenizer", "What its output refers to.")
+    name: Name = required("tokenizer", "Of the function.")
+    arguments: str = required("tokenizer", "As the model wrote them, a JSON object as a rule.")
+    status: Status | None = field("gateway", "Changes nothing.")
 
 
 class FunctionCallOutput(BaseModel):
     model_config = _STRICT
 
     type: Literal["function_call_output"]
-    id: Given | None = None
-    call_id: Given
-    output: Content
-    name: str | None = None
-    status: Status | None = None
+    id: Given | None = field("gateway", _ID)
+    call_id: Given = required("tokenizer", "Of the call that it answers.")
+    output: Content = required("tokenizer", "Text, or parts.")
+    name: str | None = field("gateway", "Changes nothing.")
+    status: Status | None = field("gateway", "Changes nothing.")
 
 
 class SummaryText(BaseModel):
@@ -122,24 +125,24 @@ class ReasoningTextPart(BaseModel):
 
 
 class ReasoningInput(BaseModel):
-    """What the model thought before an earlier answer; its summary where the text itself is not known."""
+    """What the model thought before an earlier answer."""
 
     model_config = _STRICT
 
     type: Literal["reasoning"]
-    id: Given | None = None
-    summary: list[SummaryText] | None = None
-    content: list[ReasoningTextPart] | None = None
-    status: Status | None = None
+    id: Given | None = field("gateway", _ID)
+    summary: list[SummaryText] | None = field("tokenizer", "Counts if there is no content.")
+    content: list[ReasoningTextPart] | None = field("tokenizer", "What the model thought.")
+    status: Status | None = field("gateway", "Changes nothing.")
 
 
 class ItemReference(BaseModel):
-    """An item of a stored response, its input or its output."""
+    """An item of a stored response."""
 
     model_config = _STRICT
 
     type: Literal["item_reference"] | None = None
-    id: Given
+    id: Given = required("gateway", "Of an item of the input or the output.")
 
 
 _ITEMS: Mapping[str, type[BaseModel]] = {
@@ -197,7 +200,9 @@ def _only_supported_part(part: Any, where: str) -> Any:
     kind = part.get("type")
     if isinstance(kind, str) and kind not in _PARTS:
         raise _unsupported_type(kind, f"{where}.type", "content parts", _PARTS)
-    return {name: value for name, value in part.items() if name != "file_id" or value is not None}
+    if part.get("file_id") is not None:
+        raise ApiError(400, "images are not read from files: give image_url", param=f"{where}.file_id")
+    return {name: value for name, value in part.items() if name != "file_id"}
 
 
 def _unsupported_type(kind: str, param: str, what: str, known: Any) -> ApiError:

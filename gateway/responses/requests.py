@@ -8,9 +8,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.responses.items import Input
-from pagewire.gateway.schema.requests import GenerationParameters, Parameters
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.requests import LABEL, GenerationParameters, Parameters, RequestId
+from pagewire.gateway.schema.sampling import EAGER
 from pagewire.gateway.schema.structured import JsonObjectFormat, TextFormat
 from pagewire.gateway.schema.tools import Name
+from pagewire.gateway.schema.unsupported import Refused
 from pagewire.sampling_params import INT32_MAX
 
 _STRICT = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
@@ -18,15 +21,15 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class FunctionTool(BaseModel):
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call."""
 
     model_config = _STRICT
 
     type: Literal["function"]
     name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    description: str | None = field("tokenizer", "What it does, for the model.")
+    parameters: dict[str, Any] | None = field("tokenizer", "JSON schema of its arguments.")
+    strict: bool | None = field("executor", "The arguments of every call follow the schema.", False)
 
 
 def _only_functions(tools: Any) -> Any:
@@ -55,13 +58,13 @@ class NamedFunction(BaseModel):
 
 
 class AllowedTools(BaseModel):
-    """Some of the tools; the model sees no others."""
+    """Some of the tools."""
 
     model_config = _STRICT
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1)]
+    tools: Annotated[list[NamedFunction], Field(min_length=1)] = required("gateway", "The model sees no others.")
 
 
 FunctionChoice = Annotated[
@@ -82,39 +85,43 @@ class NamedJsonSchema(BaseModel):
 
 
 class TextConfig(BaseModel):
-    """The form of the text. No model takes a verbosity but the default."""
+    """How the text is to be."""
 
     model_config = _STRICT
 
-    format: Annotated[TextFormat | JsonObjectFormat | NamedJsonSchema, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | NamedJsonSchema, Field(discriminator="type")] | None = field(
+        "executor", "The form of the output, which is sampled to keep to it."
+    )
+    verbosity: Literal["medium"] | None = field("gateway", "No chat template knows another.", "medium")
 
 
 class ReasoningConfig(BaseModel):
-    """Reasoning is told as it is; nobody summarizes it, so "auto" means no summary."""
+    """How the model thinks, where it does."""
 
     model_config = _STRICT
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = field(
+        "tokenizer", "The template variable `reasoning_effort`."
+    )
+    summary: Literal["auto"] | None = field(
+        "gateway", "Changes nothing: reasoning is told as it is, and nobody summarizes it."
+    )
+    generate_summary: Literal["auto"] | None = field("gateway", "Older name of `summary`.")
 
 
-class StreamConfig(BaseModel):
-    """Deltas have no padding."""
-
+class ResponseStreamOptions(BaseModel):
     model_config = _STRICT
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Literal[False] | None = field(
+        "gateway", "Padding against eavesdroppers is not offered.", False
+    )
 
 
 # Said otherwise here, or meaningless for one answer.
 _NOT_HERE = {
     "n",
-    "best_of",
     "max_tokens",
     "logprobs",
-    "prompt_logprobs",
     "stream_options",
     "response_format",
     "guided_json",
@@ -126,8 +133,8 @@ _NOT_HERE = {
     "return_token_ids",
 }
 _shared: dict[str, Any] = {
-    name: (field.annotation, copy.copy(field))
-    for name, field in GenerationParameters.model_fields.items()
+    name: (info.annotation, copy.copy(info))
+    for name, info in GenerationParameters.model_fields.items()
     if name not in _NOT_HERE
 }
 SharedParameters = create_model("SharedParameters", __base__=Parameters, **_shared)
@@ -135,8 +142,7 @@ SHARED = tuple(SharedParameters.model_fields)
 
 Label = Annotated[str, StringConstraints(max_length=64)]
 Metadata = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=512)]], Field(max_length=16)]
-# What the response should say beside itself. Only the first is not there anyway: there are no other kinds of items,
-# input images are told in any case, and so is reasoning, in plain text.
+# All but the first change nothing: reasoning and input images are told in any case, and there are no other items.
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -148,46 +154,72 @@ Includable = Literal[
     "web_search_call.results",
 ]
 
+_UNSUPPORTED: Mapping[str, Refused] = {
+    "access_programs": Refused("there are none"),
+    "background_options": Refused("background responses run as soon as there is room"),
+    "context_management": Refused("conversations are not compacted; see truncation", ([],)),
+    "conversation": Refused("conversations are not stored as such; see previous_response_id"),
+    "image": Refused("images are read as the server's flags say"),
+    "kv_transfer_params": Refused("KV is not transferred between servers"),
+    "max_tokens": Refused("it is max_output_tokens here"),
+    "mm_processor_kwargs": Refused("images are read as the server's flags say"),
+    "moderation": Refused("there is no moderation model"),
+    "n": Refused("a response is one answer", (1,)),
+    "prompt": Refused("prompts are not stored; give instructions and input"),
+    "response_format": Refused("it is text.format here"),
+    "vllm_xargs": Refused("there are no plug-ins"),
+}
+_CACHED = "Changes nothing: prefixes are cached anyway."
+
 
 class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
-    """The next turn of a conversation: that of previous_response_id, and the input."""
+    """The next turn of a conversation: that of `previous_response_id`, and the input."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "access_programs": (),
-        "background_options": (),
-        "context_management": ([],),
-        "conversation": (),
-        "image": (),
-        "kv_transfer_params": (),
-        "mm_processor_kwargs": (),
-        "moderation": (),
-        "prompt": (),
-        "vllm_xargs": (),
-    }
+    unsupported: ClassVar[Mapping[str, Refused]] = _UNSUPPORTED
 
-    input: Input | None = None
-    instructions: str | None = None
-    previous_response_id: Annotated[str, StringConstraints(min_length=1)] | None = None
-    store: bool | None = None
-    background: bool | None = None
-    stream_options: StreamConfig | None = None
-    tools: FunctionTools | None = None
-    tool_choice: FunctionChoice | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
-    include: list[Includable] | None = None
-    # Alternatives of each token; with include.
-    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    metadata: Metadata | None = None
-    # These change nothing: built-in tools are those that max_tool_calls counts, and prefixes are cached anyway.
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    input: Input | None = field("tokenizer", "A user's message, or items.", union_mode="left_to_right")
+    instructions: str | None = field(
+        "tokenizer", "A system message before everything. Not carried over by `previous_response_id`."
+    )
+    previous_response_id: Annotated[str, StringConstraints(min_length=1)] | None = field(
+        "gateway", "A stored response; what was said up to it comes before the input."
+    )
+    store: bool | None = field("gateway", "Keep the response, to be retrieved and continued from.", True)
+    background: bool | None = field("gateway", "Answer at once, and generate without a connection.", False)
+    stream_options: ResponseStreamOptions | None = field("gateway", "Only with `stream`.")
+    tools: FunctionTools | None = field(
+        "tokenizer", "What the model may call; templates that know no tools leave them out."
+    )
+    tool_choice: FunctionChoice | None = field(
+        "tokenizer",
+        "`none` does not show the tools. `required` or a name: a grammar holds the output to calls, of any model.",
+        "auto",
+        union_mode="left_to_right",
+    )
+    parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)
+    text: TextConfig | None = field("executor", "How the text is to be.")
+    reasoning: ReasoningConfig | None = field("tokenizer", "How the model thinks.")
+    include: list[Includable] | None = field(
+        "gateway", f"`{LOGPROBS}`: log probabilities of the text's tokens. {EAGER} Others change nothing."
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
+        "executor", "With log probabilities: that many of the most probable tokens, at most `--max-logprobs`.", 0
+    )
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
+        "scheduler", "Longest output, reasoning included. Unset: what the model takes."
+    )
+    truncation: Literal["auto", "disabled"] | None = field(
+        "gateway", "`auto`: what was said first is left out of a conversation that is too long.", "disabled"
+    )
+    chat_template_kwargs: dict[str, Any] | None = field("tokenizer", "Further variables of the chat template.")
+    request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`.")
+    service_tier: Literal["auto", "default"] | None = field("gateway", "All requests are equal; see `priority`.")
+    metadata: Metadata | None = field("gateway", LABEL)
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = field(
+        "gateway", "Changes nothing: it counts calls of tools that the server runs, and there are none."
+    )
+    prompt_cache_retention: str | None = field("gateway", _CACHED)
+    prompt_cache_options: dict[str, Any] | None = field("gateway", _CACHED)
 
     @model_validator(mode="after")
     def _needs(self) -> "CreateResponse":

@@ -1,5 +1,6 @@
 """The routes of the Responses API."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -7,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from pagewire.gateway import openapi
+from pagewire.gateway.errors import ApiError
 from pagewire.gateway.gateway import gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.responses.answer import ResponseAnswer
@@ -18,8 +20,10 @@ from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
 from pagewire.gateway.responses.requests import CreateResponse
 from pagewire.gateway.responses.stored import Responses, new_id, store, stored_input
 from pagewire.gateway.responses.translate import generate_request, new_response
+from pagewire.gateway.responses.truncation import shortened
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.gateway.serving import GenerationResponse
+from pagewire.v1.inference_pb2 import GenerateRequest
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
@@ -31,9 +35,16 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
     responses = gateway.responses
+    if body.background:
+        raise ApiError(400, "background is not supported yet", param="background", code="unsupported_parameter")
     own = await responses.resolve(_items(body))
     history = await responses.conversation(body.previous_response_id) if body.previous_response_id else []
-    generate = generate_request(body, messages_of(body.instructions, [*history, *own]))
+    items = [*history, *own]
+
+    def request_of(items: Sequence[AnyItem]) -> GenerateRequest:
+        return generate_request(body, messages_of(body.instructions, items))
+
+    generate = await shortened(gateway, items, request_of) if body.truncation == "auto" else request_of(items)
     head = replace(await head_of(request, body, "resp"), id=new_id())
     response = new_response(body, head.id, head.created, head.model)
     answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))

@@ -129,8 +129,12 @@ class Responses:
     def _why(self) -> str:
         return (
             "it was never stored (`store: false`), was deleted, or has expired: responses are kept for"
-            f" {self._ttl_s:g} s, and the oldest make room for new ones"
+            f" {_duration(self._ttl_s)}, and the oldest make room for new ones"
         )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 86400:g} days" if seconds >= 86400 else f"{seconds:g} seconds"
 
 
 def new_id() -> str:

@@ -201,6 +201,7 @@ class ResponseWriter:
         self._end("cancelled")
 
     def fail(self, error: ApiError) -> None:
+        self._close("incomplete")
         code = _ERROR_CODES.get(error.status, "server_error")
         self.response.error = ResponseError(code, error.message)
         self.stream.add(ErrorEvent(code=code, message=error.message, param=error.param))
