@@ -9,6 +9,7 @@ from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.gateway import openapi, vector_routes
 from pagewire.gateway.answer import Answer
+from pagewire.gateway.batches import routes as batch_routes
 from pagewire.gateway.chat import ChatAnswer
 from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
@@ -66,6 +67,7 @@ def with_routes() -> FastAPI:
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
     app.include_router(responses_routes.router)
+    app.include_router(batch_routes.router)
     return app
 
 

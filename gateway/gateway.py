@@ -14,6 +14,7 @@ from pagewire import rpc, telemetry
 from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
 from pagewire.gateway.answer import Head
+from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.middleware import GracefulShutdown, request_context
@@ -44,6 +45,7 @@ class Gateway:
         self.files = Files(store, config.max_file_bytes)
         kept = Bound(config.max_stored_responses, config.response_store_size)
         self.responses = Responses(store, kept, config.response_store_ttl)
+        self.batches = Batches(store, self.files)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)

@@ -156,6 +156,7 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
             grammar=grammar_of(body),
         ),
         bad_words=body.bad_words,
+        thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
     )
     for token_id, bias in (body.logit_bias or {}).items():
         request.sampling_params.logit_bias_ids.append(int(token_id))

@@ -123,6 +123,9 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         "~/.local/share/pagewire/gateway-PORT)",
         group="storage",
     )
+    batch_concurrency: int = flag(
+        64, "requests of /v1/batches that one gateway process runs at once", group="storage", valid=POSITIVE
+    )
     max_file_bytes: int = flag(
         512 * 1024**2,
         "size of a file that clients upload; suffixes as in 1GiB",

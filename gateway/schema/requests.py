@@ -238,6 +238,11 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     guided_regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
     guided_choice: Choices | None = field("executor", "Texts of which the output is one.")
     guided_grammar: str | None = field("executor", "A grammar, as GBNF or Lark.")
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
+        "executor",
+        "Most tokens of reasoning, which is closed then; -1: any number. Needs a known `--reasoning-parser`. " + EAGER,
+        -1,
+    )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
         "tokenizer",
         "Keep so many tokens of a longer prompt, -1: what the model takes. Unset: too long a prompt is refused.",

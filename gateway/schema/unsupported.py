@@ -47,7 +47,6 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "spaces_between_special_tokens": Refused("special tokens are written as they are", (True,)),
     "store": Refused("chats are not stored", (False,)),
     "suffix": Refused("no model here fills in the middle", ("",)),
-    "thinking_token_budget": Refused("reasoning has no bound of its own; see max_tokens"),
     "tool_choice": Refused(_CHAT_ONLY, ("none",)),
     "tools": Refused(_CHAT_ONLY, ([],)),
     "use_beam_search": Refused(_BEAMS, (False,)),

@@ -54,7 +54,7 @@ class NewRequest:
     second_text_start: int = 0  # of a pair of texts, in token_ids; 0 = there is only one
     images: Sequence[Image] = ()  # in the order of the prompt
     refusal: str = ""  # why it is not computed, for the client
-    matcher: Matcher | None = None  # at its last token, if it has a grammar
+    matcher: Matcher | None = None  # at its last token, if its tokens are restricted
     position_delta: int = 0  # see `StepContext.position_deltas`
 
 

@@ -131,6 +131,7 @@ class TextGenerator:
                 words = await self.pool.encode_words(request.bad_words)
                 params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
             check_prompt(prompt.token_ids, request.resume_token_ids)
+            self._add_thinking(params, request, prompt)
             parser = self._parsers.make(parsing, prompt.token_ids)
             stream = live.stream = TextStream(
                 self._detokenizers, options, prompt.token_ids, deliver, span, arrived, parser
@@ -148,6 +149,21 @@ class TextGenerator:
                 logger.exception("a request could not be started", extra={"request_id": request.request_id})
                 error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             deliver(error)
+
+    def _add_thinking(
+        self, params: common_pb2.SamplingParams, request: inference_pb2.GenerateRequest, prompt: Prompt
+    ) -> None:
+        """Where the reasoning is, for requests to which that matters. Raises RpcError (INVALID_ARGUMENT)."""
+        budget = request.thinking_token_budget if request.HasField("thinking_token_budget") else None
+        is_apart = request.output_parsing.reasoning and params.HasField("grammar")
+        if params.HasField("thinking") or (budget is None and not is_apart):
+            return
+        try:
+            thinking = self._parsers.thinking(prompt.token_ids, budget)
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        if thinking is not None:
+            params.thinking.CopyFrom(thinking)
 
     async def _replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
         """In pieces and one request at a time: after a restart all come at once, and others' tokens must not wait."""

@@ -315,6 +315,15 @@ async def test_tokenize_sees_tools_as_a_completion_does(
     assert tokens == list(model.scheduler.requests[-1].prompt_token_ids)
 
 
+async def test_a_thinking_budget(ai: openai.AsyncOpenAI, model: Model) -> None:
+    model.output = f"{THOUGHT}Grey."
+    for budget in (5, -1):
+        await ai.chat.completions.create(model="m", messages=QUESTION, extra_body={"thinking_token_budget": budget})
+    limited, unlimited = (request.sampling_params for request in model.scheduler.requests)
+    assert limited.thinking.budget == 5
+    assert not unlimited.HasField("thinking")
+
+
 @pytest.mark.parametrize("options", [{}, {"logprobs": True}, {"return_token_ids": True}, {"include_reasoning": False}])
 async def test_answers_are_as_documented_and_say_all_of_tokens(
     http: httpx.AsyncClient, model: Model, options: dict[str, Any]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 
 from pagewire.services.tokenizer.codec import CodecSource
@@ -132,6 +133,48 @@ async def test_reasoning_tokens_are_counted_over_a_resumption(make_line, smollm2
         unparsed = await line.generate(chat=CHAT)
     assert whole.usage.reasoning_tokens == resumed.usage.reasoning_tokens == expected
     assert unparsed.usage.reasoning_tokens == 0
+
+
+JSON = {"grammar": common_pb2.Grammar(json_schema="{}")}
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "options", "expected"),
+    [
+        ("deepseek_r1", {}, {"thinking_token_budget": 7}, (True, 7)),
+        ("qwen3", {}, {"thinking_token_budget": 0}, (False, 0)),
+        ("qwen3", {}, {"sampling_params": JSON, "output_parsing": ALL}, (False, None)),
+        # The prompt has ended the reasoning; nobody tells it apart; there is nothing to restrict.
+        ("qwen3", {"reasoning_effort": "none"}, {"sampling_params": JSON, "thinking_token_budget": 7}, None),
+        ("qwen3", {}, {"sampling_params": JSON}, None),
+        ("qwen3", {}, {"output_parsing": ALL}, None),
+    ],
+)
+async def test_the_executor_is_told_where_the_reasoning_is(
+    make_line, smollm2, template: str, kwargs: dict, options: dict, expected: tuple | None
+) -> None:
+    chat = inference_pb2.ChatPrompt(messages=CHAT.messages, **kwargs)
+    line = make_line("a", config={"chat_template": FAMILIES[template]})
+    async with line.running():
+        result = await line.generate(chat=chat, **options)
+        prompt = inference_pb2.TokenIds(ids=result.prompt_token_ids)
+        await line.generate(token_ids=prompt, resume_token_ids=result.token_ids[:1], **options)
+    for request in line.scheduler.requests:
+        params = request.sampling_params
+        assert params.HasField("thinking") == (expected is not None)
+        if expected is not None:
+            thinking = params.thinking
+            budget = thinking.budget if thinking.HasField("budget") else None
+            assert (thinking.begun, budget) == expected
+            assert smollm2.decode(list(thinking.start.token_ids), skip_special_tokens=False) == "<think>"
+            assert smollm2.decode(list(thinking.end.token_ids), skip_special_tokens=False) == "</think>"
+
+
+async def test_a_budget_needs_marks(make_line) -> None:
+    async with make_line("a").running() as line:
+        with pytest.raises(grpc.aio.AioRpcError, match="name them with --reasoning-parser") as raised:
+            await line.generate(chat=CHAT, thinking_token_budget=7)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("skip_special_tokens", [True, False])

@@ -279,7 +279,9 @@ def test_the_flags_take_every_name() -> None:
 
 def test_forced_calls_are_read_whatever_the_model_knows() -> None:
     def read_forced(output: str, tool_call_parser: str, parsing: OutputParsing) -> Told:
-        parsers = OutputParsers(tool_call_parser, "none", templates=[], decode=lambda token_ids: "")
+        parsers = OutputParsers(
+            tool_call_parser, "none", templates=[], decode=lambda token_ids: "", encode=lambda mark: []
+        )
         parser = parsers.make(parsing, [1])
         assert parser is not None
         told = Told().add(parser.finish(output))
@@ -296,7 +298,9 @@ def test_forced_calls_are_read_whatever_the_model_knows() -> None:
 
 def test_what_nobody_asked_for_is_not_parsed() -> None:
     def parsers(tool_calls: str, reasoning: str) -> OutputParsers:
-        return OutputParsers(tool_calls, reasoning, templates=[FAMILIES["mistral"]], decode=lambda token_ids: "")
+        return OutputParsers(
+            tool_calls, reasoning, templates=[FAMILIES["mistral"]], decode=lambda token_ids: "", encode=lambda mark: []
+        )
 
     assert parsers("auto", "auto").make(OutputParsing(), [1]) is None
     assert parsers("auto", "auto").make(OutputParsing(reasoning=True), [1]) is None
