@@ -90,14 +90,23 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
-    answer = CompletionAnswer(body, head, await prompt_texts(gateway, body) if body.echo else ())
+    # With log probabilities of the prompt its text comes along.
+    echoes = await prompt_texts(gateway, body) if body.echo and body.logprobs is None else ()
+    answer = CompletionAnswer(body, head, echoes)
     return _generation(gateway, body, requests, answer)
 
 
 def _generation(
     gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
 ) -> Response:
-    return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream), choices_per_prompt=body.n or 1)
+    return GenerationResponse(
+        gateway.link,
+        requests,
+        answer,
+        stream=bool(body.stream),
+        choices_per_prompt=body.n or 1,
+        counts_output=body.max_tokens != 0,
+    )
 
 
 @router.get("/v1/models", tags=["models"])

@@ -39,9 +39,10 @@ class GenerationResponse(Response):
         *,
         stream: bool,
         choices_per_prompt: int = 1,
+        counts_output: bool = True,
         ended: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """requests: one per choice, those of one prompt side by side.
+        """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`.
 
         ended: called when the answer is complete, before the client hears of its end; it may raise ApiError.
         """
@@ -52,6 +53,7 @@ class GenerationResponse(Response):
         self._streaming = stream
         self._choices_per_prompt = choices_per_prompt
         self._ended = ended
+        self._counts_output = counts_output
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
         self._failure: str | None = None
@@ -83,7 +85,7 @@ class GenerationResponse(Response):
             reply = self._link.generate(self._requests, streaming=self._streaming)
         except RpcError as error:
             raise from_rpc(error) from error
-        self._usage = UsageTotal(reply.choices, self._choices_per_prompt)
+        self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
         watch = asyncio.create_task(_watch(receive, reply))
         try:
             if self._streaming:

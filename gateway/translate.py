@@ -57,7 +57,8 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
 
 def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateRequest]:
     """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
-    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # One token is always generated.
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     requests = []
     prompts = as_list(body.prompt)
     if (total := len(prompts) * (body.n or 1)) > MAX_GENERATIONS:
@@ -65,6 +66,9 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
         raise ApiError(400, message, param="prompt")
     for prompt in prompts:
         request = _request(body, max_tokens, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            params = request.sampling_params
+            params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)
         if isinstance(prompt, str):
             request.text = prompt
         else:
@@ -180,6 +184,8 @@ def _choices(request: inference_pb2.GenerateRequest, body: GenerationParameters)
     for choice in range(body.n or 1):
         one = inference_pb2.GenerateRequest()
         one.CopyFrom(request)
+        if choice and not body.stream:  # the first one is told for all
+            one.sampling_params.ClearField("prompt_logprobs")
         one.sampling_params.seed = (seed + choice - _SEED_MIN) % _SEED_SPAN + _SEED_MIN
         requests.append(one)
     return requests

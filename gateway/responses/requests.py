@@ -130,7 +130,9 @@ _NOT_HERE = {
     "guided_grammar",
     "truncate_prompt_tokens",
     "truncation_side",
+    "prompt_logprobs",
     "return_token_ids",
+    "return_tokens_as_token_ids",
 }
 _shared: dict[str, Any] = {
     name: (info.annotation, copy.copy(info))
@@ -166,7 +168,10 @@ _UNSUPPORTED: Mapping[str, Refused] = {
     "moderation": Refused("there is no moderation model"),
     "n": Refused("a response is one answer", (1,)),
     "prompt": Refused("prompts are not stored; give instructions and input"),
+    "prompt_logprobs": Refused("ask a chat"),
     "response_format": Refused("it is text.format here"),
+    "return_token_ids": Refused("ask a chat"),
+    "return_tokens_as_token_ids": Refused("ask a chat"),
     "vllm_xargs": Refused("there are no plug-ins"),
 }
 _CACHED = "Changes nothing: prefixes are cached anyway."

@@ -5,8 +5,8 @@ What is written follows from the response's id and the outputs alone, so whoever
 
 from collections.abc import Iterable, Iterator
 
-from pagewire.gateway.chat import chat_logprobs
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.logprobs import chat_logprobs
 from pagewire.gateway.reply import ChoiceOutput
 from pagewire.gateway.responses.bodies import (
     FunctionCallItem,
@@ -243,7 +243,7 @@ class ResponseWriter:
         self._logprobs = []
         if output.reasoning or output.tool_calls or not isinstance(self._open, _OpenMessage):
             tokens = list(_tokens_of(output.text.encode(), output.reasoning.encode(), tokens))
-        return chat_logprobs(tokens).content
+        return chat_logprobs(tokens, as_ids=False).content
 
 
 def _tokens_of(text: bytes, before: bytes, tokens: Iterable[TokenLogprob]) -> Iterator[TokenLogprob]:

@@ -228,6 +228,9 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     )
     include_stop_str_in_output: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)
+    return_tokens_as_token_ids: bool | None = field(
+        "gateway", "Log probabilities name tokens `token_id:123`, so that different ones never look alike.", False
+    )
     return_token_ids: bool | None = field("gateway", "Add `prompt_token_ids` and `token_ids` to the answer.", False)
     # What the output looks like; at most one of them says it.
     response_format: ResponseFormat | None = field(
@@ -261,6 +264,12 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_are_whole(self) -> "GenerationParameters":
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs are not available with stream: true", param="prompt_logprobs")
+        return self
+
 
 class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     messages: Messages = required("tokenizer", "The conversation.")
@@ -277,20 +286,26 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     # Of the wire's logprobs: whether, and how many.
     logprobs: bool | None = field("executor", f"Log probabilities of the output's tokens. {EAGER}", False)
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With `logprobs`: that many of the most probable tokens, at most `--max-logprobs`.", 0
+        "executor", "With `logprobs`: that many of the most probable tokens, at most 20.", 0
     )
 
 
 class CompletionRequest(GenerationParameters):
     prompt: Prompts = required("tokenizer", "One or several, each as text or token ids.")
     add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to prompts given as text.", True)
-    echo: bool | None = field("gateway", "Each choice begins with its prompt. Not together with `logprobs`.", False)
+    echo: bool | None = field(
+        "gateway",
+        "Each choice begins with its prompt; with `logprobs`, these too, computed like `prompt_logprobs`.",
+        False,
+    )
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
+        "scheduler", "Longest output. 0 only with `echo`: nothing but the prompt.", 16
+    )
 
     @model_validator(mode="after")
-    def _echo_has_no_logprobs(self) -> "CompletionRequest":
-        if self.echo and self.logprobs is not None:  # clients would look for those of the prompt
-            message = "echo together with logprobs is not supported yet; leave one of them out"
-            raise ApiError(400, message, param="echo", code="unsupported_parameter")
+    def _there_is_something_to_say(self) -> "CompletionRequest":
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens is 0; it must be >= 1, or echo true", param="max_tokens")
         return self
 
 

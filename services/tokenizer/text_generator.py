@@ -134,7 +134,14 @@ class TextGenerator:
             self._add_thinking(params, request, prompt)
             parser = self._parsers.make(parsing, prompt.token_ids)
             stream = live.stream = TextStream(
-                self._detokenizers, options, prompt.token_ids, deliver, span, arrived, parser
+                self._detokenizers,
+                options,
+                prompt.token_ids,
+                deliver,
+                span,
+                arrived,
+                parser,
+                request.text if request.WhichOneof("prompt") == "text" else None,
             )
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
@@ -207,6 +214,7 @@ def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str]
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         marks=marks,
         min_tokens=request.sampling_params.min_tokens,
+        has_logprobs=request.sampling_params.HasField("logprobs"),
     )
 
 
