@@ -75,6 +75,7 @@ class PendingChoice(LinkedRequest):
             submit.request.resubmitted = True
             if self.prompt_token_ids:
                 if not _has_images(submit.request):  # token ids cannot say what they show
+                    submit.request.output_parsing.tools.extend(self.request.chat.tools)
                     submit.request.token_ids.ids[:] = self.prompt_token_ids
                 submit.request.resume_token_ids[:] = self.token_ids
         return submit

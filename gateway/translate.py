@@ -16,7 +16,7 @@ from pagewire.gateway.schema.requests import (
     TextPart,
     TokenizeRequest,
 )
-from pagewire.gateway.tools import call_grammar, check_tools, output_parsing, wire_call, wire_tools
+from pagewire.gateway.tools import check_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -48,8 +48,6 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
     if body.tool_choice == "none":
         del request.chat.tools[:]  # a model that does not see them calls none
     request.output_parsing.CopyFrom(output_parsing(body))
-    if (grammar := call_grammar(body)) is not None:
-        request.sampling_params.grammar.CopyFrom(grammar)
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return _choices(request, body)

@@ -13,6 +13,7 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_BAD_WORDS
+from pagewire.services.tokenizer.call_grammar import grammar_with_calls
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -123,6 +124,10 @@ class TextGenerator:
             params = sampling_params(request.sampling_params, self._defaults)
             parsing = request.output_parsing
             options = output_options(request, self._parsers.marks(parsing))
+            given = params.grammar if params.HasField("grammar") else None
+            grammar = grammar_with_calls(request, given, self._parsers.call_reader)
+            if grammar is not None:
+                params.grammar.CopyFrom(grammar)
             self.check_model(request.model)
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)

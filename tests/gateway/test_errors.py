@@ -111,11 +111,6 @@ async def test_wrong_values_are_named(client: httpx.AsyncClient) -> None:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"tools": [TOOL]}, "tools"),
-    (
-        CHAT,
-        {"tools": [TOOL, {"type": "function", "function": {"name": "g", "strict": True}}]},
-        "tools[1].function.strict",
-    ),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
     (CHAT, {"service_tier": "flex"}, "service_tier"),
