@@ -363,12 +363,12 @@ async def test_items_may_be_named_instead_of_repeated(ai: openai.AsyncOpenAI, fa
     [
         ("none", [], None),
         ("auto", ["get_weather", "now"], None),
-        ("required", ["get_weather", "now"], "listed_calls"),
-        ({"type": "function", "name": "now"}, ["get_weather", "now"], "arguments_of"),
+        ("required", ["get_weather", "now"], "required"),
+        ({"type": "function", "name": "now"}, ["get_weather", "now"], "named"),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]},
             ["now"],
-            "listed_calls",
+            "required",
         ),
     ],
 )
