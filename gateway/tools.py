@@ -41,7 +41,8 @@ def output_parsing(body: ChatCompletionRequest) -> inference_pb2.OutputParsing:
     choice = body.tool_choice
     # What a client has begun to write is the answer, not what comes before it.
     parsing = inference_pb2.OutputParsing(
-        reasoning=not body.continue_final_message, first_tool_call_only=body.parallel_tool_calls is False
+        reasoning=not body.continue_final_message and body.separate_reasoning is not False,
+        first_tool_call_only=body.parallel_tool_calls is False,
     )
     if choice == "required":
         parsing.required = True
