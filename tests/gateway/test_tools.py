@@ -16,6 +16,7 @@ from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.v1.scheduler_pb2 import TokenRequest
+from tests.gateway import test_documented_streams as documented_streams
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.test_openapi import check
 from tests.services.tokenizer.chat_templates import FAMILIES
@@ -163,6 +164,16 @@ async def test_chunks_are_openais(ai: openai.AsyncOpenAI, model: Model) -> None:
     assert written == [ARGUMENTS, "{}"]
 
 
+@pytest.mark.parametrize(("name", "num_calls"), [("chat, a tool", 1), ("chat, two tools", 2)])
+async def test_streams_are_those_that_are_documented(
+    http: httpx.AsyncClient, model: Model, name: str, num_calls: int
+) -> None:
+    calls = ['{"name": "get_weather", "arguments": {"location":"Paris"}}', '{"name": "get_time", "arguments": {}}']
+    model.output = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls[:num_calls])
+    tools = [{"type": "function", "function": {"name": tool}} for tool in ("get_weather", "get_time")]
+    documented_streams.check(name, await documented_streams.stream_of(http, messages=QUESTION, tools=tools))
+
+
 async def test_arguments_are_told_before_the_call_ends(ai: openai.AsyncOpenAI, model: Model) -> None:
     model.output, model.scheduler.auto = CALL, False
     arguments = ""
@@ -246,7 +257,14 @@ async def test_a_strict_tool_may_be_called_or_not(ai: openai.AsyncOpenAI, model:
     calls = [(call.function.name, call.function.arguments) for call in answer.choices[0].message.tool_calls or ()]
     assert calls == [("get_weather", ARGUMENTS), ("now", "{}")]
     wrong = CALL.replace("8001", '"8001"')
-    for output, admitted in ((model.output, True), ("Grey.", True), (wrong, False), (f"Well. {wrong}", False)):
+    said = f"I look.\n{CALL}\n{SECOND}"  # behind the reasoning
+    for output, admitted in (
+        (said, True),
+        ("Grey.", True),
+        (THOUGHT, False),
+        (wrong, False),
+        (f"Well. {wrong}", False),
+    ):
         assert admits(compiler, model, output) == admitted, output
     await ai.chat.completions.create(model="m", messages=QUESTION, tools=[STRICT, NOW], parallel_tool_calls=False)
     assert admits(compiler, model, CALL) and not admits(compiler, model, f"{CALL}\n{SECOND}")
