@@ -22,6 +22,7 @@ from pagewire.gateway.messages.models import model_info, model_page
 from pagewire.gateway.messages.responses import ModelInfo, ModelPage
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.request_context import request_context
+from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -70,6 +71,7 @@ def with_routes() -> FastAPI:
     app.include_router(messages_routes.router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
+    app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     return app
 

@@ -53,6 +53,14 @@ def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
     return {200: answer}
 
 
+def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Responses:
+    """Of a route that answers with `whole`, or streams events of several kinds, each named by its `type`."""
+    answer = response(whole, "The answer; with `stream: true` as events.")
+    one_of = [{"$ref": _REF.format(name=event.__name__)} for event in events]
+    answer["content"]["text/event-stream"] = {"schema": {"oneOf": one_of}}
+    return {200: answer}
+
+
 _ERRORS: dict[int | str, str] = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
@@ -91,9 +99,9 @@ def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
         schema = schemas[body.__name__]
         # A default saves the server from saying it each time; only what may be UNSET is ever left out.
         fields = msgspec.structs.fields(body)
-        tag = body.__struct_config__.tag_field
-        schema["required"] = [tag] if tag else []
-        schema["required"] += [field.encode_name for field in fields if field.default is not msgspec.UNSET]
+        schema["required"] = [field.encode_name for field in fields if field.default is not msgspec.UNSET]
+        if (tag_field := body.__struct_config__.tag_field) is not None:
+            schema["required"].append(tag_field)
         for member in schema["properties"].values():
             member.pop("default", None)
         yield body.__name__, schema

@@ -21,7 +21,6 @@ from pagewire.gateway.messages.responses import (
     MessageStart,
     MessageStop,
     MessageUsage,
-    OutputTokensDetails,
     Ping,
     SignatureDelta,
     StopDelta,
@@ -30,6 +29,7 @@ from pagewire.gateway.messages.responses import (
     TextDelta,
     ThinkingBlock,
     ThinkingDelta,
+    ThinkingTokensDetails,
     ToolUseBlock,
 )
 from pagewire.gateway.reply import ChoiceOutput, PendingChoice
@@ -150,7 +150,7 @@ def _usage(usage: UsageTotal) -> MessageUsage:
         cache_creation_input_tokens=0,  # nobody asks for entries: what is computed may be found later
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(thinking_tokens=usage.reasoning_tokens),
+        output_tokens_details=ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens),
     )
 
 

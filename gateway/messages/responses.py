@@ -74,7 +74,7 @@ class ToolUseBlock(Body, tag_field="type", tag="tool_use"):
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class OutputTokensDetails(Body):
+class ThinkingTokensDetails(Body):
     thinking_tokens: int
 
 
@@ -85,7 +85,7 @@ class MessageUsage(Body):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ThinkingTokensDetails
 
 
 class AnsweredMessage(Body, kw_only=True):
