@@ -96,6 +96,8 @@ def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     bodies = Body.__subclasses__()
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REF)
     for body in bodies:
+        if body.__name__ not in schemas:
+            raise ValueError(f"two responses are called {body.__name__}: rename one of them")
         schema = schemas[body.__name__]
         # A default saves the server from saying it each time; only what may be UNSET is ever left out.
         fields = msgspec.structs.fields(body)

@@ -26,9 +26,9 @@ from pagewire.gateway.messages.responses import (
     StopDelta,
     StopReason,
     TextBlock,
-    TextDelta,
+    TextBlockDelta,
     ThinkingBlock,
-    ThinkingDelta,
+    ThinkingBlockDelta,
     ThinkingTokensDetails,
     ToolUseBlock,
 )
@@ -57,7 +57,7 @@ class MessagesAnswer:
         self._has_calls = False
         self._stop = StopDelta(stop_reason="end_turn", stop_sequence=None)
         # Filled anew for each token, as making the two objects takes as long as encoding them.
-        self._text = TextDelta(text="")
+        self._text = TextBlockDelta(text="")
         self._text_event = ContentBlockDelta(index=0, delta=self._text)
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
@@ -69,7 +69,7 @@ class MessagesAnswer:
             if self._open != "thinking":
                 self._begin(out, ThinkingBlock(thinking="", signature=""), "thinking")
             if self._show_thinking:
-                delta = ContentBlockDelta(index=self._index, delta=ThinkingDelta(thinking=output.reasoning))
+                delta = ContentBlockDelta(index=self._index, delta=ThinkingBlockDelta(thinking=output.reasoning))
                 out += (_DELTA, encode(delta), _END)
         if output.text:
             if self._open != "text":

@@ -123,11 +123,11 @@ class ContentBlockStart(Body, tag_field="type", tag="content_block_start"):
     content_block: ContentBlock
 
 
-class TextDelta(Body, tag_field="type", tag="text_delta"):
+class TextBlockDelta(Body, tag_field="type", tag="text_delta"):
     text: str
 
 
-class ThinkingDelta(Body, tag_field="type", tag="thinking_delta"):
+class ThinkingBlockDelta(Body, tag_field="type", tag="thinking_delta"):
     thinking: str
 
 
@@ -141,7 +141,7 @@ class InputJsonDelta(Body, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
-BlockDelta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+BlockDelta = TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputJsonDelta
 
 
 class ContentBlockDelta(Body, tag_field="type", tag="content_block_delta"):
