@@ -35,6 +35,7 @@ from pagewire.gateway.schema.responses import (
     TokenizeResponse,
     Version,
 )
+from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
 from pagewire.v1 import inference_pb2
@@ -80,7 +81,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
 def _generation(
     gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
 ) -> Response:
-    return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream), choices_per_prompt=body.n or 1)
+    link = gateway.searches if is_search(requests[0]) else gateway.link
+    return GenerationResponse(link, requests, answer, stream=bool(body.stream), choices_per_prompt=body.n or 1)
 
 
 @router.get("/v1/models", tags=["models"])

@@ -26,9 +26,8 @@ from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
 from pagewire.gateway.schema.tools import PastToolCall, Tool, ToolChoice
 from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT, PARAMETERS, Parameter
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT, MAX_CHOICES, PARAMETERS, Parameter
 
-MAX_CHOICES = 128
 # It returns in a header.
 REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
@@ -228,9 +227,21 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
 
 class CompletionRequest(GenerationParameters):
     prompt: Prompts
+    # Of so many, the n with the highest mean log probability are answered.
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     add_special_tokens: bool | None = None
     # Begin with the prompt.
     echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _best_of_at_least_n(self) -> "CompletionRequest":
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise ApiError(400, f"best_of is {self.best_of}, less than n, which is {n}", param="best_of")
+        if self.best_of is not None and self.best_of > n and self.stream:
+            message = "the best outputs are known when all have ended; leave out best_of, or stream"
+            raise ApiError(400, message, param="best_of")
+        return self
 
     @model_validator(mode="after")
     def _echo_has_no_logprobs(self) -> "CompletionRequest":
