@@ -9,13 +9,15 @@ from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.gateway import openapi, vector_routes
 from pagewire.gateway.answer import Answer
+from pagewire.gateway.batches import routes as batch_routes
 from pagewire.gateway.chat import ChatAnswer
 from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.middleware import RequestMiddleware
+from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -44,14 +46,27 @@ router = APIRouter(route_class=JsonRoute)
 
 
 def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
+    app = with_routes()
+    app.state.gateway = gateway
+    app.add_middleware(
+        RequestMiddleware,
+        api_key=config.api_key,
+        shutdown=gateway.shutdown,
+        body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},
+    )
+    install_handlers(app)
+    return app
+
+
+def with_routes() -> FastAPI:
+    """Enough to document the API."""
     app = openapi.DocumentedApp(
         title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
     )
-    app.state.gateway = gateway
-    app.add_middleware(RequestMiddleware, api_key=config.api_key, shutdown=gateway.shutdown)
-    install_handlers(app)
     app.include_router(router)
     app.include_router(vector_routes.router)
+    app.include_router(files_routes.router)
+    app.include_router(batch_routes.router)
     return app
 
 
@@ -74,7 +89,9 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
-    answer = CompletionAnswer(body, head, await prompt_texts(gateway, body) if body.echo else ())
+    # With log probabilities of the prompt its text comes along.
+    echoes = await prompt_texts(gateway, body) if body.echo and body.logprobs is None else ()
+    answer = CompletionAnswer(body, head, echoes)
     return _generation(gateway, body, requests, answer)
 
 
@@ -82,16 +99,25 @@ def _generation(
     gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
 ) -> Response:
     link = gateway.searches if is_search(requests[0]) else gateway.link
-    return GenerationResponse(link, requests, answer, stream=bool(body.stream), choices_per_prompt=body.n or 1)
+    return GenerationResponse(
+        link,
+        requests,
+        answer,
+        stream=bool(body.stream),
+        choices_per_prompt=body.n or 1,
+        counts_output=body.max_tokens != 0,
+    )
 
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
+    """The served names."""
     return ModelList(data=[_model(model) for model in await gateway_of(request).list_models()])
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def retrieve_model(request: Request, model: str) -> Model:
+    """What is known of a served name."""
     models = await gateway_of(request).list_models()
     for served in models:
         if served.id == model:
@@ -148,6 +174,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version", tags=["operation"])
 async def version(request: Request) -> Version:
+    """Of Pagewire."""
     return Version(version=__version__)
 
 

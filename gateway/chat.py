@@ -1,11 +1,12 @@
 """Answers to /v1/chat/completions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.logprobs import chat_logprobs, prompt_logprobs, told_of_prompt
 from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.responses import (
@@ -15,12 +16,8 @@ from pagewire.gateway.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
-    ChatLogprob,
-    ChatLogprobs,
-    TopLogprob,
 )
 from pagewire.gateway.tools import call_chunks, whole_calls
-from pagewire.v1.inference_pb2 import TokenLogprob
 
 
 class ChatAnswer:
@@ -28,6 +25,8 @@ class ChatAnswer:
 
     def __init__(self, body: ChatCompletionRequest, head: Head) -> None:
         self._logprobs = bool(body.logprobs)
+        self._num_prompt_top = body.prompt_logprobs
+        self._as_ids = bool(body.return_tokens_as_token_ids)
         self._return_token_ids = bool(body.return_token_ids)
         self._tells_of_tokens = self._logprobs or self._return_token_ids
         self._include_reasoning = body.include_reasoning is not False
@@ -54,7 +53,7 @@ class ChatAnswer:
             choice = self._delta_choice
             choice.index, choice.delta.content = generation.index, output.text
             if self._logprobs:
-                choice.logprobs = _logprobs(output.logprobs)
+                choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
@@ -82,7 +81,7 @@ class ChatAnswer:
         for position, delta in enumerate(deltas):
             choice = ChatChunkChoice(index=generation.index, delta=delta)
             if not position and self._logprobs:
-                choice.logprobs = _logprobs(output.logprobs)
+                choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if not position and self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
@@ -103,13 +102,16 @@ class ChatAnswer:
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=usage.info(),
             prompt_token_ids=generations[0].prompt_token_ids if self._return_token_ids else UNSET,
+            prompt_logprobs=UNSET
+            if self._num_prompt_top is None
+            else prompt_logprobs(told_of_prompt(generations[0], generations), self._num_prompt_top),
         )
 
     def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
         return ChatChoice(
             index=index,
             message=self._message(output),
-            logprobs=_logprobs(output.logprobs) if self._logprobs else None,
+            logprobs=chat_logprobs(output.logprobs, self._as_ids) if self._logprobs else None,
             finish_reason=finish_reason(output),
             stop_reason=stop_reason(output),
             token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
@@ -124,20 +126,3 @@ class ChatAnswer:
         if output.tool_calls:
             message.tool_calls = whole_calls(output.tool_calls)
         return message
-
-
-def _logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
-    return ChatLogprobs(
-        content=[
-            ChatLogprob(
-                token=token.token,
-                logprob=logprob_of(token),
-                bytes=list(token.token_bytes),
-                top_logprobs=[
-                    TopLogprob(token=other.token, logprob=logprob_of(other), bytes=list(other.token_bytes))
-                    for other in token.top_logprobs
-                ],
-            )
-            for token in tokens
-        ]
-    )

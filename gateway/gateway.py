@@ -14,7 +14,9 @@ from pagewire import rpc, telemetry
 from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
 from pagewire.gateway.answer import Head
+from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.files.files import Files
 from pagewire.gateway.middleware import GracefulShutdown, request_context
 from pagewire.gateway.searches import Searches
 from pagewire.gateway.store import Store
@@ -40,6 +42,8 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, store: Store) -> None:
         self.store = store
+        self.files = Files(store, config.max_file_bytes)
+        self.batches = Batches(store, self.files)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)

@@ -21,7 +21,8 @@ from pagewire.gateway.schema.responses import Body
 class JsonRoute(APIRoute):
     """A route of `endpoint(request, body: Model, ...) -> Body`, or `-> Response`; `...`: the path's parameters.
 
-    The body is optional, and documented as any of FastAPI's; the returned type is documented as the answer. FastAPI's
+    The body is optional, as is `query: Annotated[Model, Query()]`, what follows the question mark. Both are documented
+    as any of FastAPI's; the returned type is documented as the answer. FastAPI's
     own handler takes longer than all else that the gateway does for a short request, mostly to find that there are no
     dependencies.
     """
@@ -33,16 +34,22 @@ class JsonRoute(APIRoute):
         if issubclass(returned, Body):
             responses = {200: openapi.response(returned), **(responses or {})}
         super().__init__(path, endpoint, responses=responses, **options | {"response_model": None})
-        unknown = inspect.signature(endpoint).parameters.keys() - {"request", "body", *self.param_convertors}
+        unknown = inspect.signature(endpoint).parameters.keys() - {"request", "body", "query", *self.param_convertors}
         if unknown:
-            raise TypeError(f"{path}: an endpoint takes request, body and what its path names, not {sorted(unknown)}")
+            raise TypeError(
+                f"{path}: an endpoint takes request, body, query and what its path names, not {sorted(unknown)}"
+            )
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint = self.endpoint
-        model: type[BaseModel] | None = get_type_hints(endpoint).get("body")
+        hints = get_type_hints(endpoint)
+        model: type[BaseModel] | None = hints.get("body")
+        query: type[BaseModel] | None = hints.get("query")
 
         async def handle(request: Request) -> Response:
             arguments = dict(request.path_params)
+            if query is not None:
+                arguments["query"] = _parse(query, dict(request.query_params))
             if model is not None:
                 arguments["body"] = _parse(model, await _read(request))
             answer = await endpoint(request=request, **arguments)

@@ -13,6 +13,8 @@ from pagewire import rpc
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway.app import create_app
+from pagewire.gateway.batches.in_process import InProcess
+from pagewire.gateway.batches.worker import BatchWorker
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.store import Store, data_directory
 
@@ -76,9 +78,11 @@ async def serve(
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store)
+    app = create_app(config, gateway)
+    worker = BatchWorker(gateway, InProcess(app, config.api_key), config.batch_concurrency)
     server = _Server(
         uvicorn.Config(
-            create_app(config, gateway),
+            app,
             loop="none",
             http="httptools",
             ws="none",
@@ -92,6 +96,7 @@ async def serve(
         )
     )
     link = asyncio.create_task(gateway.link.run())
+    batches = asyncio.create_task(worker.run())
     serving = asyncio.create_task(server.serve([sock]))
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
@@ -99,11 +104,12 @@ async def serve(
         await asyncio.wait({link, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from (link if link.done() else serving).exception()
+        worker.stop()
         await _drain(gateway, config.shutdown_timeout)
         server.should_exit = True
         await serving
     finally:
-        await rpc.cancel([stopped, serving, link])
+        await rpc.cancel([stopped, serving, batches, link])
         await gateway.channel.close()
         await store.close()
 

@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -77,8 +78,12 @@ class GracefulShutdown:
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp, *, api_key: str | None, shutdown: GracefulShutdown) -> None:
+    def __init__(
+        self, app: ASGIApp, *, api_key: str | None, shutdown: GracefulShutdown, body_limits: Mapping[str, int]
+    ) -> None:
+        """body_limits: bytes, of the paths whose bodies may be larger than others'."""
         self._app = app
+        self._body_limits = body_limits
         self._api_key = api_key.encode() if api_key else None
         self._shutdown = shutdown
 
@@ -108,7 +113,7 @@ class RequestMiddleware:
             await error_response(refusal)(scope, receive, send)
             return
         try:
-            await self._app(scope, _limited(receive), send)
+            await self._app(scope, _limited(receive, self._body_limit(scope["path"])), send)
         except ClientDisconnect:  # with a part of its body unsent, or before its answer was there
             metrics.CLIENTS_GONE.inc()
         except Exception:
@@ -129,9 +134,12 @@ class RequestMiddleware:
         if self._shutdown.begun and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            return ApiError(413, _too_large())
+        if length.isdigit() and int(length) > (limit := self._body_limit(path)):
+            return ApiError(413, _too_large(limit))
         return None
+
+    def _body_limit(self, path: str) -> int:
+        return self._body_limits.get(path, MAX_BODY_BYTES)
 
     def _authorized(self, authorization: bytes) -> bool:
         scheme, _, key = authorization.partition(b" ")
@@ -139,11 +147,11 @@ class RequestMiddleware:
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
 
 
-def _too_large() -> str:
-    return f"the body is larger than {MAX_BODY_BYTES} bytes"
+def _too_large(limit: int) -> str:
+    return f"the body is larger than {limit} bytes"
 
 
-def _limited(receive: Receive) -> Receive:
+def _limited(receive: Receive, limit: int) -> Receive:
     """Bodies without a Content-Length are measured as they come."""
     size = 0
 
@@ -151,8 +159,8 @@ def _limited(receive: Receive) -> Receive:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(413, _too_large())
+        if size > limit:
+            raise HTTPException(413, _too_large(limit))
         return message
 
     return limited

@@ -43,14 +43,16 @@ class GenerationResponse(Response):
         *,
         stream: bool,
         choices_per_prompt: int = 1,
+        counts_output: bool = True,
     ) -> None:
-        """requests: one per choice, those of one prompt side by side."""
+        """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`."""
         super().__init__()
         self._link = link
         self._requests = requests
         self._answer = answer
         self._streaming = stream
         self._choices_per_prompt = choices_per_prompt
+        self._counts_output = counts_output
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
         self._failure: str | None = None
@@ -82,7 +84,7 @@ class GenerationResponse(Response):
             reply = self._link.generate(self._requests, streaming=self._streaming)
         except RpcError as error:
             raise from_rpc(error) from error
-        self._usage = UsageTotal(reply.choices, self._choices_per_prompt)
+        self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
         watch = asyncio.create_task(_watch(receive, reply))
         try:
             if self._streaming:

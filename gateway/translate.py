@@ -17,7 +17,7 @@ from pagewire.gateway.schema.requests import (
     TokenizeRequest,
 )
 from pagewire.gateway.searches import is_search
-from pagewire.gateway.tools import call_grammar, check_tools, output_parsing, wire_call, wire_tools
+from pagewire.gateway.tools import check_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME, seed_of_choice
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -46,8 +46,6 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
     if body.tool_choice == "none":
         del request.chat.tools[:]  # a model that does not see them calls none
     request.output_parsing.CopyFrom(output_parsing(body))
-    if (grammar := call_grammar(body)) is not None:
-        request.sampling_params.grammar.CopyFrom(grammar)
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return _choices(request, body)
@@ -55,7 +53,8 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
 
 def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateRequest]:
     """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
-    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # One token is always generated.
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     requests = []
     prompts = as_list(body.prompt)
     count, factor = (body.n or 1, "n") if body.best_of is None else (body.best_of, "best_of")
@@ -66,6 +65,9 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
         raise ApiError(400, message, param="prompt")
     for prompt in prompts:
         request = _request(body, max_tokens, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            params = request.sampling_params
+            params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)
         if isinstance(prompt, str):
             request.text = prompt
         else:
@@ -159,6 +161,7 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
             grammar=grammar_of(body),
         ),
         bad_words=body.bad_words,
+        thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
     )
     for token_id, bias in (body.logit_bias or {}).items():
         request.sampling_params.logit_bias_ids.append(int(token_id))
@@ -186,6 +189,8 @@ def _choices(request: inference_pb2.GenerateRequest, body: GenerationParameters)
     for choice in range(body.n or 1):
         one = inference_pb2.GenerateRequest()
         one.CopyFrom(request)
+        if choice and not body.stream:  # the first one is told for all
+            one.sampling_params.ClearField("prompt_logprobs")
         one.sampling_params.seed = seed_of_choice(seed, choice)
         requests.append(one)
     return requests

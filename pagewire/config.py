@@ -123,6 +123,16 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         "~/.local/share/pagewire/gateway-PORT)",
         group="storage",
     )
+    batch_concurrency: int = flag(
+        64, "requests of /v1/batches that one gateway process runs at once", group="storage", valid=POSITIVE
+    )
+    max_file_bytes: int = flag(
+        512 * 1024**2,
+        "size of a file that clients upload; suffixes as in 1GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +385,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         valid=Range(above=0),
     )
     grammar_cache_size: int = flag(256, "compiled grammars that are kept", group="executor", valid=POSITIVE)
+    logprobs_mode: str = flag(
+        "raw_logprobs",
+        "what log probabilities are: raw = as the model gives them, processed = as tokens are drawn, with penalties, "
+        "temperature, top-p and all else; logits = before they are normalized",
+        group="executor",
+        choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+    )
     num_gpu_blocks_override: int | None = flag(
         None,
         "number of KV blocks of layers that see all tokens, regardless of memory (lets tests force preemption)",

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from pagewire.fields import Range
 
 if TYPE_CHECKING:
-    from pagewire.v1.common_pb2 import Grammar, SamplingParams
+    from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_GRAMMAR_BYTES = 2**20
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
+# Log probabilities of a prompt's tokens and their alternatives: more would not fit into one message.
+MAX_PROMPT_LOGPROBS = 1_000_000
+MAX_MARK_TOKENS = 64
 MAX_CACHE_SALT = 128  # characters, as many as vLLM takes
 # Below, the logits divided by the temperature lose their differences to rounding, or overflow: it means greedy.
 MIN_TEMPERATURE = 1e-5
@@ -75,6 +78,7 @@ PARAMETERS = (
     Parameter("min_tokens", int, 0, _COUNT, "in [0, max_tokens]"),
     Parameter("ignore_eos", bool, False),
     Parameter("logprobs", int, None, _COUNT, ">= 0"),
+    Parameter("prompt_logprobs", int, None, _COUNT, ">= 0"),
     Parameter("priority", int, 0, _INT32, "of 32 bits"),
 )
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
@@ -117,6 +121,10 @@ def resolve(params: "SamplingParams") -> "SamplingParams":
         _check_grammar(resolved.grammar)
         if resolved.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids excludes a grammar; leave one of them out")
+    if resolved.HasField("thinking"):
+        _check_thinking(resolved.thinking)
+        if resolved.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids excludes thinking and its budget; leave one of them out")
     _check_bad_words(resolved)
     if not resolved.HasField("seed"):
         resolved.seed = secrets.randbits(63)
@@ -156,6 +164,20 @@ def _check_grammar(grammar: "Grammar") -> None:
         raise InvalidRequest(f"whitespace_pattern and disable_any_whitespace are for json_schema, not for {form}")
 
 
+def _check_thinking(thinking: "Thinking") -> None:
+    start, end = list(thinking.start.token_ids), list(thinking.end.token_ids)
+    answer, closing = list(thinking.answer.token_ids) or end, list(thinking.closing.token_ids) or end
+    if not end or not (start or thinking.begun):
+        raise InvalidRequest(f"thinking.{'start' if end else 'end'} is empty; it must be the tokens of the mark")
+    for name, mark in {"start": start, "end": end, "answer": answer, "closing": closing}.items():
+        if len(mark) > MAX_MARK_TOKENS:
+            raise InvalidRequest(f"thinking.{name} has {len(mark)} tokens; at most {MAX_MARK_TOKENS} are possible")
+    if closing[-len(answer) :] != answer:
+        raise InvalidRequest("thinking.closing must end with thinking.answer, or with thinking.end if that is unset")
+    if thinking.budget < 0:
+        raise InvalidRequest(f"thinking.budget is {thinking.budget}; it must be >= 0")
+
+
 def check_value(name: str, value: float, parameter: Parameter) -> None:
     """Raises InvalidRequest, which calls the parameter `name`."""
     _check(name, value, parameter.valid, parameter.allowed)
@@ -173,13 +195,26 @@ def check_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: int
     Raises:
         InvalidRequest: naming the first field that is out of range.
     """
-    if params.HasField("logprobs") and params.logprobs > max_logprobs:
-        raise InvalidRequest(f"logprobs is {params.logprobs}, but this model gives at most {max_logprobs}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (wanted := getattr(params, name)) > max_logprobs:
+            raise InvalidRequest(f"{name} is {wanted}, but this model gives at most {max_logprobs}")
     check_token_ids("logit_bias_ids", params.logit_bias_ids, vocab_size)
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    if params.HasField("thinking"):
+        for name in ("start", "end", "answer", "closing"):
+            check_token_ids(f"thinking.{name}", getattr(params.thinking, name).token_ids, vocab_size)
     for index, word in enumerate(params.bad_words):
         check_token_ids(f"bad_words[{index}]", word.token_ids, vocab_size)
+
+
+def check_num_prompt_logprobs(params: "SamplingParams", num_prompt_tokens: int) -> None:
+    """Of params with prompt_logprobs. Raises InvalidRequest if the answer is too large a message."""
+    if (count := num_prompt_tokens * (1 + params.prompt_logprobs)) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs is {params.prompt_logprobs}; {num_prompt_tokens} tokens of the prompt make that {count} "
+            f"log probabilities; {MAX_PROMPT_LOGPROBS} are possible: ask for fewer alternatives, or shorten the prompt"
+        )
 
 
 def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:

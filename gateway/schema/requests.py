@@ -17,17 +17,29 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StringConstraints,
     create_model,
     model_validator,
 )
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.sampling import EAGER, sampling_fields
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
 from pagewire.gateway.schema.tools import PastToolCall, Tool, ToolChoice
-from pagewire.gateway.schema.unsupported import UNSUPPORTED, UNSUPPORTED_IN_MESSAGE, check_names
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT, MAX_CHOICES, PARAMETERS, Parameter
+from pagewire.gateway.schema.unsupported import (
+    REFUSED,
+    UNSUPPORTED,
+    UNSUPPORTED_IN_MESSAGE,
+    Refused,
+    check_names,
+    refused_names,
+)
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_BAD_WORDS, MAX_CACHE_SALT, MAX_CHOICES
 
+MODEL = "A served name; unset: the only model."
+LABEL = "A label that changes nothing about the answer."
 # It returns in a header.
 REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
@@ -42,7 +54,6 @@ Prompts = Annotated[
     | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
     Field(union_mode="left_to_right"),
 ]
-# KV is shared only with requests of the same salt.
 CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]
 StopString = Annotated[str, StringConstraints(min_length=1)]
 
@@ -60,7 +71,14 @@ class Parameters(BaseModel):
     """A body whose values are taken as they are: no text for numbers, no numbers for booleans."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported: ClassVar[Mapping[str, Refused]] = UNSUPPORTED
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        document = handler(schema)
+        described = handler.resolve_ref_schema(document)
+        described[REFUSED] = refused_names(cls.model_fields, cls.unsupported)
+        return document
 
     @model_validator(mode="before")
     @classmethod
@@ -97,18 +115,21 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 class Message(BaseModel):
     """One turn of the conversation."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(
+        strict=True, extra="forbid", json_schema_extra={REFUSED: refused_names((), UNSUPPORTED_IN_MESSAGE)}
+    )
 
-    role: Annotated[str, StringConstraints(min_length=1)]
-    content: Annotated[str | list[Part] | None, Field(union_mode="left_to_right")] = None
-    name: str | None = None
-    # An assistant's.
-    tool_calls: list[PastToolCall] | None = None
-    # A tool's: the call that it answers.
-    tool_call_id: str | None = None
-    # What an assistant thought before it answered; the second is the older name.
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    role: Annotated[str, StringConstraints(min_length=1)] = required(
+        "tokenizer", "`system`, `user`, `assistant`, `tool`, or what else the chat template knows."
+    )
+    content: str | list[Part] | None = field(
+        "tokenizer", "Text, or parts. Only an assistant's may be missing.", union_mode="left_to_right"
+    )
+    name: str | None = field("tokenizer", "The speaker's name, for templates that know it.")
+    tool_calls: list[PastToolCall] | None = field("tokenizer", "What an assistant called.")
+    tool_call_id: str | None = field("tokenizer", "Of a tool's message: the call that it answers.")
+    reasoning: str | None = field("tokenizer", "What an assistant thought before it answered.")
+    reasoning_content: str | None = field("tokenizer", "Older name of `reasoning`.")
 
     @model_validator(mode="after")
     def _content_given(self) -> "Message":
@@ -145,67 +166,96 @@ Messages = Annotated[list[Message], Field(min_length=1), BeforeValidator(_only_s
 class ChatPromptParameters(Parameters):
     """How messages become a prompt."""
 
-    tools: list[Tool] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = field(
+        "tokenizer", "What the model may call; templates that know no tools leave them out."
+    )
+    documents: list[dict[str, Any]] | None = field(
+        "tokenizer", "For templates that know documents; others leave them out."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = field(
+        "tokenizer",
+        "The template variable of this name; `enable_thinking` and `thinking` say whether it is other than `none`.",
+    )
+    add_generation_prompt: bool | None = field(
+        "tokenizer", "End the prompt with the head of the assistant's turn.", True
+    )
+    continue_final_message: bool | None = field(
+        "tokenizer", "Go on with the last message. Excludes `add_generation_prompt`.", False
+    )
+    add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to what the template writes.", False)
+    chat_template_kwargs: dict[str, Any] | None = field("tokenizer", "Further variables of the chat template.")
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_usage: bool | None = field("gateway", "One more chunk at the end, with `usage` and no choices.", False)
+    continuous_usage_stats: bool | None = field(
+        "gateway", "With `include_usage`: in each chunk the usage so far.", False
+    )
+    include_obfuscation: Literal[False] | None = field(
+        "gateway", "Padding against eavesdroppers is not offered.", False
+    )
 
 
-def _field(parameter: Parameter) -> Any:
-    """A field's type and its default with constraints, as pydantic takes them."""
-    valid = parameter.valid
-    return parameter.type | None, Field(None, ge=valid.minimum, le=valid.maximum, gt=valid.above)
-
-
-SamplingParameters = create_model(
-    "SamplingParameters", __base__=Parameters, **{parameter.name: _field(parameter) for parameter in PARAMETERS}
-)
+SamplingParameters = create_model("SamplingParameters", __base__=Parameters, **sampling_fields())
 
 
 class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
     """What chat and completions share."""
 
-    model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = None
-    stop: Annotated[StopString | list[StopString] | None, Field(union_mode="left_to_right")] = None
-    stop_token_ids: list[TokenId] | None = None
-    # Empty lists ask for nothing.
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
+    model: str | None = field("tokenizer", MODEL)
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field(
+        "gateway",
+        "Choices for each prompt, with the seeds `seed`, `seed` + 1, ...; each runs as a request of its own.",
+        1,
+    )
+    stream: bool | None = field("gateway", "Send events as the output grows.", False)
+    stream_options: StreamOptions | None = field("gateway", "Only with `stream`.")
+    logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = field(
+        "executor", "Token ids in decimal -> -100 to 100, added to their logits. " + EAGER
+    )
+    stop: StopString | list[StopString] | None = field(
+        "tokenizer", "Strings that end the output, which stops before them.", union_mode="left_to_right"
+    )
+    stop_token_ids: list[TokenId] | None = field("scheduler", "Tokens that end the output; their text is left out.")
+    allowed_token_ids: list[TokenId] | None = field(
+        "executor", "Only these are sampled; end tokens belong to them, or the output ends at `max_tokens`. " + EAGER
+    )
+    bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = field(
+        "tokenizer", f"Words that the output does not contain, at most {MAX_BAD_WORDS}. " + EAGER
+    )
+    include_stop_str_in_output: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
+    skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)
+    return_tokens_as_token_ids: bool | None = field(
+        "gateway", "Log probabilities name tokens `token_id:123`, so that different ones never look alike.", False
+    )
+    return_token_ids: bool | None = field("gateway", "Add `prompt_token_ids` and `token_ids` to the answer.", False)
     # What the output looks like; at most one of them says it.
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: str | Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
-    # -1: to what the model takes. What is left is the end of the prompt, or with "right" its beginning.
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    cache_salt: CacheSalt | None = None
-    request_id: RequestId | None = None
-    # Labels that change nothing about the answer.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    response_format: ResponseFormat | None = field(
+        "executor", "The form of the output, which is sampled to keep to it. At most one parameter may say a form."
+    )
+    structured_outputs: StructuredOutputs | None = field("executor", "vLLM's way to say the form.")
+    guided_json: str | Schema | None = field("executor", "vLLM's older way to say it: a JSON schema.")
+    guided_regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
+    guided_choice: Choices | None = field("executor", "Texts of which the output is one.")
+    guided_grammar: str | None = field("executor", "A grammar, as GBNF or Lark.")
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
+        "executor",
+        "Most tokens of reasoning, which is closed then; -1: any number. Needs a known `--reasoning-parser`. " + EAGER,
+        -1,
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
+        "tokenizer",
+        "Keep so many tokens of a longer prompt, -1: what the model takes. Unset: too long a prompt is refused.",
+    )
+    truncation_side: Literal["left", "right"] | None = field("tokenizer", "Which end is cut off.", "left")
+    cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
+    request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`; ends the answer's `id`.")
+    user: str | None = field("gateway", LABEL)
+    metadata: dict[str, Any] | None = field("gateway", LABEL)
+    safety_identifier: str | None = field("gateway", LABEL)
+    prompt_cache_key: str | None = field("gateway", LABEL)
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "GenerationParameters":
@@ -213,25 +263,47 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_are_whole(self) -> "GenerationParameters":
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs are not available with stream: true", param="prompt_logprobs")
+        return self
+
 
 class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
-    messages: Messages
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    messages: Messages = required("tokenizer", "The conversation.")
+    tool_choice: ToolChoice | None = field(
+        "tokenizer",
+        "`none` does not show the tools. `required` or a name: a grammar holds the output to calls, of any model.",
+        "auto",
+    )
+    parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)
+    include_reasoning: bool | None = field("gateway", "false: `reasoning` is left out of the answer.", True)
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
+        "scheduler", "Newer name of `max_tokens`."
+    )
     # Of the wire's logprobs: whether, and how many.
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    logprobs: bool | None = field("executor", f"Log probabilities of the output's tokens. {EAGER}", False)
+    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
+        "executor", "With `logprobs`: that many of the most probable tokens, at most 20.", 0
+    )
 
 
 class CompletionRequest(GenerationParameters):
-    prompt: Prompts
-    # Of so many, the n with the highest mean log probability are answered.
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    add_special_tokens: bool | None = None
-    # Begin with the prompt.
-    echo: bool | None = None
+    prompt: Prompts = required("tokenizer", "One or several, each as text or token ids.")
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field(
+        "tokenizer",
+        "Of so many outputs, the `n` with the highest mean log probability. More than `n` not with `stream`.",
+    )
+    add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to prompts given as text.", True)
+    echo: bool | None = field(
+        "gateway",
+        "Each choice begins with its prompt; with `logprobs`, these too, computed like `prompt_logprobs`.",
+        False,
+    )
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
+        "scheduler", "Longest output. 0 only with `echo`: nothing but the prompt.", 16
+    )
 
     @model_validator(mode="after")
     def _best_of_at_least_n(self) -> "CompletionRequest":
@@ -244,22 +316,21 @@ class CompletionRequest(GenerationParameters):
         return self
 
     @model_validator(mode="after")
-    def _echo_has_no_logprobs(self) -> "CompletionRequest":
-        if self.echo and self.logprobs is not None:  # clients would look for those of the prompt
-            message = "echo together with logprobs is not supported yet; leave one of them out"
-            raise ApiError(400, message, param="echo", code="unsupported_parameter")
+    def _there_is_something_to_say(self) -> "CompletionRequest":
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens is 0; it must be >= 1, or echo true", param="max_tokens")
         return self
 
 
 class TokenizeRequest(ChatPromptParameters):
     """Either prompt or messages."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    return_token_strs: bool | None = None
+    model: str | None = field("tokenizer", MODEL)
+    prompt: str | None = field("tokenizer", "A text.")
+    messages: Messages | None = field("tokenizer", "Or a conversation, as the chat template writes it.")
+    return_token_strs: bool | None = field("tokenizer", "Also the text of each token.", False)
 
 
 class DetokenizeRequest(Parameters):
-    model: str | None = None
-    tokens: list[TokenId]
+    model: str | None = field("tokenizer", MODEL)
+    tokens: list[TokenId] = required("tokenizer", "Token ids.")

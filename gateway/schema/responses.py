@@ -57,6 +57,18 @@ class UsageInfo(Body):
     completion_tokens_details: CompletionTokensDetails
 
 
+class PromptLogprob(Body):
+    """`rank`: in the vocabulary, 1 = most probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptEntries = dict[str, PromptLogprob]
+"""By token id: a token of the prompt, and the alternatives."""
+
+
 # Chat completions.
 
 
@@ -119,6 +131,7 @@ class ChatCompletion(Body, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageInfo
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[PromptEntries | None] | UnsetType | None = UNSET
 
 
 class FunctionCallChunk(Body):
@@ -173,11 +186,12 @@ class ChatCompletionChunk(Body, kw_only=True):
 
 
 class CompletionLogprobs(Body):
-    """OpenAI's legacy columns, one entry per token; top_logprobs holds the chosen token too, whatever its rank."""
+    """OpenAI's legacy columns, one entry per token; top_logprobs holds the chosen token too, whatever its rank. Null
+    for the first token of a prompt (`echo`)."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -189,6 +203,7 @@ class CompletionChoice(Body):
     stop_reason: StopReason
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[PromptEntries | None] | UnsetType | None = UNSET
 
 
 class Completion(Body, kw_only=True):

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pagewire.gateway.schema.field import field, required
+
 # A JSON schema; its content is the executor's to understand.
 Schema = dict[str, Any] | bool
 Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -27,10 +29,10 @@ class NamedSchema(BaseModel):
 
     model_config = _STRICT
 
-    name: str
-    description: str | None = None
-    content: Schema = Field(True, alias="schema")
-    strict: bool | None = None
+    name: str = required("gateway", "Says nothing to the model.")
+    description: str | None = field("gateway", "Says nothing to the model.")
+    content: Schema = Field(True, alias="schema", description="A JSON schema. Unset: any JSON.")
+    strict: bool | None = field("gateway", "The schema is kept to in either case.")
 
 
 class JsonSchemaFormat(BaseModel):
@@ -43,9 +45,9 @@ class JsonSchemaFormat(BaseModel):
 class Structure(BaseModel):
     model_config = _STRICT
 
-    begin: str
-    content: Schema = Field(alias="schema")
-    end: str
+    begin: str = required("executor", "What comes before the JSON; begins with a trigger.")
+    content: Schema = required("executor", "A JSON schema.", alias="schema")
+    end: str = required("executor", "What comes after it.")
 
 
 class StructuralTagFormat(BaseModel):
@@ -54,9 +56,9 @@ class StructuralTagFormat(BaseModel):
     model_config = _STRICT
 
     type: Literal["structural_tag"]
-    format: dict[str, Any] | None = None
-    structures: Annotated[list[Structure], Field(min_length=1)] | None = None
-    triggers: Choices | None = None
+    format: dict[str, Any] | None = field("executor", "xgrammar's form of it, which excludes the other two.")
+    structures: Annotated[list[Structure], Field(min_length=1)] | None = field("executor", "What may follow a trigger.")
+    triggers: Choices | None = field("executor", "Texts after which only a structure may follow.")
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> "StructuralTagFormat":
@@ -75,11 +77,11 @@ class StructuredOutputs(BaseModel):
 
     model_config = _STRICT
 
-    schema_: str | Schema | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: Choices | None = None
-    grammar: str | None = None
-    structural_tag: str | None = None
-    json_object: bool | None = None
-    whitespace_pattern: str | None = None
-    disable_any_whitespace: bool | None = None
+    schema_: str | Schema | None = field("executor", "A JSON schema, as JSON or as text.", alias="json")
+    regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
+    choice: Choices | None = field("executor", "Texts of which the output is one.")
+    grammar: str | None = field("executor", "A grammar, as GBNF or Lark.")
+    structural_tag: str | None = field("executor", "As `response_format` of this type, as JSON in a text.")
+    json_object: bool | None = field("executor", "Any JSON object.", False)
+    whitespace_pattern: str | None = field("executor", "A regular expression for whitespace in JSON.")
+    disable_any_whitespace: bool | None = field("executor", "No whitespace in JSON.", False)

@@ -4,20 +4,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from pagewire.gateway.schema.field import field, required
+
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 Name = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Function(BaseModel):
-    """`parameters` is a JSON schema. Arguments are not held to it: `strict: true` is refused."""
+    """`parameters` is a JSON schema. Arguments are held to it where the tool must be called, or if it is strict."""
 
     model_config = _STRICT
 
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: Name = required("tokenizer", "What the model calls it by.")
+    description: str | None = field("tokenizer", "What it does, for the model.")
+    parameters: dict[str, Any] | None = field("tokenizer", "A JSON schema of its arguments. Unset: it takes none.")
+    strict: bool | None = field("tokenizer", "Whenever it is called, the arguments follow the schema.", False)
 
 
 class Tool(BaseModel):
@@ -50,8 +52,8 @@ class CalledFunction(BaseModel):
 
     model_config = _STRICT
 
-    name: Name
-    arguments: str
+    name: Name = required("tokenizer", "The tool's name.")
+    arguments: str = required("tokenizer", "What the model wrote.")
 
 
 class PastToolCall(BaseModel):
@@ -59,7 +61,7 @@ class PastToolCall(BaseModel):
 
     model_config = _STRICT
 
-    id: str
+    id: str = required("tokenizer", "Told again by the tool's answer.")
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
+    index: int | None = field("gateway", "Ignored.")

@@ -2,58 +2,71 @@
 
 import difflib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagewire.gateway.errors import ApiError
 
-# Name -> values that ask for nothing (null always does). Clients send them without being asked.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "include_reasoning": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "lora_path": (),
-    "mm_processor_kwargs": (),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "prompt_cache_retention": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "return_tokens_as_token_ids": (False,),
-    "service_tier": ("auto", "default"),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "vllm_xargs": (),
-    "web_search_options": (),
+# Of a body's schema: the parameters that it refuses, and why.
+REFUSED = "x-refused"
+
+
+class Refused(NamedTuple):
+    """Why a parameter is refused. Values that ask for nothing are taken (null always is): clients send them unasked."""
+
+    why: str
+    harmless: tuple[Any, ...] = ()
+
+
+_CHAT_ONLY = "it is for chats"
+_TOOLS = "it is the older form of tools"
+_BEAMS = "beam search is not there"
+_IMAGES = "images are read as the server's flags say"
+
+UNSUPPORTED: Mapping[str, Refused] = {
+    "audio": Refused("no model here speaks"),
+    "best_of": Refused("ask for n, with logprobs, and choose", (1,)),
+    "chat_template": Refused("a template is a program"),
+    "documents": Refused(_CHAT_ONLY, ([],)),
+    "function_call": Refused(_TOOLS, ("none",)),
+    "functions": Refused(_TOOLS, ([],)),
+    "include_reasoning": Refused(_CHAT_ONLY),
+    "kv_transfer_params": Refused("KV is not transferred between servers"),
+    "length_penalty": Refused(_BEAMS, (1, 1.0)),
+    "logprob_token_ids": Refused("ask for more alternatives (logprobs), or score a text (echo)", ([],)),
+    "logits_processors": Refused("requests carry no code", ([],)),
+    "lora_path": Refused("there are no LoRA adapters"),
+    "mm_processor_kwargs": Refused(_IMAGES),
+    "modalities": Refused("answers are text", (["text"],)),
+    "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
+    "prediction": Refused("outputs are not predicted"),
+    "prompt_cache_retention": Refused("the prefix cache keeps what it has room for"),
+    "prompt_embeds": Refused("prompts are text or token ids"),
+    "reasoning_effort": Refused(_CHAT_ONLY),
+    "service_tier": Refused("all requests are equal; see priority", ("auto", "default")),
+    "spaces_between_special_tokens": Refused("special tokens are written as they are", (True,)),
+    "store": Refused("chats are not stored", (False,)),
+    "suffix": Refused("no model here fills in the middle", ("",)),
+    "tool_choice": Refused(_CHAT_ONLY, ("none",)),
+    "tools": Refused(_CHAT_ONLY, ([],)),
+    "use_beam_search": Refused(_BEAMS, (False,)),
+    "verbosity": Refused("no template here knows it"),
+    "vllm_xargs": Refused("there are no plug-ins"),
+    "web_search_options": Refused("nothing is searched"),
 }
 
 # Asked for inside a message or one of its parts.
-UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "refusal": (),
+UNSUPPORTED_IN_MESSAGE: Mapping[str, Refused] = {
+    "annotations": Refused("no template shows them", ([],)),
+    "audio": Refused("no model here speaks"),
+    "function_call": Refused(_TOOLS),
+    "refusal": Refused("no template shows it"),
 }
 
 
 def check_names(
     data: Mapping[str, Any],
     known: Collection[str],
-    unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED,
+    unsupported: Mapping[str, Refused] = UNSUPPORTED,
     where: str = "",
 ) -> dict[str, Any]:
     """`data` without the unsupported parameters that ask for nothing.
@@ -66,13 +79,21 @@ def check_names(
             kept[name] = value
         elif name not in unsupported:
             raise _unknown(name, [*known, *unsupported], where)
-        elif value is not None and not any(value == v and type(value) is type(v) for v in unsupported[name]):
-            default = f" (only {unsupported[name][0]!r} or null)" if unsupported[name] else ""
-            param = where + name
-            raise ApiError(
-                400, f"parameter {param!r} is not supported yet{default}", param=param, code="unsupported_parameter"
-            )
+        elif value is not None and not _asks_for_nothing(value, unsupported[name]):
+            param, refused = where + name, unsupported[name]
+            default = f" (only {refused.harmless[0]!r} or null)" if refused.harmless else ""
+            message = f"parameter {param!r} is not supported{default}: {refused.why}"
+            raise ApiError(400, message, param=param, code="unsupported_parameter")
     return kept
+
+
+def refused_names(known: Collection[str], unsupported: Mapping[str, Refused]) -> dict[str, Any]:
+    """Of a body's names, those that are refused, and why."""
+    return {name: refused.why for name, refused in unsupported.items() if name not in known}
+
+
+def _asks_for_nothing(value: Any, refused: Refused) -> bool:
+    return any(value == harmless and type(value) is type(harmless) for harmless in refused.harmless)
 
 
 def _unknown(name: str, names: list[str], where: str) -> ApiError:

@@ -1,30 +1,42 @@
 """What clients send for vectors and scores: OpenAI's, vLLM's, Cohere's and Jina's bodies."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.schema.requests import CacheSalt, ChatPromptParameters, Messages, Parameters, Prompts, RequestId
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.requests import (
+    LABEL,
+    MODEL,
+    CacheSalt,
+    ChatPromptParameters,
+    Messages,
+    Parameters,
+    Prompts,
+    RequestId,
+)
+from pagewire.gateway.schema.unsupported import Refused
 from pagewire.sampling_params import INT32_MAX
 
+_IMAGES = "images are not embedded"
 # As `unsupported.UNSUPPORTED`, of bodies for vectors.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "chat_template": (),
-    "embed_dtype": ("float32",),
-    "endianness": ("little", "native"),
-    "input_type": (),
-    "instruction": (),
-    "max_chunks_per_doc": (),
-    "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
-    "normalize": (True,),
-    "padding": ("do_not_pad",),
-    "priority": (0,),
-    "rank_fields": (["text"],),
-    "truncation_side": ("right",),
-    "use_activation": (True,),
+UNSUPPORTED: Mapping[str, Refused] = {
+    "chat_template": Refused("a template is a program"),
+    "embed_dtype": Refused("numbers are float32", ("float32",)),
+    "endianness": Refused("base64 is of little-endian numbers", ("little", "native")),
+    "input_type": Refused("the model's prompts have names; see prompt_name"),
+    "instruction": Refused("put it before the text, as the model was trained"),
+    "max_chunks_per_doc": Refused("documents are not divided; see max_tokens_per_doc"),
+    "media_io_kwargs": Refused(_IMAGES),
+    "mm_processor_kwargs": Refused(_IMAGES),
+    "normalize": Refused("the model's files say it", (True,)),
+    "padding": Refused("texts are not padded", ("do_not_pad",)),
+    "priority": Refused("texts wait in the order in which they came", (0,)),
+    "rank_fields": Refused("documents are texts", (["text"],)),
+    "truncation_side": Refused("the end is cut off", ("right",)),
+    "use_activation": Refused("the model's files say it", (True,)),
 }
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -33,23 +45,26 @@ Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 class VectorParameters(Parameters):
     """What all bodies for vectors and scores share."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported: ClassVar[Mapping[str, Refused]] = UNSUPPORTED
 
-    model: str | None = None
-    # -1: to what the model takes.
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
-    add_special_tokens: bool | None = None
-    cache_salt: CacheSalt | None = None
-    request_id: RequestId | None = None
-    # A label that changes nothing about the answer.
-    user: str | None = None
+    model: str | None = field("tokenizer", MODEL)
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
+        "tokenizer",
+        "Keep so many tokens of a longer text, -1: what the model takes. Unset: too long a text is refused.",
+    )
+    add_special_tokens: bool | None = field(
+        "tokenizer", "Add `[CLS]`, BOS and the like; by default not to `messages`.", True
+    )
+    cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
+    request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`.")
+    user: str | None = field("gateway", LABEL)
 
 
 class InputParameters(VectorParameters, ChatPromptParameters):
     """Either input or messages, which are one input."""
 
-    input: Prompts | None = None
-    messages: Messages | None = None
+    input: Prompts | None = field("tokenizer", "One or several, each as text or token ids.")
+    messages: Messages | None = field("tokenizer", "Or a conversation, which is one input.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "InputParameters":
@@ -59,11 +74,15 @@ class InputParameters(VectorParameters, ChatPromptParameters):
 
 
 class EmbeddingRequest(InputParameters):
-    encoding_format: Literal["float", "base64"] | None = None
-    # First numbers of each vector that are wanted.
-    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    # One of the model's prompts (sentence-transformers), put before each text.
-    prompt_name: str | None = None
+    encoding_format: Literal["float", "base64"] | None = field(
+        "gateway", "base64 of little-endian float32 saves three quarters of the bytes.", "float"
+    )
+    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
+        "executor", "First numbers of each vector that are wanted, of a model trained for it."
+    )
+    prompt_name: str | None = field(
+        "tokenizer", "One of the model's prompts (sentence-transformers), put before each text."
+    )
 
 
 class ClassificationRequest(InputParameters):
@@ -71,8 +90,7 @@ class ClassificationRequest(InputParameters):
 
 
 class PoolingRequest(EmbeddingRequest):
-    # By default what the model is served for.
-    task: Literal["embed", "classify"] | None = None
+    task: Literal["embed", "classify"] | None = field("gateway", "By default what the model is served for.")
 
 
 class TextDocument(BaseModel):
@@ -88,6 +106,8 @@ Texts = Annotated[
     str | TextDocument | Annotated[list[Text], Field(min_length=1)],
     Field(union_mode="left_to_right"),
 ]
+FIRST = "The first texts: one, or as many as second ones."
+SECOND = "The second texts."
 # Names of a score's sides: vLLM's, of which a body has one pair.
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
@@ -95,21 +115,21 @@ SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), (
 class PairParameters(VectorParameters):
     """Of each pair's texts, longer ones are cut to so many tokens; 0: they are not."""
 
-    max_tokens_per_query: Count | None = None
-    max_tokens_per_doc: Count | None = None
+    max_tokens_per_query: Count | None = field("tokenizer", "Cut the first text of each pair to it; 0: do not.", 0)
+    max_tokens_per_doc: Count | None = field("tokenizer", "Cut the second text of each pair to it; 0: do not.", 0)
 
 
 class ScoreRequest(PairParameters):
     """text_1 and text_2, or queries and documents, queries and items, data_1 and data_2. One first text is scored with
     each second one, several with theirs."""
 
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    queries: Texts | None = None
-    documents: Texts | None = None
-    items: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
+    text_1: Texts | None = field("tokenizer", FIRST)
+    text_2: Texts | None = field("tokenizer", SECOND)
+    queries: Texts | None = field("tokenizer", FIRST)
+    documents: Texts | None = field("tokenizer", SECOND)
+    items: Texts | None = field("tokenizer", SECOND)
+    data_1: Texts | None = field("tokenizer", FIRST)
+    data_2: Texts | None = field("tokenizer", SECOND)
 
     @model_validator(mode="after")
     def _two_sides(self) -> "ScoreRequest":
@@ -131,12 +151,12 @@ class ScoreRequest(PairParameters):
 
 
 class RerankRequest(PairParameters):
-    query: Text
-    documents: Annotated[list[Text], Field(min_length=1)]
-    # How many of the best are wanted; 0: all.
-    top_n: Count | None = None
-    # Whether they come with their texts. Default true.
-    return_documents: bool | None = None
+    query: Text = required("tokenizer", "A text.")
+    documents: Annotated[list[Text], Field(min_length=1)] = required(
+        "tokenizer", "Texts, which are scored with the query."
+    )
+    top_n: Count | None = field("gateway", "How many of the best are wanted; 0: all.", 0)
+    return_documents: bool | None = field("gateway", "Whether they come with their texts.", True)
 
 
 def texts_of(texts: Text | Sequence[Text]) -> list[str]:

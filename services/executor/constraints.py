@@ -1,8 +1,8 @@
-"""Rows whose tokens a grammar restricts, and the masks that say how.
+"""Rows whose tokens are restricted, by a grammar or a thinking budget, and the masks that say how.
 
 A mask depends on the token before, which is on the device only while the next step is launched. So a thread waits for
 the tokens of each step, advances the matchers and fills the next masks, while the device runs the forward pass that
-follows; only sampling waits for it. Nobody else does, and without a grammar in a step it costs nothing.
+follows; only sampling waits for it. Nobody else does, and a step without such a row costs nothing more.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ class Constraints:
         self._shape = (max_num_seqs, -(-vocab_size // 32))
         self._masks = np.empty((0, 0), dtype=np.int32)  # of the shape, from the first grammar on
         self._matchers: dict[int, Matcher] = {}  # by row
+        self._first: dict[int, int] = {}  # by row: tokens of the sequence from which on it is restricted
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None  # what the thread was last given
 
-    def fill(self, row: int, matcher: Matcher) -> None:
-        """A request with a grammar has the row."""
+    def fill(self, row: int, matcher: Matcher, num_prompt_tokens: int) -> None:
+        """A request with a matcher has the row."""
         if self._thread is None:
             self._thread = grammar_thread("masks")
             self._masks = np.empty(self._shape, dtype=np.int32)
         self._matchers[row] = matcher
+        self._first[row] = num_prompt_tokens + matcher.num_free
         stats.CONSTRAINED_REQUESTS.set(len(self._matchers))
         self._submit(lambda: matcher.fill_mask(self._masks[row]))
 
@@ -42,21 +44,27 @@ class Constraints:
         if self._matchers.pop(row, None) is not None:
             stats.CONSTRAINED_REQUESTS.set(len(self._matchers))
 
-    def masks(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def masks(self, rows: np.ndarray, num_tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """(batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the rows [S] of the positions that are
-        sampled, once the tokens before them are known. None: nobody has a grammar.
+        sampled, once the tokens before them are known. None: none is restricted. num_tokens [S]: of their sequences.
 
         Raises InvalidStep for a row with drafts: its later positions would need tokens that are not chosen yet.
         """
-        indices = [index for index, row in enumerate(rows.tolist()) if row in self._matchers]
+        counts = num_tokens.tolist()
+        indices = [
+            i for i, row in enumerate(rows.tolist()) if row in self._matchers and self._restricts(row, counts[i])
+        ]
         if not indices:
             return None
         if len({*rows[indices].tolist()}) < len(indices):
-            raise InvalidStep("a request with a grammar has drafts")
+            raise InvalidStep("a request with a grammar or a thinking budget has drafts")
         if self._last is not None:
             self._last.result()
         # Copies, as the thread goes on to fill those of the next step.
         return np.array(indices, dtype=np.int32), self._masks[rows[indices]]
+
+    def _restricts(self, row: int, num_tokens: int) -> bool:
+        return num_tokens >= self._first[row] and not self._matchers[row].is_over
 
     def errors(self, rows: np.ndarray) -> dict[int, str]:
         """Index into rows -> why its grammar cannot be followed any further; `masks` was called for them."""

@@ -18,15 +18,21 @@ from llguidance import LLMatcher
 from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
 from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
-from pagewire.services.executor.grammar.matcher import Matcher
+from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
+from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.services.executor.grammar.threads import grammar_thread
 from pagewire.services.executor.step import NewRequest, Step
-from pagewire.v1.common_pb2 import Grammar
+from pagewire.v1.common_pb2 import Grammar, SamplingParams
 from pagewire.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0  # of the process, which reads the vocabulary
+
+
+def is_restricted(params: SamplingParams) -> bool:
+    """Whether a request needs a matcher."""
+    return params.HasField("grammar") or params.HasField("thinking")
 
 
 class Grammars:
@@ -66,21 +72,31 @@ class Grammars:
         return await asyncio.shield(found)
 
     async def attach(self, step: Step) -> Step:
-        """The step, in which each request that enters with a grammar has a matcher, or is refused."""
+        """The step, in which each request that enters and needs a matcher has one, or is refused."""
         return replace(step, new_requests=[await self._attach_to(request) for request in step.new_requests])
 
     async def _attach_to(self, request: NewRequest) -> NewRequest:
         params = request.sampling
-        if not params.HasField("grammar") or request.yields_vector or request.refusal:
+        if not is_restricted(params) or request.yields_vector or request.refusal:
             return request
         try:
-            compiled = await self.compile(params.grammar)
+            compiled = await self.compile(params.grammar) if params.HasField("grammar") else None
         except GrammarError as error:
             return replace(request, refusal=str(error))
-        matcher = Matcher(compiled.deep_copy(), params, self._vocabulary[1])
-        if output := request.token_ids[request.num_prompt_tokens :].tolist():
-            await self._run(partial(matcher.advance, output))
+        output = request.token_ids[request.num_prompt_tokens :].tolist()
+        matcher = await self._run(partial(self._make_matcher, params, compiled, output))
         return replace(request, matcher=matcher, refusal=matcher.error)
+
+    def _make_matcher(self, params: SamplingParams, compiled: LLMatcher | None, output: list[int]) -> Matcher:
+        """On the thread. compiled: of the grammar, if there is one. Advanced over the output."""
+        vocab_size, eos_token_ids = self._vocabulary
+        grammar = None if compiled is None else GrammarMatcher(compiled.deep_copy(), params, eos_token_ids)
+        matcher: Matcher | None = grammar
+        if params.HasField("thinking"):
+            matcher = ThinkingMatcher(params, grammar, eos_token_ids, vocab_size)
+        assert matcher is not None
+        matcher.advance(output)
+        return matcher
 
     def _keep_or_forget(self, key: bytes, compiled: asyncio.Future[LLMatcher]) -> None:
         """What is wrong with a grammar stays wrong; other failures may pass."""

@@ -11,7 +11,8 @@ import torch
 from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.constraints import Constraints
 from pagewire.services.executor.grammar.matcher import Matcher
-from pagewire.services.executor.sampler import BadWords, LogitBias, LogprobsSelection, Masks, Penalties, SamplingExtras
+from pagewire.services.executor.logprobs import LogprobsSelection
+from pagewire.services.executor.sampler import BadWords, LogitBias, Masks, Penalties, SamplingExtras
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams
@@ -61,8 +62,9 @@ class SamplingState:
             self._bad_words[row] = self._sequences([list(word.token_ids) for word in params.bad_words])
         end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
         if matcher is not None:
-            self.constraints.fill(row, matcher)  # it sees to min_tokens, too
-        elif params.min_tokens > 0 and end_token_ids:
+            self.constraints.fill(row, matcher, num_prompt_tokens)
+        # A grammar sees to min_tokens itself.
+        if not params.HasField("grammar") and params.min_tokens > 0 and end_token_ids:
             self._end_token_ids[row] = self._token_ids(sorted(end_token_ids))
             self._min_len[row] = num_prompt_tokens + params.min_tokens
         has_bias = any(row in of_rows for of_rows in self._of_rows)
@@ -123,7 +125,7 @@ class SamplingState:
         if not self._with_extras:
             return None
         arrays: dict[str, np.ndarray] = {}
-        self._stage_masks(arrays, rows)
+        self._stage_masks(arrays, rows, num_tokens)
         if self._bias or self._end_token_ids:
             self._stage_bias(arrays, rows, num_tokens, is_exact)
         if self._bad_words:
@@ -163,10 +165,10 @@ class SamplingState:
             logprobs = LogprobsSelection(tensors.get("logprobs.batch_indices"), num_top)
         return SamplingExtras(bias, penalties, logprobs, masks, bad_words)
 
-    def _stage_masks(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> None:
-        masked = self.constraints.masks(rows)
+    def _stage_masks(self, arrays: dict[str, np.ndarray], rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        masked = self.constraints.masks(rows, num_tokens)
         parts = [] if masked is None else [masked]
-        # No row has both: a request with a grammar has no allowed_token_ids.
+        # No row has both: a request with a matcher has no allowed_token_ids.
         allowed = [(index, self._allowed[row]) for index, row in enumerate(rows.tolist()) if row in self._allowed]
         if allowed:
             indices, masks = zip(*allowed, strict=True)

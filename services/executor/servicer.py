@@ -11,7 +11,7 @@ import grpc
 from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
 from pagewire.services.executor.grammar.errors import GrammarError
-from pagewire.services.executor.grammars import Grammars
+from pagewire.services.executor.grammars import Grammars, is_restricted
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.worker import DeviceError, Session, Worker
@@ -132,7 +132,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             async for request in requests:
                 step = convert.step_from_proto(request)
-                if any(new.sampling.HasField("grammar") for new in step.new_requests):
+                if any(is_restricted(new.sampling) for new in step.new_requests):
                     step = await self._grammars_for(info).attach(step)
                 self._worker.submit(session, step)
         except Exception as error:

@@ -28,10 +28,12 @@ GRAMMAR_COMPILE_SECONDS = Histogram(
 )
 GRAMMAR_MASK_SECONDS = Histogram(
     "pagewire:executor_grammar_mask_seconds",
-    "Time to find the tokens that may follow, of all requests of a step that have a grammar",
+    "Time to find the tokens that may follow, of all requests of a step that have a grammar or a thinking budget",
     buckets=telemetry.LATENCY_BUCKETS,
 )
-CONSTRAINED_REQUESTS = Gauge("pagewire:executor_constrained_requests", "Requests with a grammar that hold a row")
+CONSTRAINED_REQUESTS = Gauge(
+    "pagewire:executor_constrained_requests", "Requests with a grammar or a thinking budget that hold a row"
+)
 _STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
 _QUEUE_SECONDS = Histogram(
     "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS

@@ -329,8 +329,8 @@ class Replica:
         allow; returns how many. 0: nothing was done, as there can be none."""
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
         num_drafts = self._limits.num_drafts(budget, max_gain)
-        # Nobody is to lose blocks to a draft. What a grammar allows behind one is not known.
-        if num_drafts <= 0 or request.has_grammar or not kv.has_free_blocks(len(self._running) + num_drafts):
+        # Nobody is to lose blocks to a draft. What a matcher allows behind one is not known.
+        if num_drafts <= 0 or request.has_matcher or not kv.has_free_blocks(len(self._running) + num_drafts):
             return 0
         new_blocks = kv.allocate_slots(request, 1 + num_drafts)
         assert new_blocks is not None

@@ -2,7 +2,12 @@
 
 import enum
 
-from pagewire.sampling_params import InvalidRequest, check_for_model, check_token_ids
+from pagewire.sampling_params import (
+    InvalidRequest,
+    check_for_model,
+    check_num_prompt_logprobs,
+    check_token_ids,
+)
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.group_blocks import HeldBlocks
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
@@ -63,6 +68,7 @@ class Request:
         "epoch",
         "finish_reason",
         "has_grammar",
+        "has_matcher",
         "held_blocks",
         "images",
         "is_accepted",
@@ -119,6 +125,7 @@ class Request:
         self.sampling_params = sampling_params
         # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector
+        self.has_matcher = self.has_grammar or sampling_params.HasField("thinking")  # what may follow depends on it
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
         self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
@@ -167,6 +174,14 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With
+        the first token they have been told."""
+        if self.yields_vector or self.num_output_tokens:
+            return False
+        return self.sampling_params.HasField("prompt_logprobs")
+
+    @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
@@ -184,6 +199,8 @@ class Request:
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
         check_for_model(params, info.vocab_size, info.max_logprobs)
+        if self.wants_prompt_logprobs:
+            check_num_prompt_logprobs(params, num_prompt_tokens)
         self.max_num_tokens = info.max_num_tokens
         if self.yields_vector:
             self.max_num_tokens = num_prompt_tokens + 1  # nothing is scheduled beyond its prompt

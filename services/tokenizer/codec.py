@@ -48,6 +48,11 @@ class Codec:
         encoded = (tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms)
         return [list(token_ids) for token_ids in dict.fromkeys(encoded) if token_ids]
 
+    def encode_mark(self, mark: str) -> list[int]:
+        """What a model writes for it: one token if it is one."""
+        token_id = self.tokenizer.backend.token_to_id(mark)
+        return [token_id] if token_id is not None else self.tokenizer.encode(mark, add_special_tokens=False)
+
     def encode_inputs(
         self, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:

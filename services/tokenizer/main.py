@@ -111,6 +111,7 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
         config.reasoning_parser,
         templates=(codec.chat_template or "", codec.tool_chat_template or ""),
         decode=lambda token_ids: codec.decode(token_ids, skip_special_tokens=False),
+        encode=codec.encode_mark,
     )
     logger.info("parsers: %s for tool calls, %s for reasoning", parsers.tool_call_parser, parsers.reasoning_parser)
     return parsers

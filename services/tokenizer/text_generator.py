@@ -13,6 +13,7 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_BAD_WORDS
+from pagewire.services.tokenizer.call_grammar import grammar_with_calls
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -123,6 +124,10 @@ class TextGenerator:
             params = sampling_params(request.sampling_params, self._defaults)
             parsing = request.output_parsing
             options = output_options(request, self._parsers.marks(parsing))
+            given = params.grammar if params.HasField("grammar") else None
+            grammar = grammar_with_calls(request, given, self._parsers.call_reader)
+            if grammar is not None:
+                params.grammar.CopyFrom(grammar)
             self.check_model(request.model)
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)
@@ -131,9 +136,17 @@ class TextGenerator:
                 words = await self.pool.encode_words(request.bad_words)
                 params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
             check_prompt(prompt.token_ids, request.resume_token_ids)
+            self._add_thinking(params, request, prompt)
             parser = self._parsers.make(parsing, prompt.token_ids)
             stream = live.stream = TextStream(
-                self._detokenizers, options, prompt.token_ids, deliver, span, arrived, parser
+                self._detokenizers,
+                options,
+                prompt.token_ids,
+                deliver,
+                span,
+                arrived,
+                parser,
+                request.text if request.WhichOneof("prompt") == "text" else None,
             )
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
@@ -148,6 +161,21 @@ class TextGenerator:
                 logger.exception("a request could not be started", extra={"request_id": request.request_id})
                 error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             deliver(error)
+
+    def _add_thinking(
+        self, params: common_pb2.SamplingParams, request: inference_pb2.GenerateRequest, prompt: Prompt
+    ) -> None:
+        """Where the reasoning is, for requests to which that matters. Raises RpcError (INVALID_ARGUMENT)."""
+        budget = request.thinking_token_budget if request.HasField("thinking_token_budget") else None
+        is_apart = request.output_parsing.reasoning and params.HasField("grammar")
+        if params.HasField("thinking") or (budget is None and not is_apart):
+            return
+        try:
+            thinking = self._parsers.thinking(prompt.token_ids, budget)
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        if thinking is not None:
+            params.thinking.CopyFrom(thinking)
 
     async def _replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
         """In pieces and one request at a time: after a restart all come at once, and others' tokens must not wait."""
@@ -191,6 +219,7 @@ def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str]
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         marks=marks,
         min_tokens=request.sampling_params.min_tokens,
+        has_logprobs=request.sampling_params.HasField("logprobs"),
     )
 
 

@@ -47,14 +47,36 @@ def expected_text(prompt: str, seed: int, num_tokens: int = DEFAULT_MAX_TOKENS) 
     return generated_text([ord(c) for c in prompt], seed, num_tokens)
 
 
-def token_logprob(char: str, num_top: int) -> TokenLogprob:
+def token_logprob(char: str, num_top: int, text_offset: int = 0) -> TokenLogprob:
     others = [
         TokenLogprob(token_id=ord(c), logprob=-1.0 - i, token=c, token_bytes=c.encode())
         for i, c in enumerate(ALPHABET[:num_top])
     ]
     if others:
         others[-1].logprob = float("-inf")
-    return TokenLogprob(token_id=ord(char), logprob=-0.5, token=char, token_bytes=char.encode(), top_logprobs=others)
+    return TokenLogprob(
+        token_id=ord(char),
+        logprob=-0.5,
+        token=char,
+        token_bytes=char.encode(),
+        top_logprobs=others,
+        text_offset=text_offset,
+    )
+
+
+def prompt_logprobs(prompt: Sequence[int], num_top: int) -> inference_pb2.PromptLogprobs:
+    """Each token is the third most probable, the alternatives are "a", "b", ..."""
+    told = inference_pb2.PromptLogprobs(
+        first_token=chr(prompt[0]), text="".join(map(chr, prompt)), text_offsets=range(len(prompt))
+    )
+    told.logprobs.entries_per_token = 1 + num_top
+    for token_id in prompt[1:]:
+        entries = [token_id, *map(ord, ALPHABET[:num_top])]
+        told.tokens.extend(map(chr, entries))
+        told.logprobs.token_ids.extend(entries)
+        told.logprobs.logprobs.extend([-2.5, *(-1.0 - i for i in range(num_top))])
+        told.logprobs.ranks.append(3)
+    return told
 
 
 @dataclass
@@ -89,9 +111,13 @@ class Live:
             ),
         )
         if self.request.sampling_params.HasField("logprobs"):
-            response.logprobs.extend(token_logprob(c, self.request.sampling_params.logprobs) for c in new)
+            num_top = self.request.sampling_params.logprobs
+            response.logprobs.extend(token_logprob(c, num_top, before + i) for i, c in enumerate(new))
         if not self.told_prompt:
             response.prompt_token_ids.extend(self.prompt)
+            params = self.request.sampling_params
+            if params.HasField("prompt_logprobs") and not self.request.resume_token_ids:
+                response.prompt_logprobs.CopyFrom(prompt_logprobs(self.prompt, params.prompt_logprobs))
             self.told_prompt = True
         if self.num_done == len(self.text):
             response.finish_reason = common_pb2.FINISH_REASON_LENGTH

@@ -1,8 +1,9 @@
-"""One request's place in its grammar."""
+"""What may follow in an output."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher
@@ -10,8 +11,50 @@ from llguidance import LLMatcher
 from pagewire.v1.common_pb2 import SamplingParams
 
 
-class Matcher:
-    """Says which tokens may follow. Used by one thread at a time."""
+class Matcher(Protocol):
+    """Says which tokens may follow in one output. Used by one thread at a time."""
+
+    @property
+    def error(self) -> str:
+        """Why the output cannot go on, for the client; "" if it can."""
+
+    @property
+    def num_free(self) -> int:
+        """While the output has fewer tokens than this, any may follow. Constant."""
+
+    @property
+    def is_over(self) -> bool:
+        """From now on any token may follow. Other threads may ask: it does not matter when they notice."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The output has these tokens more."""
+
+    def fill_mask(self, mask: np.ndarray) -> None:
+        """Sets bit t % 32 of mask[t // 32], int32 [ceil(vocab_size / 32)], for each token t that may follow.
+
+        Where nothing is known, because the output has ended or there is an error, any may.
+        """
+
+
+class TokenBits:
+    """Some tokens, as the bits of masks."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        ids = np.array(sorted(set(token_ids)), dtype=np.int64)
+        self._words, self._bits = ids // 32, (1 << (ids % 32)).astype(np.uint32).view(np.int32)
+
+    def allow(self, mask: np.ndarray) -> None:
+        np.bitwise_or.at(mask, self._words, self._bits)
+
+    def forbid(self, mask: np.ndarray) -> None:
+        np.bitwise_and.at(mask, self._words, ~self._bits)
+
+
+class GrammarMatcher:
+    """The place in a grammar. A `Matcher`."""
+
+    num_free = 0
+    is_over = False
 
     def __init__(self, matcher: LLMatcher, params: SamplingParams, eos_token_ids: Collection[int]) -> None:
         """matcher: at the grammar's start, and nobody else's."""
@@ -19,13 +62,16 @@ class Matcher:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._min_tokens = params.min_tokens
         self._ignores_eos = params.ignore_eos
-        self._end_token_ids = np.array(sorted({*eos_token_ids, *params.stop_token_ids}), dtype=np.int64)
+        self._end_tokens = TokenBits({*eos_token_ids, *params.stop_token_ids})
         self._num_tokens = 0  # of the output
         self._has_ended = False
         self.error = ""  # why the grammar cannot be followed any further, for the client
 
-    def advance(self, token_ids: Iterable[int]) -> None:
-        """The output has these tokens more."""
+    def skip(self, num_tokens: int) -> None:
+        """So many tokens of the output come before what the grammar is for."""
+        self._num_tokens += num_tokens
+
+    def advance(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             if self._has_ended or self.error:
                 return
@@ -36,10 +82,6 @@ class Matcher:
                 self._fail(f"token {token_id} of the output does not fit it")
 
     def fill_mask(self, mask: np.ndarray) -> None:
-        """Sets bit t % 32 of mask[t // 32], int32 [ceil(vocab_size / 32)], for each token t that may follow.
-
-        Where nothing is known, because the output has ended or there is an error, any may.
-        """
         if not self._has_ended and not self.error:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self._matcher.is_error():
@@ -52,8 +94,7 @@ class Matcher:
     def _put_off_end(self, mask: np.ndarray) -> None:
         """Without the tokens that end the output, unless no others are possible."""
         others = mask.copy()
-        words, bits = self._end_token_ids // 32, (1 << (self._end_token_ids % 32)).astype(np.uint32).view(np.int32)
-        np.bitwise_and.at(others, words, ~bits)
+        self._end_tokens.forbid(others)
         if others.any():
             mask[:] = others
 

@@ -81,6 +81,8 @@ def _requests(request: inference_pb2.GenerateRequest, count: int) -> list[infere
         one = inference_pb2.GenerateRequest()
         one.CopyFrom(request)
         one.sampling_params.seed = seed_of_choice(seed, index)
+        if index:  # the first one is told for all
+            one.sampling_params.ClearField("prompt_logprobs")
         requests.append(one)
     return requests
 
@@ -97,7 +99,11 @@ async def _best(
         merged[response.index] = merged[response.index].merge(output) if response.index in merged else output
     wholes = [merged[index].read() for index in range(best_of)]
     outputs = [whole for whole in wholes if isinstance(whole, inference_pb2.GenerateResponse)]
+    first = outputs[0]
     outputs.sort(key=_mean_logprob, reverse=True)
+    if outputs[0] is not first and first.HasField("prompt_logprobs"):
+        outputs[0].prompt_logprobs.CopyFrom(first.prompt_logprobs)
+        first.ClearField("prompt_logprobs")
     outputs[0].usage.completion_tokens += sum(output.usage.completion_tokens for output in outputs[n:])
     for rank, best in enumerate(outputs[:n]):
         best.index = rank

@@ -28,6 +28,16 @@ class HarmonyReader(ReasoningReader):
         self._told: set[bool] = set()
         self._is_new = False  # nothing of this message was told
 
+    @classmethod
+    def thinking_marks(cls) -> dict[str, str]:
+        answer = "<|channel|>final<|message|>"
+        return {
+            "start": "<|channel|>analysis<|message|>",
+            "end": "<|end|>",
+            "answer": answer,
+            "closing": f"<|end|><|start|>assistant{answer}",
+        }
+
     def _start(self, parsed: Parsed) -> bool:
         return self._header(parsed)
 

@@ -75,7 +75,13 @@ class ReasoningReader(Reader):
     def __init__(self) -> None:
         super().__init__()
         self.reasons = False  # what comes next belongs to the reasoning
+        self.may_reason = True  # now or later
         self.num_tokens = 0  # of the reasoning, without those that end its marks
+
+    @classmethod
+    @abstractmethod
+    def thinking_marks(cls) -> dict[str, str]:
+        """Texts by the names of the marks in `common_pb2.Thinking`."""
 
     def push_token(self, text: str, parsed: Parsed) -> None:
         """`push` of a token's text. States take back those that turn out to be marks."""

@@ -18,6 +18,7 @@ from pagewire.services.tokenizer.parsers.output_parser import OutputParser
 from pagewire.services.tokenizer.parsers.pythonic import PythonicReader
 from pagewire.services.tokenizer.parsers.think import DeepSeekR1Reader, MistralThinkReader, ThinkReader
 from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
+from pagewire.v1.common_pb2 import Thinking, TokenSequence
 from pagewire.v1.inference_pb2 import OutputParsing
 
 ReasoningReader = type[ThinkReader] | type[HarmonyReader]
@@ -84,9 +85,10 @@ class OutputParsers:
         *,
         templates: Sequence[str],
         decode: Callable[[Sequence[int]], str],
+        encode: Callable[[str], list[int]],
     ) -> None:
         """The parsers' names, or "none", or "auto" for those that the chat templates show. decode: tokens to text,
-        special ones included.
+        special ones included. encode: a mark to tokens.
         """
         template = "\n".join(templates)
         if tool_call_parser == "auto":
@@ -94,13 +96,16 @@ class OutputParsers:
         if reasoning_parser == "auto":
             reasoning_parser = detect_reasoning_parser(template)
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
-        self._tool_calls = TOOL_CALL_PARSERS.get(tool_call_parser)
+        self.call_reader = TOOL_CALL_PARSERS.get(tool_call_parser)  # None: its calls are not known
         self._reasoning = REASONING_PARSERS.get(reasoning_parser)
         self._decode = decode
+        # Where a mark is no token of its own, these are the tokens that models write most; others are not recognised.
+        marks = {} if self._reasoning is None else self._reasoning.thinking_marks()
+        self._thinking_marks = {name: TokenSequence(token_ids=encode(mark)) for name, mark in marks.items()}
 
     def marks(self, parsing: OutputParsing) -> frozenset[str]:
         """What a request's parsers must see of its output, even if it is special tokens."""
-        readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self._tool_calls)
+        readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self.call_reader)
         return frozenset(mark for reader in readers if reader for mark in reader.marks)
 
     def make(self, parsing: OutputParsing, prompt_token_ids: Sequence[int]) -> OutputParser | None:
@@ -109,19 +114,35 @@ class OutputParsers:
         tool_calls = self._call_reader(parsing)
         if reasoning is None and tool_calls is None:
             return None
-        # Of the tokens, which an earlier attempt at the same request has told; its text may be gone.
-        prompt_end = self._decode(prompt_token_ids[-NUM_LAST_TOKENS:]) if reasoning is not None else ""
         return OutputParser(
-            reasoning(prompt_end) if reasoning is not None else None,
+            reasoning(self._prompt_end(prompt_token_ids)) if reasoning is not None else None,
             tool_calls,
             first_call_only=parsing.first_tool_call_only,
         )
 
+    def thinking(self, prompt_token_ids: Sequence[int], budget: int | None) -> Thinking | None:
+        """Where the output's reasoning is; None if there is none. Raises ValueError for a budget without a parser."""
+        if self._reasoning is None:
+            if budget is not None:
+                raise ValueError(
+                    "thinking_token_budget needs the marks around the model's reasoning, which its chat template does "
+                    "not show; name them with --reasoning-parser"
+                )
+            return None
+        reader = self._reasoning(self._prompt_end(prompt_token_ids))
+        if not reader.may_reason:
+            return None
+        return Thinking(**self._thinking_marks, begun=reader.reasons, budget=budget)
+
+    def _prompt_end(self, token_ids: Sequence[int]) -> str:
+        """Of the tokens, which an earlier attempt at the same request has told; its text may be gone."""
+        return self._decode(token_ids[-NUM_LAST_TOKENS:])
+
     def _call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:
-        new_id = None if self._tool_calls is None else self._tool_calls.new_id
+        new_id = None if self.call_reader is None else self.call_reader.new_id
         match parsing.WhichOneof("forced"):
-            case "listed_calls":
+            case "required":
                 return ListedCallReader(new_id)
-            case "arguments_of":
-                return ArgumentsReader(parsing.arguments_of, new_id)
-        return self._tool_calls() if self._tool_calls is not None and parsing.tool_calls else None
+            case "named":
+                return ArgumentsReader(parsing.named, new_id)
+        return self.call_reader() if self.call_reader is not None and parsing.tool_calls else None

@@ -20,8 +20,12 @@ class ThinkReader(ReasoningReader):
         prompt_end = prompt_end.rstrip()
         self.reasons = self.reasons_by_default or prompt_end.endswith(self.opening)
         if prompt_end.endswith(self.closing):
-            self.reasons = False
+            self.reasons = self.may_reason = False
             self._state = self._answer
+
+    @classmethod
+    def thinking_marks(cls) -> dict[str, str]:
+        return {"start": cls.opening, "end": cls.closing}
 
     def _start(self, parsed: Parsed) -> bool:
         rest = self._held.lstrip()
@@ -49,7 +53,7 @@ class ThinkReader(ReasoningReader):
             return False
         parsed.reasoning += self._held[: end - len_of_space(self._held[:end])]
         self._held = self._held[end + len(self.closing) :]
-        self.reasons = False
+        self.reasons = self.may_reason = False
         self.num_tokens -= 1
         self._state = self._answer_begin
         return True

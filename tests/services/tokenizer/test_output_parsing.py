@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 
 from pagewire.services.tokenizer.codec import CodecSource
@@ -134,6 +135,48 @@ async def test_reasoning_tokens_are_counted_over_a_resumption(make_line, smollm2
     assert unparsed.usage.reasoning_tokens == 0
 
 
+JSON = {"grammar": common_pb2.Grammar(json_schema="{}")}
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "options", "expected"),
+    [
+        ("deepseek_r1", {}, {"thinking_token_budget": 7}, (True, 7)),
+        ("qwen3", {}, {"thinking_token_budget": 0}, (False, 0)),
+        ("qwen3", {}, {"sampling_params": JSON, "output_parsing": ALL}, (False, None)),
+        # The prompt has ended the reasoning; nobody tells it apart; there is nothing to restrict.
+        ("qwen3", {"reasoning_effort": "none"}, {"sampling_params": JSON, "thinking_token_budget": 7}, None),
+        ("qwen3", {}, {"sampling_params": JSON}, None),
+        ("qwen3", {}, {"output_parsing": ALL}, None),
+    ],
+)
+async def test_the_executor_is_told_where_the_reasoning_is(
+    make_line, smollm2, template: str, kwargs: dict, options: dict, expected: tuple | None
+) -> None:
+    chat = inference_pb2.ChatPrompt(messages=CHAT.messages, **kwargs)
+    line = make_line("a", config={"chat_template": FAMILIES[template]})
+    async with line.running():
+        result = await line.generate(chat=chat, **options)
+        prompt = inference_pb2.TokenIds(ids=result.prompt_token_ids)
+        await line.generate(token_ids=prompt, resume_token_ids=result.token_ids[:1], **options)
+    for request in line.scheduler.requests:
+        params = request.sampling_params
+        assert params.HasField("thinking") == (expected is not None)
+        if expected is not None:
+            thinking = params.thinking
+            budget = thinking.budget if thinking.HasField("budget") else None
+            assert (thinking.begun, budget) == expected
+            assert smollm2.decode(list(thinking.start.token_ids), skip_special_tokens=False) == "<think>"
+            assert smollm2.decode(list(thinking.end.token_ids), skip_special_tokens=False) == "</think>"
+
+
+async def test_a_budget_needs_marks(make_line) -> None:
+    async with make_line("a").running() as line:
+        with pytest.raises(grpc.aio.AioRpcError, match="name them with --reasoning-parser") as raised:
+            await line.generate(chat=CHAT, thinking_token_budget=7)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 async def test_marks_that_are_special_tokens(tmp_path: Path, skip_special_tokens: bool) -> None:
     path = tiny_tokenizers.save_byte_level(
@@ -181,3 +224,40 @@ def test_unread_output_is_merged_whole() -> None:
     assert merged([said]) == ("ab", "cd", [("f", "{}")])
     assert (list(said.token_ids), said.finish_reason) == ([1, 2, 3], TOOL_CALLS)
     assert json.loads(said.tool_calls[1].arguments) == {}
+
+
+TOOL = inference_pb2.Tool(name="get_weather", parameters_json='{"properties": {"city": {"type": "string"}}}')
+WITH_TOOL = inference_pb2.ChatPrompt(messages=CHAT.messages, tools=[TOOL])
+
+
+async def test_calls_may_be_required_over_grpc(make_line, pool) -> None:
+    line = make_line('[{"name": "get_weather", "arguments": {"city": "Oslo"}}]')
+    async with line.running(pool=pool):
+        required = await line.generate(chat=WITH_TOOL, output_parsing=OutputParsing(required=True))
+        # Tools that may be called need not be those that are shown.
+        listed = await line.generate(chat=CHAT, output_parsing=OutputParsing(required=True, tools=[TOOL]))
+    for result in (required, listed):
+        assert merged(result.responses) == ("", "", [("get_weather", '{"city": "Oslo"}')])
+    first, second = (request.sampling_params.grammar for request in line.scheduler.requests)
+    assert "get_weather" in first.structural_tag and first == second
+
+
+@pytest.mark.parametrize(
+    ("chat", "parsing", "message"),
+    [
+        (CHAT, OutputParsing(required=True), "output_parsing.required needs tools"),
+        (WITH_TOOL, OutputParsing(named="now"), "'now', which is not among the tools: get_weather"),
+        (
+            inference_pb2.ChatPrompt(
+                messages=CHAT.messages, tools=[inference_pb2.Tool(name="f", parameters_json="[", strict=True)]
+            ),
+            OutputParsing(tool_calls=True),
+            "schema of the parameters of 'f' is not valid JSON",
+        ),
+    ],
+)
+async def test_what_cannot_be_forced_is_refused(make_line, pool, chat, parsing: OutputParsing, message: str) -> None:
+    async with (line := make_line()).running(pool=pool):
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as raised:
+            await line.generate(chat=chat, output_parsing=parsing)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -279,16 +279,18 @@ def test_the_flags_take_every_name() -> None:
 
 def test_forced_calls_are_read_whatever_the_model_knows() -> None:
     def read_forced(output: str, tool_call_parser: str, parsing: OutputParsing) -> Told:
-        parsers = OutputParsers(tool_call_parser, "none", templates=[], decode=lambda token_ids: "")
+        parsers = OutputParsers(
+            tool_call_parser, "none", templates=[], decode=lambda token_ids: "", encode=lambda mark: []
+        )
         parser = parsers.make(parsing, [1])
         assert parser is not None
         told = Told().add(parser.finish(output))
-        assert parser.has_called == parsing.listed_calls
+        assert parser.has_called == parsing.required
         return told
 
     for name in ("none", "hermes", "mistral"):
-        listed = read_forced('[{"name": "now", "arguments": {}}]', name, OutputParsing(listed_calls=True))
-        named = read_forced("{}", name, OutputParsing(arguments_of="now"))
+        listed = read_forced('[{"name": "now", "arguments": {}}]', name, OutputParsing(required=True))
+        named = read_forced("{}", name, OutputParsing(named="now"))
         assert listed.said == named.said == Said("", (TIME,))
         # The next prompt's template must take them.
         assert all((len(call_id) == 9) == (name == "mistral") for call_id in (*listed.ids, *named.ids))
@@ -296,7 +298,9 @@ def test_forced_calls_are_read_whatever_the_model_knows() -> None:
 
 def test_what_nobody_asked_for_is_not_parsed() -> None:
     def parsers(tool_calls: str, reasoning: str) -> OutputParsers:
-        return OutputParsers(tool_calls, reasoning, templates=[FAMILIES["mistral"]], decode=lambda token_ids: "")
+        return OutputParsers(
+            tool_calls, reasoning, templates=[FAMILIES["mistral"]], decode=lambda token_ids: "", encode=lambda mark: []
+        )
 
     assert parsers("auto", "auto").make(OutputParsing(), [1]) is None
     assert parsers("auto", "auto").make(OutputParsing(reasoning=True), [1]) is None

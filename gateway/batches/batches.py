@@ -1,0 +1,136 @@
+"""Batches as clients see them: create, look up, list, cancel. `worker.py` runs them."""
+
+import asyncio
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from pagewire.gateway.batches.schema import (
+    Batch,
+    BatchList,
+    BatchQuery,
+    BatchRequest,
+    BatchRequestCounts,
+    window_seconds,
+)
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.files.files import Files, new_id
+from pagewire.gateway.files.schema import MAX_EXPIRY_S
+from pagewire.gateway.files.upload import storage_error
+from pagewire.gateway.store import Document, Lease, Store
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A batch in the store: what clients see of it, and what they do not."""
+
+    batch: Batch
+    # Where its answers will be; clients learn the names of files that exist.
+    output_file_id: str
+    error_file_id: str
+    output_expiry: int  # seconds after their creation
+    # What it ends as, once its lines have.
+    ending: str = "completed"
+
+
+class Batches:
+    """Every method raises ApiError if the store fails."""
+
+    def __init__(self, store: Store, files: Files) -> None:
+        self._files = files
+        self._documents = store.documents("batch")
+        self._folder = store.directory / "batches"
+        self._folder.mkdir(exist_ok=True)
+        self.jobs = store.jobs("batch")
+
+    def working_file(self, name: str) -> Path:
+        """Of a batch that runs: its input by the batch's id, and what has been answered by the ids of its files."""
+        return self._folder / name
+
+    async def create(self, request: BatchRequest) -> Batch:
+        id, now = f"batch_{uuid.uuid4().hex}", int(time.time())
+        try:
+            file = await self._files.get(request.input_file_id)
+        except ApiError as error:
+            error.param = "input_file_id"
+            raise
+        if file.purpose != "batch":
+            raise ApiError(400, f"the purpose of {file.id} is {file.purpose!r}, not 'batch'", param="input_file_id")
+        # The batch's own from now on, whatever becomes of the file.
+        await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
+        batch = Batch(
+            id=id,
+            endpoint=request.endpoint,
+            input_file_id=file.id,
+            completion_window=request.completion_window,
+            created_at=now,
+            expires_at=now + window_seconds(request.completion_window),
+            request_counts=BatchRequestCounts(),
+            metadata=request.metadata,
+        )
+        expiry = request.output_expires_after.seconds if request.output_expires_after else MAX_EXPIRY_S
+        record = Record(batch=batch, output_file_id=new_id(), error_file_id=new_id(), output_expiry=expiry)
+        await self._documents.put(id, msgspec.json.encode(record))
+        await self.jobs.add(id)
+        return batch
+
+    async def get(self, id: str) -> Batch:
+        batch = (await self.record(id)).batch
+        return await self._with_cancellation(batch)
+
+    async def list(self, query: BatchQuery) -> BatchList:
+        page = await self._documents.list(after=query.after, limit=query.limit + 1, newest_first=True)
+        if page is None:
+            raise _not_found(query.after or "", "after")
+        data = [await self._with_cancellation(_decode(document).batch) for document in page[: query.limit]]
+        return BatchList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(page) > len(data),
+        )
+
+    async def cancel(self, id: str) -> Batch:
+        """Whoever runs it will end it."""
+        if not await self.jobs.cancel(id):
+            batch = (await self.record(id)).batch
+            raise ApiError(409, f"{id} cannot be cancelled any more: it is {batch.status}")
+        return await self.get(id)
+
+    async def record(self, id: str) -> Record:
+        document = await self._documents.get(id)
+        if document is None:
+            raise _not_found(id, "batch_id")
+        return _decode(document)
+
+    async def save(self, record: Record, lease: Lease) -> None:
+        """Raises LeaseLost if another process runs it now."""
+        await self._documents.put(record.batch.id, msgspec.json.encode(record), lease=lease)
+
+    async def _with_cancellation(self, batch: Batch) -> Batch:
+        """The record is its owner's, who learns of a cancellation a moment later."""
+        if batch.status in ("validating", "in_progress") and (when := await self.jobs.cancelled_at(batch.id)):
+            return msgspec.structs.replace(batch, status="cancelling", cancelling_at=int(when))
+        return batch
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same bytes under another name. Raises ApiError."""
+    try:
+        try:
+            os.link(source, target)
+        except PermissionError:  # file systems without links
+            shutil.copyfile(source, target)
+    except OSError as error:
+        raise storage_error(error, target) from error
+
+
+def _decode(document: Document) -> Record:
+    return msgspec.json.decode(document.value, type=Record)
+
+
+def _not_found(id: str, param: str) -> ApiError:
+    return ApiError(404, f"no batch {id!r}", param=param)

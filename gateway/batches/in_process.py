@@ -1,0 +1,66 @@
+"""Requests to this gateway's own application, which runs them as if they had come by HTTP."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from pagewire.batch.results import Answer
+
+
+class InProcess:
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        self._app = app
+        self._headers = [(b"content-type", b"application/json")]
+        if api_key:
+            self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
+
+    async def post(self, path: str, body: Mapping[str, Any], request_id: str) -> Answer:
+        """The answer, whatever its status. If this is cancelled, the request is aborted like one of a client that has
+        gone away."""
+        content = json.dumps(body).encode()
+        headers = [
+            *self._headers,
+            (b"content-length", b"%d" % len(content)),
+            (b"x-request-id", request_id.encode()),
+        ]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": headers,
+        }
+        unread: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+        status, answer_headers, pieces = 500, dict[bytes, bytes](), list[bytes]()
+
+        async def receive() -> Message:
+            # After the body, a client that stays.
+            return unread.pop() if unread else await asyncio.Future()
+
+        async def send(message: Message) -> None:
+            nonlocal status, answer_headers
+            if message["type"] == "http.response.start":
+                status, answer_headers = message["status"], dict(message["headers"])
+            else:
+                pieces.append(message.get("body", b""))
+
+        try:
+            await self._app(scope, receive, send)
+        except Exception:  # the application has logged it
+            return Answer(
+                500, b'{"error": {"message": "internal error; the gateway\'s log has the cause"}}', request_id
+            )
+        return Answer(
+            status,
+            b"".join(pieces),
+            answer_headers.get(b"x-request-id", b"").decode("latin-1"),
+            float(answer_headers.get(b"retry-after", b"0")),
+        )

@@ -1,0 +1,50 @@
+"""The routes for batches."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from starlette.routing import Match
+
+from pagewire.batch.lines import ENDPOINTS
+from pagewire.gateway.batches.schema import Batch, BatchList, BatchQuery, BatchRequest
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.json_route import JsonRoute
+
+router = APIRouter(route_class=JsonRoute, tags=["batches"])
+
+
+@router.post("/v1/batches")
+async def create_batch(request: Request, body: BatchRequest) -> Batch:
+    """Answers the requests of an uploaded file in the background."""
+    endpoints = _endpoints(request.app)
+    if body.endpoint not in endpoints:
+        message = f"endpoint: a batch can ask {', '.join(endpoints)}, not {body.endpoint!r}"
+        raise ApiError(400, message, param="endpoint")
+    return await gateway_of(request).batches.create(body)
+
+
+@router.get("/v1/batches")
+async def list_batches(request: Request, query: Annotated[BatchQuery, Query()]) -> BatchList:
+    return await gateway_of(request).batches.list(query)
+
+
+@router.get("/v1/batches/{batch_id}")
+async def retrieve_batch(request: Request, batch_id: str) -> Batch:
+    return await gateway_of(request).batches.get(batch_id)
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(request: Request, batch_id: str) -> Batch:
+    """Ends the batch; what has been answered until then is in its output file."""
+    return await gateway_of(request).batches.cancel(batch_id)
+
+
+def _endpoints(app: FastAPI) -> list[str]:
+    """Those that this server has."""
+
+    def has(path: str) -> bool:
+        scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
+        return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+
+    return [endpoint for endpoint in ENDPOINTS if has(endpoint)]

@@ -1,0 +1,243 @@
+"""One batch, from wherever its record says that it is to its end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from pagewire import rpc
+from pagewire.batch import lines
+from pagewire.batch.lines import Line, LineError
+from pagewire.batch.results import Answer, Results, ResultsInUse
+from pagewire.batch.runner import Runner
+from pagewire.gateway.batches.batches import Batches, Record
+from pagewire.gateway.batches.schema import (
+    BatchError,
+    BatchErrors,
+    BatchInputTokensDetails,
+    BatchOutputTokensDetails,
+    BatchRequestCounts,
+    BatchUsage,
+)
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.files.files import Files
+from pagewire.gateway.store import Lease
+
+logger = logging.getLogger(__name__)
+
+# How often clients see request counts change.
+REPORT_S = 1.0
+# Between looks for what is not there yet: the models, or files that a process which lost its lease has still open.
+LOOK_S = 1.0
+# Processes that died while they ran a batch, after which its remaining lines are taken for the cause.
+MAX_DEATHS = 20
+EXPIRED = "batch_expired", "the completion window ended before this request could be run"
+DEADLY = "gateway_died", f"the gateway died {MAX_DEATHS} times while it ran this batch"
+
+ListModels = Callable[[], Awaitable[Sequence[str]]]
+Post = Callable[[Line, str], Awaitable[Answer]]
+
+
+class BatchRun:
+    """Every step can be repeated after a crash: what a step changes is saved once it is whole, and the answers of lines
+    are in files of their own, to which only one process can append."""
+
+    def __init__(
+        self, batches: Batches, files: Files, list_models: ListModels, post: Post, lease: Lease, record: Record
+    ) -> None:
+        """post: asks this gateway, given a line and an id for the request."""
+        self._batches = batches
+        self._files = files
+        self._list_models = list_models
+        self._post = post
+        self._lease = lease
+        self._record = record
+        self._batch = record.batch
+        self._input = batches.working_file(record.batch.id)
+
+    async def run(self, room: asyncio.Semaphore, concurrency: int, stopping: asyncio.Event) -> None:
+        """To the batch's end, or until `stopping`, which lets requests in flight end and leaves the rest to the next
+        process. room: for requests of all batches. Raises LeaseLost, ApiError or OSError."""
+        batch = self._batch
+        if batch.status == "validating":
+            await self._validate_or_end(stopping)
+        if batch.status == "in_progress":
+            await self._run_lines(room, concurrency, stopping)
+        if batch.status == "finalizing":
+            await self._finalize()
+        if batch.status in ("validating", "in_progress"):
+            return
+        for name in (batch.id, self._record.output_file_id, self._record.error_file_id):
+            self._batches.working_file(name).unlink(missing_ok=True)
+        await self._batches.jobs.finish(self._lease)
+        logger.info(
+            "batch %s is %s: %d requests, %d failed",
+            *(batch.id, batch.status, batch.request_counts.total, batch.request_counts.failed),
+        )
+
+    async def _save(self) -> None:
+        await self._batches.save(self._record, self._lease)
+
+    async def _validate_or_end(self, stopping: asyncio.Event) -> None:
+        validating = asyncio.create_task(self._validate())
+        ending = await self._wait(validating, stopping)
+        await rpc.cancel([validating])
+        if ending in ("cancelled", "expired"):
+            await self._begin_finalizing(ending)
+
+    async def _validate(self) -> None:
+        batch = self._batch
+        checked = await asyncio.to_thread(lines.check, self._input, [batch.endpoint])
+        if checked.models and not checked.errors:
+            lines.check_models(checked, await self._served())
+        if checked.errors:
+            batch.errors = BatchErrors(data=[_error(error) for error in checked.errors])
+            batch.status, batch.failed_at = "failed", int(time.time())
+        else:
+            batch.request_counts.total = checked.num_requests
+            batch.model = next(iter(checked.models), None)
+            batch.status, batch.in_progress_at = "in_progress", int(time.time())
+        await self._save()
+
+    async def _served(self) -> Sequence[str]:
+        """Waits for a tokenizer service that is away."""
+        while True:
+            try:
+                return await self._list_models()
+            except (ApiError, grpc.aio.AioRpcError) as error:
+                logger.debug("batch %s waits for the tokenizer service: %s", self._batch.id, error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _run_lines(self, room: asyncio.Semaphore, concurrency: int, stopping: asyncio.Event) -> None:
+        async with self._results() as results:
+            runner = Runner(self._ask, results, room, away_timeout=0)
+            running = asyncio.create_task(self._run_all(runner, results, concurrency))
+            deadly = self._lease.lost_leases >= MAX_DEATHS
+            ending = "deadly" if deadly else await self._wait(running, stopping)
+            if ending == "stopped":
+                runner.stop()
+                if not await running:
+                    return
+                ending = "completed"
+            await rpc.cancel([running])
+            if ending == "expired":
+                await self._fail_the_rest(results, *EXPIRED)
+            elif ending == "deadly":
+                await self._fail_the_rest(results, *DEADLY)
+                ending = "completed"
+            await self._end_lines(results, ending)
+
+    async def _wait(self, running: asyncio.Task[Any], stopping: asyncio.Event) -> str:
+        """ "completed", or why the task has to end."""
+        cancelled = asyncio.create_task(self._lease.cancelled.wait())
+        stopped = asyncio.create_task(stopping.wait())
+        left = max(0.0, self._batch.expires_at - time.time())
+        try:
+            done, _ = await asyncio.wait(
+                {running, cancelled, stopped}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            await rpc.cancel([cancelled, stopped])
+        if running in done:
+            return "completed"
+        return "cancelled" if cancelled in done else "stopped" if stopped in done else "expired"
+
+    async def _run_all(self, runner: Runner, results: Results, concurrency: int) -> bool:
+        reporting = asyncio.create_task(self._report(results))
+        try:
+            await self._wait_for_model()
+            unread = lines.read(self._input, [self._batch.endpoint], results.done)
+            return await runner.run(unread, concurrency)
+        finally:
+            await rpc.cancel([reporting])
+
+    async def _wait_for_model(self) -> None:
+        """After a restart the line may serve another one, for a while."""
+        model = self._batch.model
+        if model is None or model in (served := await self._served()):
+            return
+        logger.warning("batch %s waits for the model %s; served: %s", self._batch.id, model, ", ".join(served))
+        while model not in await self._served():  # noqa: ASYNC110 - the state of another service
+            await asyncio.sleep(LOOK_S)
+
+    async def _ask(self, line: Line) -> Answer:
+        return await self._post(line, f"{self._batch.id}-{line.number}")
+
+    async def _report(self, results: Results) -> None:
+        while True:
+            if self._note(results):
+                await self._save()
+            await asyncio.sleep(REPORT_S)
+
+    def _note(self, results: Results) -> bool:
+        """Whether there is anything new."""
+        counts = self._batch.request_counts
+        noted = BatchRequestCounts(total=counts.total, completed=results.num_completed, failed=results.num_failed)
+        self._batch.request_counts = noted
+        return noted != counts
+
+    async def _fail_the_rest(self, results: Results, code: str, message: str) -> None:
+        async for line in lines.read(self._input, [self._batch.endpoint], frozenset(results.done)):
+            await asyncio.to_thread(results.add_error, line, code, message)
+
+    async def _end_lines(self, results: Results, ending: str) -> None:
+        batch, record = self._batch, self._record
+        self._note(results)
+        if results.num_completed:
+            batch.output_file_id = record.output_file_id
+        if results.num_failed:
+            batch.error_file_id = record.error_file_id
+        usage = results.usage
+        batch.usage = BatchUsage(
+            input_tokens=usage.input_tokens,
+            input_tokens_details=BatchInputTokensDetails(cached_tokens=usage.cached_tokens),
+            output_tokens=usage.output_tokens,
+            output_tokens_details=BatchOutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+            total_tokens=usage.input_tokens + usage.output_tokens,
+        )
+        await self._begin_finalizing(ending)
+
+    async def _begin_finalizing(self, ending: str) -> None:
+        batch = self._batch
+        self._record.ending = ending
+        if (when := await self._batches.jobs.cancelled_at(batch.id)) is not None:
+            batch.cancelling_at = int(when)
+        batch.status, batch.finalizing_at = "finalizing", int(time.time())
+        await self._save()
+
+    async def _finalize(self) -> None:
+        batch, expiry = self._batch, self._record.output_expiry
+        for id, what in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
+            if id is not None:
+                await self._files.adopt(self._batches.working_file(id), id, f"{batch.id}_{what}.jsonl", expiry)
+        now = int(time.time())
+        if self._record.ending == "completed":
+            batch.status, batch.completed_at = "completed", now
+        elif self._record.ending == "expired":
+            batch.status, batch.expired_at = "expired", now
+        else:
+            batch.status, batch.cancelled_at = "cancelled", now
+        await self._save()
+
+    @asynccontextmanager
+    async def _results(self) -> AsyncIterator[Results]:
+        record, file = self._record, self._batches.working_file
+        while True:
+            try:
+                results = await asyncio.to_thread(Results, file(record.output_file_id), file(record.error_file_id))
+                break
+            except ResultsInUse as error:  # by a process that is slower to notice than its lease was to run out
+                logger.info("batch %s: %s", self._batch.id, error)
+            await asyncio.sleep(LOOK_S)
+        try:
+            yield results
+        finally:
+            results.close()
+
+
+def _error(error: LineError) -> BatchError:
+    return BatchError(code=error.code, line=error.number, message=error.message, param=error.param)

@@ -1,0 +1,134 @@
+"""What the routes for batches take and answer."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import UNSET, UnsetType
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from pagewire.gateway.files.schema import MAX_EXPIRY_S, ExpiresAfter
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.requests import Parameters
+from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.schema.unsupported import Refused
+
+MAX_LISTED_BATCHES = 100
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
+_UNIT_S = {"m": 60, "h": 3600, "d": 86400}
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+
+
+def window_seconds(window: str) -> int:
+    """Of "24h", "30m" or "7d". Raises ValueError."""
+    match = _WINDOW.fullmatch(window)
+    if match is None:
+        raise ValueError("expected a time such as `24h`, `30m` or `7d`")
+    return int(match[1]) * _UNIT_S[match[2]]
+
+
+def _window(window: str) -> str:
+    if window_seconds(window) > MAX_EXPIRY_S:
+        raise ValueError("expected at most 30 days")
+    return window
+
+
+class BatchRequest(Parameters):
+    """`input_file_id` names an uploaded file; a line of it is
+    `{"custom_id": "1", "method": "POST", "url": ENDPOINT, "body": {...}}`."""
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {}
+
+    input_file_id: Annotated[str, StringConstraints(min_length=1)] = required("gateway", "The id of an uploaded file.")
+    endpoint: str = required("gateway", "The route that all its lines name.")
+    completion_window: Annotated[str, AfterValidator(_window)] = required(
+        "gateway", "`24h`, `30m`, `7d`: what is not done by then is not done. At most 30 days."
+    )
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, StringConstraints(max_length=64)],
+                Annotated[str, StringConstraints(max_length=512)],
+            ],
+            Field(max_length=16),
+        ]
+        | None
+    ) = field("gateway", "Labels; they return in the batch.")
+    output_expires_after: ExpiresAfter | None = field("gateway", "When its output is deleted. Unset: after 30 days.")
+
+
+class BatchQuery(BaseModel):
+    """Which page of the batches, the newest first; `after` is the last id of the page before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: str | None = None
+    limit: Annotated[int, Field(ge=1, le=MAX_LISTED_BATCHES)] = 20
+
+
+class BatchError(Body, kw_only=True):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrors(Body, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class BatchRequestCounts(Body, kw_only=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchInputTokensDetails(Body, kw_only=True):
+    cached_tokens: int
+
+
+class BatchOutputTokensDetails(Body, kw_only=True):
+    reasoning_tokens: int
+
+
+class BatchUsage(Body, kw_only=True):
+    input_tokens: int
+    input_tokens_details: BatchInputTokensDetails
+    output_tokens: int
+    output_tokens_details: BatchOutputTokensDetails
+    total_tokens: int
+
+
+class Batch(Body, kw_only=True):
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None = None
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: Status = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: BatchRequestCounts
+    usage: BatchUsage | UnsetType = UNSET
+    metadata: dict[str, str] | None = None
+
+
+class BatchList(Body, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

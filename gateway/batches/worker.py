@@ -1,0 +1,104 @@
+"""Takes batches, whether new or left by a process that died, and runs them."""
+
+import asyncio
+import logging
+
+from pagewire import rpc
+from pagewire.batch.lines import Line
+from pagewire.batch.results import Answer
+from pagewire.gateway.batches.in_process import InProcess
+from pagewire.gateway.batches.run import BatchRun
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.store import Lease, LeaseLost
+
+logger = logging.getLogger(__name__)
+
+# Batches that one process runs at once; they share its room for requests.
+MAX_BATCHES = 4
+# After an error of the store or the disk.
+PAUSE_S = 10.0
+SWEEP_S = 600.0
+# Later than requests that name none, under --scheduling-policy priority.
+PRIORITY = 100
+_HAVE_PRIORITY = ("/v1/chat/completions", "/v1/completions")
+
+
+class BatchWorker:
+    """What one gateway process does for batches, whoever has created them."""
+
+    def __init__(self, gateway: Gateway, app: InProcess, concurrency: int) -> None:
+        """concurrency: requests of batches that run at once."""
+        self._gateway = gateway
+        self._batches = gateway.batches
+        self._app = app
+        self._concurrency = concurrency
+        self._room = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(MAX_BATCHES)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begins nothing more: batches are left to other processes, or the next."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            async with asyncio.TaskGroup() as group:
+                while not self._stopping.is_set():
+                    await self._slots.acquire()
+                    group.create_task(self._work(await self._next()))
+                await asyncio.Future()
+        finally:
+            await rpc.cancel([sweeping])
+
+    async def _next(self) -> Lease:
+        while True:
+            try:
+                return await self._batches.jobs.next()
+            except ApiError as error:
+                logger.error("batches cannot be run: %s", error)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _work(self, lease: Lease) -> None:
+        try:
+            async with self._batches.jobs.hold(lease):
+                running = asyncio.create_task(self._run(lease))
+                lost = asyncio.create_task(lease.lost.wait())
+                try:
+                    await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await rpc.cancel([running, lost])
+        except LeaseLost:
+            logger.warning("batch %s has gone to another process", lease.id)
+        except (ApiError, OSError) as error:
+            logger.error("batch %s is interrupted: %s", lease.id, error)
+            await asyncio.sleep(PAUSE_S)
+        except Exception:
+            logger.exception("batch %s is interrupted", lease.id)
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            self._slots.release()
+
+    async def _run(self, lease: Lease) -> None:
+        record = await self._batches.record(lease.id)
+        run = BatchRun(self._batches, self._gateway.files, self._list_models, self._post, lease, record)
+        await run.run(self._room, self._concurrency, self._stopping)
+
+    async def _list_models(self) -> list[str]:
+        return [model.id for model in await self._gateway.list_models()]
+
+    async def _post(self, line: Line, request_id: str) -> Answer:
+        body = line.body
+        if line.url in _HAVE_PRIORITY and body.get("priority") is None:
+            body = {**body, "priority": PRIORITY}
+        return await self._app.post(line.url, body, request_id)
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self._gateway.files.sweep()
+            except (ApiError, OSError) as error:
+                logger.error("expired files cannot be removed: %s", error)
+            await asyncio.sleep(SWEEP_S)

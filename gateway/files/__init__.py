@@ -1,0 +1,1 @@
+"""`/v1/files`: what clients upload for batches, and what batches answer."""

@@ -1,0 +1,146 @@
+"""Files in the gateway's data directory: their bytes in a folder, the rest in the store."""
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.files.schema import MAX_EXPIRY_S, File, FileList, FileQuery, Purpose, UploadForm
+from pagewire.gateway.files.upload import save, storage_error
+from pagewire.gateway.store import Document, Store
+
+# A file that no document knows is one that has expired, was deleted, or is about to get its document.
+ORPHAN_S = 3600.0
+
+
+class Files:
+    """Every method raises ApiError if the disk fails."""
+
+    def __init__(self, store: Store, max_bytes: int) -> None:
+        self._folder = store.directory / "files"
+        self._folder.mkdir(exist_ok=True)
+        self._documents = store.documents("file")
+        self._max_bytes = max_bytes
+
+    def path(self, id: str) -> Path:
+        """Of the bytes of a file that exists."""
+        return self._folder / id
+
+    async def upload(self, request: Request) -> File:
+        id = new_id()
+        stream = request.stream()
+        upload = await save(self.path(id), request.headers.get("content-type", ""), stream, self._max_bytes)
+        try:
+            form = _form(upload.fields)
+            expiry = form.expires_after.seconds if form.expires_after else MAX_EXPIRY_S
+            assert upload.filename is not None
+            return await self._add(id, Path(upload.filename).name, "batch", expiry)
+        except BaseException:
+            self.path(id).unlink(missing_ok=True)
+            raise
+
+    async def adopt(self, path: Path, id: str, filename: str, expiry: int) -> File:
+        """Moves what a batch has answered to the files. May be repeated, as after a crash in the middle."""
+        _move(path, self.path(id))
+        return await self._add(id, filename, "batch_output", expiry)
+
+    async def get(self, id: str) -> File:
+        document = await self._documents.get(id)
+        if document is None:
+            raise not_found(id)
+        return _decode(document)
+
+    async def list(self, query: FileQuery) -> FileList:
+        newest_first, found, after = query.order == "desc", list[File](), query.after
+        while len(found) <= query.limit:
+            page = await self._documents.list(after=after, limit=query.limit + 1, newest_first=newest_first)
+            if page is None:
+                raise not_found(query.after or "", param="after")
+            if not page:
+                break
+            after = page[-1].id
+            files = map(_decode, page)
+            found += [file for file in files if query.purpose in (None, file.purpose)]
+        shown = found[: query.limit]
+        return FileList(
+            data=shown,
+            first_id=shown[0].id if shown else None,
+            last_id=shown[-1].id if shown else None,
+            has_more=len(found) > len(shown),
+        )
+
+    async def delete(self, id: str) -> None:
+        if not await self._documents.delete(id):
+            raise not_found(id)
+        self.path(id).unlink(missing_ok=True)
+
+    async def sweep(self) -> None:
+        """Removes the bytes of files that have expired, and what crashes have left."""
+        before = time.time() - ORPHAN_S
+        old = [entry.name for entry in os.scandir(self._folder) if entry.stat().st_mtime < before]
+        for id in old:
+            if await self._documents.get(id) is None:
+                self.path(id).unlink(missing_ok=True)
+
+    async def _add(self, id: str, filename: str, purpose: Purpose, expiry: int) -> File:
+        now = int(time.time())
+        file = File(
+            id=id,
+            bytes=self.path(id).stat().st_size,
+            created_at=now,
+            expires_at=now + expiry,
+            filename=filename,
+            purpose=purpose,
+        )
+        await self._documents.put(id, msgspec.json.encode(file), expires_at=file.expires_at)
+        return file
+
+
+def _move(source: Path, target: Path) -> None:
+    """Unless it has been moved before. Raises ApiError."""
+    try:
+        if source.exists():
+            source.replace(target)
+    except OSError as error:
+        raise storage_error(error, target) from error
+
+
+def new_id() -> str:
+    return f"file-{uuid.uuid4().hex}"
+
+
+def not_found(id: str, param: str = "file_id") -> ApiError:
+    return ApiError(404, f"no file {id!r}: it was never here, was deleted or has expired", param=param)
+
+
+def _decode(document: Document) -> File:
+    return msgspec.json.decode(document.value, type=File)
+
+
+def _form(fields: Mapping[str, str]) -> UploadForm:
+    """Of the fields as they came: `expires_after[seconds]` is a member of `expires_after`."""
+    nested: dict[str, object] = {}
+    for name, value in fields.items():
+        outer, bracket, inner = name.partition("[")
+        if bracket and outer == "expires_after" and inner.endswith("]"):
+            members = nested.setdefault(outer, {})
+            assert isinstance(members, dict)
+            members[inner[:-1]] = value
+        else:
+            nested[name] = value
+    try:
+        form = UploadForm.model_validate(nested)
+    except ValidationError as error:
+        located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise RequestValidationError(located, body=nested) from None
+    if form.purpose != "batch":
+        message = f"purpose: only files for `batch` are of use to this server, not {form.purpose!r}"
+        raise ApiError(400, message, param="purpose")
+    return form

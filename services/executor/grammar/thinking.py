@@ -1,0 +1,129 @@
+"""Outputs that think before they answer: a budget for the reasoning, a grammar for the answer alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from pagewire.services.executor.grammar.matcher import GrammarMatcher, TokenBits
+from pagewire.v1.common_pb2 import SamplingParams
+
+Mark = tuple[int, ...]
+
+
+class ThinkingMatcher:
+    """A `Matcher`: any token in the reasoning, what closes it where the budget is used up, then what the answer allows.
+
+    Without a grammar the reasoning begins at its mark, wherever that is before the answer's. With one the output begins
+    with a mark, or it is the answer.
+    """
+
+    def __init__(
+        self, params: SamplingParams, answer: GrammarMatcher | None, eos_token_ids: Collection[int], vocab_size: int
+    ) -> None:
+        """params: with `thinking`. answer: the place in its grammar, at the start."""
+        thinking = params.thinking
+        self._start: Mark = tuple(thinking.start.token_ids)
+        self._end: Mark = tuple(thinking.end.token_ids)
+        self._answer_mark: Mark = tuple(thinking.answer.token_ids) or self._end
+        self._closing: Mark = tuple(thinking.closing.token_ids) or self._end
+        self._budget = thinking.budget if thinking.HasField("budget") else None
+        self._answer = answer
+        self._eos_tokens = TokenBits(eos_token_ids)
+        self._end_tokens = TokenBits({*eos_token_ids, *params.stop_token_ids})
+        self._min_tokens = params.min_tokens
+        longest = max(map(len, (self._start, self._end, self._answer_mark, self._closing)))
+        self._tail: deque[int] = deque(maxlen=longest)  # the output's last tokens
+        self._num_tokens = 0  # before the answer
+        self._num_thought = 0  # of them, the reasoning's
+        self._thinks = thinking.begun
+        self._closes = self._is_used_up  # and does so until the answer
+        self._answers = False
+        # Marks that the output begins with, while it has not reached the end of one.
+        self._openings: set[Mark] = set()
+        self._may_answer_at_once = answer is not None and not thinking.begun
+        if self._may_answer_at_once:
+            self._openings = self._possible_openings(vocab_size)
+        self.num_free = self._budget if answer is None and self._budget is not None else 0
+
+    def _possible_openings(self, vocab_size: int) -> set[Mark]:
+        """None that begins like an answer: that is what it is then."""
+        assert self._answer is not None
+        mask = np.empty(-(-vocab_size // 32), dtype=np.int32)
+        self._answer.fill_mask(mask)
+        marks = {self._start, self._answer_mark} - {self._end}
+        return {mark for mark in marks if not mask[mark[0] // 32] >> (mark[0] % 32) & 1}
+
+    @property
+    def error(self) -> str:
+        return self._answer.error if self._answer is not None else ""
+
+    @property
+    def is_over(self) -> bool:
+        return self._answers and self._answer is None
+
+    @property
+    def _is_used_up(self) -> bool:
+        return self._thinks and self._budget is not None and self._num_thought >= self._budget
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        for index, token_id in enumerate(token_ids):
+            if self._may_answer_at_once:
+                self._may_answer_at_once = False
+                self._answers = all(mark[0] != token_id for mark in self._openings)
+            if self._answers:
+                if self._answer is not None:
+                    self._answer.advance(token_ids[index:])
+                return
+            self._take(token_id)
+
+    def _take(self, token_id: int) -> None:
+        """A token before the answer."""
+        self._num_tokens += 1
+        self._num_thought += self._thinks
+        self._tail.append(token_id)
+        self._openings = {mark for mark in self._openings if len(mark) > self._num_tokens and self._begins_with(mark)}
+        if self._ends_with(self._answer_mark):
+            self._answers = True
+            if self._answer is not None:
+                self._answer.skip(self._num_tokens)
+        elif self._thinks and self._ends_with(self._end):
+            self._thinks = False
+            self._num_thought -= 1
+        elif self._ends_with(self._start):
+            self._thinks = True
+            if self._num_tokens == len(self._start):  # what the prompt has begun is begun again
+                self._num_thought = 0
+        self._closes |= self._is_used_up
+
+    def _begins_with(self, mark: Mark) -> bool:
+        return tuple(self._tail)[-self._num_tokens :] == mark[: self._num_tokens]
+
+    def _ends_with(self, mark: Mark) -> bool:
+        return bool(mark) and self._tail[-1] == mark[-1] and tuple(self._tail)[-len(mark) :] == mark
+
+    def fill_mask(self, mask: np.ndarray) -> None:
+        if self._answers or self._may_answer_at_once:
+            mask.fill(-1) if self._answer is None else self._answer.fill_mask(mask)
+        elif self._closes or self._openings:
+            mask.fill(0)
+        else:
+            self._fill_any(mask)
+        if self._closes and not self._answers:
+            TokenBits([self._next_of_closing()]).allow(mask)
+        TokenBits(mark[self._num_tokens] for mark in self._openings).allow(mask)
+
+    def _fill_any(self, mask: np.ndarray) -> None:
+        """An answer has to come if it has a grammar."""
+        mask.fill(-1)
+        if self._answer is not None:
+            self._eos_tokens.forbid(mask)
+            if self._num_tokens < self._min_tokens:
+                self._end_tokens.forbid(mask)
+
+    def _next_of_closing(self) -> int:
+        """Behind as much of it as the output ends with."""
+        tail, closing = tuple(self._tail), self._closing
+        return closing[max((size for size in range(1, len(closing)) if tail[-size:] == closing[:size]), default=0)]
