@@ -46,7 +46,7 @@ def output_parsing(body: ChatCompletionRequest) -> inference_pb2.OutputParsing:
         return inference_pb2.OutputParsing(named=choice.function.name)
     return inference_pb2.OutputParsing(
         # What a client has begun to write is the answer, not what comes before it.
-        reasoning=not body.continue_final_message,
+        reasoning=not body.continue_final_message and body.separate_reasoning is not False,
         tool_calls=bool(body.tools) and choice != "none",
         first_tool_call_only=only_one,
     )

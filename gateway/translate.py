@@ -111,8 +111,10 @@ def chat_prompt(messages: Sequence[Message], body: ChatPromptParameters) -> infe
         prompt.add_generation_prompt = False
     elif body.add_generation_prompt is not None:
         prompt.add_generation_prompt = body.add_generation_prompt
-    if body.chat_template_kwargs:
-        prompt.chat_template_kwargs_json = json.dumps(body.chat_template_kwargs)
+    prompt.chat_template = body.chat_template or ""
+    kwargs = {"verbosity": body.verbosity} if body.verbosity is not None else {}
+    if kwargs := kwargs | (body.chat_template_kwargs or {}):
+        prompt.chat_template_kwargs_json = json.dumps(kwargs)
     prompt.tools.extend(wire_tools(body.tools or ()))
     prompt.documents_json.extend(map(json.dumps, body.documents or ()))
     if body.reasoning_effort is not None:
