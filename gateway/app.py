@@ -18,6 +18,7 @@ from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -66,6 +67,7 @@ def with_routes() -> FastAPI:
     app.include_router(router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
+    app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     return app
 
