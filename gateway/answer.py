@@ -23,10 +23,6 @@ from pagewire.gateway.schema.responses import (
     UsageInfo,
 )
 from pagewire.v1 import common_pb2
-from pagewire.v1.inference_pb2 import TokenLogprob
-
-# JSON has no -Infinity; vLLM's and OpenAI's floor.
-MIN_LOGPROB = -9999.0
 
 _FINISH_REASONS: Mapping[common_pb2.FinishReason, FinishReason] = {
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -81,17 +77,17 @@ def stop_reason(response: ChoiceOutput) -> StopReason:
     return getattr(response, which) if which else None
 
 
-def logprob_of(token: TokenLogprob) -> float:
-    return max(token.logprob, MIN_LOGPROB)
-
-
 class UsageTotal:
     """Token counts of an answer, from the cumulative counts of its generations."""
 
-    def __init__(self, generations: Sequence[PendingChoice], choices_per_prompt: int) -> None:
-        """The generations of one prompt are neighbours; each prompt counts once."""
+    def __init__(
+        self, generations: Sequence[PendingChoice], choices_per_prompt: int, *, counts_output: bool = True
+    ) -> None:
+        """The generations of one prompt are neighbours; each prompt counts once. counts_output: false where no token of
+        the output is wanted."""
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
+        self._counts_output = counts_output
 
     @property
     def prompt_tokens(self) -> int:
@@ -99,7 +95,7 @@ class UsageTotal:
 
     @property
     def completion_tokens(self) -> int:
-        return sum(one.usage.completion_tokens for one in self._generations)
+        return sum(one.usage.completion_tokens for one in self._generations) if self._counts_output else 0
 
     @property
     def cached_tokens(self) -> int:

@@ -183,7 +183,7 @@ def _type(value: Schema, null: str = "") -> str:
     if kind == "null":
         return null
     limits = {key: value[key] for key in _BOUNDS if abs(value.get(key, math.inf)) < _INT32_MAX}
-    return " ".join([kind, ", ".join(_BOUNDS[key] + f"{limit:g}" for key, limit in limits.items())]).strip()
+    return " ".join([kind, ", ".join(_BOUNDS[key] + str(limit) for key, limit in limits.items())]).strip()
 
 
 def _link(name: str) -> str:

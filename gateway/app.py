@@ -18,6 +18,7 @@ from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -65,6 +66,7 @@ def with_routes() -> FastAPI:
     app.include_router(router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
+    app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     return app
 
@@ -88,14 +90,23 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
-    answer = CompletionAnswer(body, head, await prompt_texts(gateway, body) if body.echo else ())
+    # With log probabilities of the prompt its text comes along.
+    echoes = await prompt_texts(gateway, body) if body.echo and body.logprobs is None else ()
+    answer = CompletionAnswer(body, head, echoes)
     return _generation(gateway, body, requests, answer)
 
 
 def _generation(
     gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
 ) -> Response:
-    return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream), choices_per_prompt=body.n or 1)
+    return GenerationResponse(
+        gateway.link,
+        requests,
+        answer,
+        stream=bool(body.stream),
+        choices_per_prompt=body.n or 1,
+        counts_output=body.max_tokens != 0,
+    )
 
 
 @router.get("/v1/models", tags=["models"])

@@ -1,11 +1,13 @@
 """Answers to /v1/chat/completions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.logprobs import chat_logprobs, prompt_logprobs, told_of_prompt
 from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.responses import (
@@ -15,12 +17,8 @@ from pagewire.gateway.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
-    ChatLogprob,
-    ChatLogprobs,
-    TopLogprob,
 )
 from pagewire.gateway.tools import call_chunks, whole_calls
-from pagewire.v1.inference_pb2 import TokenLogprob
 
 
 class ChatAnswer:
@@ -28,13 +26,18 @@ class ChatAnswer:
 
     def __init__(self, body: ChatCompletionRequest, head: Head) -> None:
         self._logprobs = bool(body.logprobs)
+        self._num_prompt_top = body.prompt_logprobs
+        self._as_ids = bool(body.return_tokens_as_token_ids)
         self._return_token_ids = bool(body.return_token_ids)
         self._tells_of_tokens = self._logprobs or self._return_token_ids
         self._include_reasoning = body.include_reasoning is not False
         self._head = head
-        self._writer = ChunkWriter(
-            ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
+        # There is one tier; who asks for any is told so.
+        self._tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
+        chunk = ChatCompletionChunk(
+            id=head.id, created=head.created, model=head.model, choices=[], service_tier=self._tier
         )
+        self._writer = ChunkWriter(chunk, body.stream_options)
         # Filled anew for each token, as making the two objects takes as long as encoding them.
         self._delta_choice = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
@@ -54,7 +57,7 @@ class ChatAnswer:
             choice = self._delta_choice
             choice.index, choice.delta.content = generation.index, output.text
             if self._logprobs:
-                choice.logprobs = _logprobs(output.logprobs)
+                choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
@@ -82,7 +85,7 @@ class ChatAnswer:
         for position, delta in enumerate(deltas):
             choice = ChatChunkChoice(index=generation.index, delta=delta)
             if not position and self._logprobs:
-                choice.logprobs = _logprobs(output.logprobs)
+                choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if not position and self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
@@ -102,14 +105,18 @@ class ChatAnswer:
             model=self._head.model,
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=usage.info(),
+            service_tier=self._tier,
             prompt_token_ids=generations[0].prompt_token_ids if self._return_token_ids else UNSET,
+            prompt_logprobs=UNSET
+            if self._num_prompt_top is None
+            else prompt_logprobs(told_of_prompt(generations[0], generations), self._num_prompt_top),
         )
 
     def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
         return ChatChoice(
             index=index,
             message=self._message(output),
-            logprobs=_logprobs(output.logprobs) if self._logprobs else None,
+            logprobs=chat_logprobs(output.logprobs, self._as_ids) if self._logprobs else None,
             finish_reason=finish_reason(output),
             stop_reason=stop_reason(output),
             token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
@@ -124,20 +131,3 @@ class ChatAnswer:
         if output.tool_calls:
             message.tool_calls = whole_calls(output.tool_calls)
         return message
-
-
-def _logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
-    return ChatLogprobs(
-        content=[
-            ChatLogprob(
-                token=token.token,
-                logprob=logprob_of(token),
-                bytes=list(token.token_bytes),
-                top_logprobs=[
-                    TopLogprob(token=other.token, logprob=logprob_of(other), bytes=list(other.token_bytes))
-                    for other in token.top_logprobs
-                ],
-            )
-            for token in tokens
-        ]
-    )

@@ -1,12 +1,13 @@
 """Answers to /v1/completions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, logprob_of, stop_reason
+from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, told_of_prompt
 from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import CompletionRequest
 from pagewire.gateway.schema.responses import (
@@ -17,7 +18,8 @@ from pagewire.gateway.schema.responses import (
     CompletionLogprobs,
 )
 from pagewire.gateway.translate import as_list
-from pagewire.v1.inference_pb2 import DetokenizeRequest, TokenLogprob
+from pagewire.v1 import common_pb2
+from pagewire.v1.inference_pb2 import DetokenizeRequest, GenerateResponse
 
 
 async def prompt_texts(gateway: Gateway, body: CompletionRequest) -> list[str]:
@@ -37,13 +39,18 @@ class CompletionAnswer:
     operation = "text_completion"
 
     def __init__(self, body: CompletionRequest, head: Head, echoes: Sequence[str] = ()) -> None:
-        """echoes: what the choices of each prompt begin with; empty = with what is generated."""
+        """echoes: what the choices of each prompt begin with; empty = with what is generated, or with what is told
+        together with log probabilities."""
         self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]  # by choice
-        self._logprobs = body.logprobs is not None
+        self._num_top = body.logprobs  # None: no log probabilities
+        self._num_prompt_top = body.prompt_logprobs
+        self._echoes_logprobs = bool(body.echo) and body.logprobs is not None
+        self._has_output = body.max_tokens != 0
+        self._as_ids = bool(body.return_tokens_as_token_ids)
         self._return_token_ids = bool(body.return_token_ids)
         self._head = head
-        # Characters of the text that earlier logprobs covered, by choice.
-        self._offsets: dict[int, int] = {}
+        # Characters that the text of a choice begins with, by choice, once these were sent with log probabilities.
+        self._echo_sizes: dict[int, int] = {}
         # Choices whose prompt token ids were sent.
         self._prompts_sent: set[int] = set()
         self._writer = ChunkWriter(
@@ -58,11 +65,18 @@ class CompletionAnswer:
             self._writer.chunk(out, CompletionChunkChoice(index=generation.index, text=echo), usage)
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
+        if self._echoes_logprobs and generation.index not in self._echo_sizes:
+            text, logprobs = self._echo(generation, (generation,))
+            self._echo_sizes[generation.index] = len(text)
+            self._writer.chunk(out, CompletionChunkChoice(generation.index, text, logprobs), usage)
+        if not self._has_output:
+            output = _end_of(output)
         if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
             choice = self._delta_choice
             choice.index, choice.text = generation.index, output.text
-            if self._logprobs:
-                choice.logprobs = self._logprobs_of(generation.index, output.logprobs)
+            if self._num_top is not None:
+                offset = self._echo_sizes.get(generation.index, 0)
+                choice.logprobs = completion_logprobs(output.logprobs, self._as_ids, offset)
             if self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
                 is_first = generation.index not in self._prompts_sent
@@ -88,28 +102,42 @@ class CompletionAnswer:
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
-            choices=[self._choice(generation, output) for generation, output in zip(generations, outputs, strict=True)],
+            choices=[
+                self._choice(generation, generations, output if self._has_output else _end_of(output))
+                for generation, output in zip(generations, outputs, strict=True)
+            ],
             usage=usage.info(),
         )
 
-    def _choice(self, generation: PendingChoice, output: ChoiceOutput) -> CompletionChoice:
+    def _choice(
+        self, generation: PendingChoice, generations: Sequence[PendingChoice], output: ChoiceOutput
+    ) -> CompletionChoice:
+        echo, logprobs = self._echoes[generation.index] if self._echoes else "", None
+        if self._echoes_logprobs:
+            echo, logprobs = self._echo(generation, generations)
+        if self._num_top is not None:
+            logprobs = completion_logprobs(output.logprobs, self._as_ids, len(echo), logprobs)
         return CompletionChoice(
             index=generation.index,
-            text=self._echoes[generation.index] + output.text if self._echoes else output.text,
-            logprobs=self._logprobs_of(generation.index, output.logprobs) if self._logprobs else None,
+            text=echo + output.text,
+            logprobs=logprobs,
             finish_reason=finish_reason(output),
             stop_reason=stop_reason(output),
             prompt_token_ids=generation.prompt_token_ids if self._return_token_ids else UNSET,
             token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
+            prompt_logprobs=UNSET
+            if self._num_prompt_top is None
+            else prompt_logprobs(told_of_prompt(generation, generations), self._num_prompt_top),
         )
 
-    def _logprobs_of(self, index: int, tokens: Iterable[TokenLogprob]) -> CompletionLogprobs:
-        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for token in tokens:
-            offset = self._offsets.get(index, 0)
-            logprobs.tokens.append(token.token)
-            logprobs.token_logprobs.append(logprob_of(token))
-            logprobs.top_logprobs.append({other.token: logprob_of(other) for other in (token, *token.top_logprobs)})
-            logprobs.text_offset.append(offset)
-            self._offsets[index] = offset + len(token.token)
-        return logprobs
+    def _echo(self, generation: PendingChoice, generations: Sequence[PendingChoice]) -> tuple[str, CompletionLogprobs]:
+        """The prompt, with log probabilities; of these generations at least one was told."""
+        told = told_of_prompt(generation, generations)
+        logprobs = echoed_logprobs(told, generation.prompt_token_ids, self._num_top or 0, self._as_ids)
+        return told.text if told is not None else "", logprobs
+
+
+def _end_of(output: ChoiceOutput) -> ChoiceOutput:
+    """An output of which nothing is wanted: the one token that is always generated."""
+    is_last = output.finish_reason
+    return GenerateResponse(finish_reason=common_pb2.FINISH_REASON_LENGTH if is_last else None)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
-from pagewire.gateway.schema.requests import REQUEST_ID_PATTERN
+from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,14 @@ from pagewire.gateway.errors import ApiError
 from pagewire.rpc import RpcError
 from pagewire.streams import LinkedRequest
 from pagewire.v1 import common_pb2
-from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, NumberedRequest, TokenLogprob, ToolCallDelta
+from pagewire.v1.inference_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    NumberedRequest,
+    PromptLogprobs,
+    TokenLogprob,
+    ToolCallDelta,
+)
 
 MAX_PENDING_BYTES = 1024 * 1024
 
@@ -39,7 +46,16 @@ ChoiceOutputs = list[tuple[int, ChoiceOutput]]  # by index of the choice
 class PendingChoice(LinkedRequest):
     """One choice of a reply: its request, and what of its output has arrived."""
 
-    __slots__ = ("cached_tokens", "index", "prompt_token_ids", "reply", "request", "token_ids", "usage")
+    __slots__ = (
+        "cached_tokens",
+        "index",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "reply",
+        "request",
+        "token_ids",
+        "usage",
+    )
 
     def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
         super().__init__()
@@ -48,6 +64,7 @@ class PendingChoice(LinkedRequest):
         self.reply = reply
         self.cached_tokens: int | None = None
         self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.token_ids: list[int] = []
         self.usage = common_pb2.Usage()  # up to the latest output
 
@@ -58,6 +75,7 @@ class PendingChoice(LinkedRequest):
             submit.request.resubmitted = True
             if self.prompt_token_ids:
                 if not _has_images(submit.request):  # token ids cannot say what they show
+                    submit.request.output_parsing.tools.extend(self.request.chat.tools)
                     submit.request.token_ids.ids[:] = self.prompt_token_ids
                 submit.request.resume_token_ids[:] = self.token_ids
         return submit
@@ -71,6 +89,10 @@ class PendingChoice(LinkedRequest):
             # Told again after a resubmission, where it is the same.
             self.prompt_token_ids[:] = response.prompt_token_ids
             response.ClearField("prompt_token_ids")
+        if response.HasField("prompt_logprobs"):
+            self.prompt_logprobs = PromptLogprobs()
+            self.prompt_logprobs.CopyFrom(response.prompt_logprobs)
+            response.ClearField("prompt_logprobs")
         if self.cached_tokens is None:
             self.cached_tokens = response.usage.cached_tokens
         else:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -39,14 +39,21 @@ class GenerationResponse(Response):
         *,
         stream: bool,
         choices_per_prompt: int = 1,
+        counts_output: bool = True,
+        ended: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """requests: one per choice, those of one prompt side by side."""
+        """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`.
+
+        ended: called when the answer is complete, before the client hears of its end; it may raise ApiError.
+        """
         super().__init__()
         self._link = link
         self._requests = requests
         self._answer = answer
         self._streaming = stream
         self._choices_per_prompt = choices_per_prompt
+        self._ended = ended
+        self._counts_output = counts_output
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
         self._failure: str | None = None
@@ -78,7 +85,7 @@ class GenerationResponse(Response):
             reply = self._link.generate(self._requests, streaming=self._streaming)
         except RpcError as error:
             raise from_rpc(error) from error
-        self._usage = UsageTotal(reply.choices, self._choices_per_prompt)
+        self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
         watch = asyncio.create_task(_watch(receive, reply))
         try:
             if self._streaming:
@@ -98,6 +105,8 @@ class GenerationResponse(Response):
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
         self._finish_reasons = [finish_reason(output) for output in outputs]
         content = encode(self._answer.whole(reply.choices, outputs, self._usage))
+        if self._ended is not None:
+            await self._ended()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
@@ -123,6 +132,8 @@ class GenerationResponse(Response):
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
             last: list[bytes] = []
             answer.end(last, usage)
+            if self._ended is not None:
+                await self._ended()
         except (ApiError, RpcError) as error:
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not context.status:

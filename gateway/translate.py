@@ -16,7 +16,7 @@ from pagewire.gateway.schema.requests import (
     TextPart,
     TokenizeRequest,
 )
-from pagewire.gateway.tools import call_grammar, check_tools, output_parsing, wire_call, wire_tools
+from pagewire.gateway.tools import check_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -48,8 +48,6 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
     if body.tool_choice == "none":
         del request.chat.tools[:]  # a model that does not see them calls none
     request.output_parsing.CopyFrom(output_parsing(body))
-    if (grammar := call_grammar(body)) is not None:
-        request.sampling_params.grammar.CopyFrom(grammar)
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return _choices(request, body)
@@ -57,7 +55,8 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
 
 def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateRequest]:
     """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
-    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # One token is always generated.
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     requests = []
     prompts = as_list(body.prompt)
     if (total := len(prompts) * (body.n or 1)) > MAX_GENERATIONS:
@@ -65,6 +64,9 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
         raise ApiError(400, message, param="prompt")
     for prompt in prompts:
         request = _request(body, max_tokens, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            params = request.sampling_params
+            params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)
         if isinstance(prompt, str):
             request.text = prompt
         else:
@@ -106,8 +108,10 @@ def chat_prompt(messages: Sequence[Message], body: ChatPromptParameters) -> infe
         prompt.add_generation_prompt = False
     elif body.add_generation_prompt is not None:
         prompt.add_generation_prompt = body.add_generation_prompt
-    if body.chat_template_kwargs:
-        prompt.chat_template_kwargs_json = json.dumps(body.chat_template_kwargs)
+    prompt.chat_template = body.chat_template or ""
+    kwargs = {"verbosity": body.verbosity} if body.verbosity is not None else {}
+    if kwargs := kwargs | (body.chat_template_kwargs or {}):
+        prompt.chat_template_kwargs_json = json.dumps(kwargs)
     prompt.tools.extend(wire_tools(body.tools or ()))
     prompt.documents_json.extend(map(json.dumps, body.documents or ()))
     if body.reasoning_effort is not None:
@@ -180,6 +184,8 @@ def _choices(request: inference_pb2.GenerateRequest, body: GenerationParameters)
     for choice in range(body.n or 1):
         one = inference_pb2.GenerateRequest()
         one.CopyFrom(request)
+        if choice and not body.stream:  # the first one is told for all
+            one.sampling_params.ClearField("prompt_logprobs")
         one.sampling_params.seed = (seed + choice - _SEED_MIN) % _SEED_SPAN + _SEED_MIN
         requests.append(one)
     return requests

@@ -133,6 +133,22 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         kind="size",
         valid=POSITIVE,
     )
+    response_store_ttl: float = flag(
+        30 * 86400.0,
+        "seconds that a response of /v1/responses can be retrieved and continued from",
+        group="storage",
+        valid=Range(above=0),
+    )
+    response_store_size: int = flag(
+        1024**3,
+        "size of all responses that are kept, the oldest make room; suffixes as in 4GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
+    max_stored_responses: int = flag(
+        1_000_000, "number of responses that are kept", group="storage", kind="size", valid=POSITIVE
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,6 +401,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         valid=Range(above=0),
     )
     grammar_cache_size: int = flag(256, "compiled grammars that are kept", group="executor", valid=POSITIVE)
+    logprobs_mode: str = flag(
+        "raw_logprobs",
+        "what log probabilities are: raw = as the model gives them, processed = as tokens are drawn, with penalties, "
+        "temperature, top-p and all else; logits = before they are normalized",
+        group="executor",
+        choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+    )
     num_gpu_blocks_override: int | None = flag(
         None,
         "number of KV blocks of layers that see all tokens, regardless of memory (lets tests force preemption)",

@@ -21,6 +21,8 @@ INT64_MAX = 2**63 - 1
 MAX_GRAMMAR_BYTES = 2**20
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
+# Log probabilities of a prompt's tokens and their alternatives: more would not fit into one message.
+MAX_PROMPT_LOGPROBS = 1_000_000
 MAX_MARK_TOKENS = 64
 MAX_CACHE_SALT = 128  # characters, as many as vLLM takes
 # Below, the logits divided by the temperature lose their differences to rounding, or overflow: it means greedy.
@@ -76,6 +78,7 @@ PARAMETERS = (
     Parameter("min_tokens", int, 0, _COUNT, "in [0, max_tokens]"),
     Parameter("ignore_eos", bool, False),
     Parameter("logprobs", int, None, _COUNT, ">= 0"),
+    Parameter("prompt_logprobs", int, None, _COUNT, ">= 0"),
     Parameter("priority", int, 0, _INT32, "of 32 bits"),
 )
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
@@ -185,8 +188,9 @@ def check_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: int
     Raises:
         InvalidRequest: naming the first field that is out of range.
     """
-    if params.HasField("logprobs") and params.logprobs > max_logprobs:
-        raise InvalidRequest(f"logprobs is {params.logprobs}, but this model gives at most {max_logprobs}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (wanted := getattr(params, name)) > max_logprobs:
+            raise InvalidRequest(f"{name} is {wanted}, but this model gives at most {max_logprobs}")
     check_token_ids("logit_bias_ids", params.logit_bias_ids, vocab_size)
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
@@ -195,6 +199,15 @@ def check_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: int
             check_token_ids(f"thinking.{name}", getattr(params.thinking, name).token_ids, vocab_size)
     for index, word in enumerate(params.bad_words):
         check_token_ids(f"bad_words[{index}]", word.token_ids, vocab_size)
+
+
+def check_num_prompt_logprobs(params: "SamplingParams", num_prompt_tokens: int) -> None:
+    """Of params with prompt_logprobs. Raises InvalidRequest if the answer is too large a message."""
+    if (count := num_prompt_tokens * (1 + params.prompt_logprobs)) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs is {params.prompt_logprobs}; {num_prompt_tokens} tokens of the prompt make that {count} "
+            f"log probabilities; {MAX_PROMPT_LOGPROBS} are possible: ask for fewer alternatives, or shorten the prompt"
+        )
 
 
 def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:

@@ -151,7 +151,7 @@ class FakeExecutor:
         refused = {new.request_id: _REFUSAL for new in step.new_requests if new.token_ids[0] == self.refused_token_id}
         drafts = list(step.num_draft_tokens) or [0] * len(step.request_ids)
         self._write_kv(step, drafts)
-        result = StepResult(step.step_id, [], [], [], {}, {}, refused)
+        result = StepResult(step.step_id, [], [], [], {}, {}, refused, {})
         for request_id, num_drafts in zip(step.request_ids, drafts, strict=True):
             row = self.rows[request_id]
             if self.check_kv:
@@ -174,6 +174,8 @@ class FakeExecutor:
         gain = self.draw_gain(1 + num_drafts) if num_drafts else 1
         result.num_tokens.append(gain)
         params = row.sampling_params
+        if params.HasField("prompt_logprobs") and len(row.token_ids) == row.num_prompt_tokens:
+            result.prompt_logprobs[index] = fake_prompt_logprobs(row.token_ids, params.prompt_logprobs, self.vocab_size)  # type: ignore[index]
         for _ in range(gain):
             token_id = self._sample(row)
             if params.HasField("logprobs"):
@@ -197,6 +199,9 @@ class FakeExecutor:
             assert new.request_id in step.request_ids, f"new request {new.request_id} does not run"
             assert 0 <= new.num_computed_tokens < len(new.token_ids), "nothing is left to compute"
             assert 1 <= new.num_prompt_tokens <= len(new.token_ids)
+            is_scored = new.sampling_params.HasField("prompt_logprobs") and not new.yields_vector
+            if is_scored and len(new.token_ids) == new.num_prompt_tokens:
+                assert not new.num_computed_tokens, "log probabilities are wanted of cached tokens"
             assert len(new.blocks) == len(self.kv_groups), "blocks of other groups than there are"
             self.rows[new.request_id] = FakeRow(
                 list(new.token_ids),
@@ -322,6 +327,17 @@ def _fake_logprobs(token_id: int, num_logprobs: int, vocab_size: int) -> common_
     )
 
 
+def fake_prompt_logprobs(token_ids: Sequence[int], num_top: int, vocab_size: int) -> common_pb2.Logprobs:
+    """Of all tokens of a prompt but the first, as `_fake_logprobs`."""
+    message = common_pb2.Logprobs(entries_per_token=1 + num_top)
+    for token_id in token_ids[1:]:
+        of_token = _fake_logprobs(token_id, num_top, vocab_size)
+        message.token_ids.extend(of_token.token_ids)
+        message.logprobs.extend(of_token.logprobs)
+        message.ranks.extend(of_token.ranks)
+    return message
+
+
 class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """A FakeExecutor behind the gRPC contract.
 
@@ -444,6 +460,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 logprobs=result.logprobs,
                 vectors=result.vectors,
                 errors=result.errors,
+                prompt_logprobs=result.prompt_logprobs,
                 execute_ns=int(step_seconds * 1e9),
                 idle_ns=idle_ns,
             )

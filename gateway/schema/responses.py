@@ -57,6 +57,18 @@ class UsageInfo(Body):
     completion_tokens_details: CompletionTokensDetails
 
 
+class PromptLogprob(Body):
+    """`rank`: in the vocabulary, 1 = most probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptEntries = dict[str, PromptLogprob]
+"""By token id: a token of the prompt, and the alternatives."""
+
+
 # Chat completions.
 
 
@@ -75,6 +87,7 @@ class ChatLogprob(Body):
 
 class ChatLogprobs(Body):
     content: list[ChatLogprob]
+    refusal: None = None
 
 
 class FunctionCall(Body):
@@ -118,7 +131,9 @@ class ChatCompletion(Body, kw_only=True):
     system_fingerprint: None = None
     choices: list[ChatChoice]
     usage: UsageInfo
+    service_tier: Literal["default"] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[PromptEntries | None] | UnsetType | None = UNSET
 
 
 class FunctionCallChunk(Body):
@@ -167,17 +182,19 @@ class ChatCompletionChunk(Body, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
 
 
 # Text completions.
 
 
 class CompletionLogprobs(Body):
-    """OpenAI's legacy columns, one entry per token; top_logprobs holds the chosen token too, whatever its rank."""
+    """OpenAI's legacy columns, one entry per token; top_logprobs holds the chosen token too, whatever its rank. Null
+    for the first token of a prompt (`echo`)."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -189,6 +206,7 @@ class CompletionChoice(Body):
     stop_reason: StopReason
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[PromptEntries | None] | UnsetType | None = UNSET
 
 
 class Completion(Body, kw_only=True):

@@ -24,6 +24,11 @@ _MEANINGS: dict[str, tuple[Service, str]] = {
     "min_tokens": ("executor", f"No end token is sampled, and no stop string counts, before so many. {EAGER}"),
     "ignore_eos": ("scheduler", "Go on behind the model's end tokens."),
     "logprobs": ("executor", f"Log probabilities of the output's tokens, and of that many alternatives. {EAGER}"),
+    "prompt_logprobs": (
+        "executor",
+        "Log probabilities of the prompt's tokens, and of that many alternatives. Nothing of it is taken from the "
+        "prefix cache, and logits are computed for each token. Not with `stream`.",
+    ),
     "priority": ("scheduler", "With `--scheduling-policy priority`: lower runs first."),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import with_defaults
+from pagewire.services.executor.prompt_lines import PromptLines
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import (
     MAX_LOGPROBS,
@@ -115,8 +116,9 @@ def _sampling(message: common_pb2.SamplingParams, request_id: int) -> common_pb2
         raise InvalidStep(f"new request {request_id} samples with temperature {params.temperature:g} but has no seed")
     if len(params.logit_bias_ids) != len(params.logit_bias_values):
         raise InvalidStep(f"new request {request_id}: logit_bias ids and values differ in number")
-    if params.HasField("logprobs") and not 0 <= params.logprobs <= MAX_LOGPROBS:
-        raise InvalidStep(f"new request {request_id}: logprobs {params.logprobs} is not within 0..{MAX_LOGPROBS}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if not 0 <= (wanted := getattr(params, name)) <= MAX_LOGPROBS:
+            raise InvalidStep(f"new request {request_id}: {name} {wanted} is not within 0..{MAX_LOGPROBS}")
     return params
 
 
@@ -131,6 +133,9 @@ def result_to_proto(
         num_tokens=tokens.num_tokens.tolist() + [0] * num_vectors,
         token_ids=tokens.token_ids.tolist(),
         logprobs=_logprobs(output, tokens),
+        prompt_logprobs={
+            output.request_ids.index(request_id): _lines(lines) for request_id, lines in tokens.prompt_logprobs.items()
+        },
         vectors=vectors,
         errors={
             request_id: RpcError(grpc.StatusCode.INVALID_ARGUMENT, refusal).to_message()
@@ -155,6 +160,15 @@ def _logprobs(output: StepOutput, tokens: HostTokens) -> dict[int, common_pb2.Lo
             ranks=tokens.ranks[lines].tolist(),
         )
     return logprobs
+
+
+def _lines(lines: PromptLines) -> common_pb2.Logprobs:
+    return common_pb2.Logprobs(
+        entries_per_token=lines.token_ids.shape[1],
+        token_ids=lines.token_ids.ravel().tolist(),
+        logprobs=lines.logprobs.ravel().tolist(),
+        ranks=lines.ranks.tolist(),
+    )
 
 
 def _vectors(vectors: np.ndarray, first_index: int) -> dict[int, common_pb2.Vector]:

@@ -45,6 +45,8 @@ COSTLY_SAMPLING = with_defaults(
         logprobs=MAX_LOGPROBS,
     )
 )
+# Beside what a prompt's step costs anyway.
+COSTLY_PROMPT = with_defaults(SamplingParams(seed=0, prompt_logprobs=MAX_LOGPROBS))
 # Code and workspaces of libraries take less; more is another process that took memory meanwhile.
 _MAX_LIBRARY_BYTES = 2 * 1024**3
 
@@ -99,6 +101,7 @@ def profile_run(runner: ModelRunner) -> None:
     limits = runner.limits
     for num_tokens in (limits.max_num_batched_tokens, limits.max_num_seqs):
         runner.dummy_run(limits.max_num_seqs, num_tokens, context_len=limits.max_model_len, sampling=COSTLY_SAMPLING)
+    runner.dummy_run(1, limits.max_num_batched_tokens, sampling=COSTLY_PROMPT)
     if 0 < runner.smallest_image < limits.max_model_len:
         runner.dummy_run(1, limits.max_num_batched_tokens, context_len=limits.max_model_len, with_images=True)
     if runner.max_draft_tokens:

@@ -22,8 +22,11 @@ from pagewire.services.executor.image_inputs import ImageInputs
 from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.prompt_lines import PromptPart
+from pagewire.services.executor.prompt_logprobs import PromptLogprobs
 from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
@@ -48,6 +51,7 @@ class ModelRunner:
         proposer: Proposer | None = None,
         pooling: Pooling = LAST_STATE,
         image_cache_bytes: int = 0,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
         """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
 
@@ -74,6 +78,8 @@ class ModelRunner:
         kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
+        self._logprobs_mode = logprobs_mode
+        self._prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
         self._inputs = InputBuffers(
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
@@ -88,6 +94,7 @@ class ModelRunner:
         """Forgets all requests. What the KV cache holds is nobody's any more."""
         self._state.reset()
         self._images.reset()
+        self._prompt_logprobs.reset()
 
     @property
     def max_draft_tokens(self) -> int:
@@ -112,6 +119,7 @@ class ModelRunner:
         """
         self._state.settle()
         step = self._images.update(step)
+        self._prompt_logprobs.update(step)
         self._remove_finished(step)
         self._add_new(step)
         if not step.request_ids:
@@ -126,8 +134,9 @@ class ModelRunner:
         hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
         sampled = self._sample(hidden, batch, shape, graphs) if len(batch.sampled) else None
         results = self._results(hidden, batch, sampled)
+        prompt_parts, lines = self._prompt_logprobs.compute(hidden, batch, step, self._state)
         stats.GRAPH_STEPS.labels(graphs.mode(shape)).inc()
-        return self._output(step, batch, results)
+        return self._output(step, batch, results | lines, prompt_parts)
 
     def _remove_finished(self, step: Step) -> None:
         for request_id in step.finished_request_ids:
@@ -166,7 +175,8 @@ class ModelRunner:
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
         rows = self._inputs.sample_rows(num_sampled)
         offsets = self._inputs.offsets(num_sampled) if has_drafts else None
-        sampled = sample(logits, rows, self._state.columns, self._state.token_ids, extras, offsets)
+        columns, token_ids = self._state.columns, self._state.token_ids
+        sampled = sample(logits, rows, columns, token_ids, extras, offsets, self._logprobs_mode)
         if has_drafts:
             self._inputs.accept(sampled.token_ids, shape, self._state)
         return sampled
@@ -203,7 +213,9 @@ class ModelRunner:
             results["vectors"] = self.pooling.pooler(hidden[: batch.num_tokens], spans)
         return results
 
-    def _output(self, step: Step, batch: InputBatch, results: dict[str, Tensor]) -> StepOutput:
+    def _output(
+        self, step: Step, batch: InputBatch, results: dict[str, Tensor], prompt_parts: Sequence[PromptPart]
+    ) -> StepOutput:
         """The rows' counts move on."""
         yielding = [*batch.sampled.tolist(), *batch.vectors.tolist()]
         errors = self._state.sampling.constraints.errors(batch.sampled_rows)
@@ -216,6 +228,7 @@ class ModelRunner:
             drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
             refusals={request.request_id: request.refusal for request in step.new_requests if request.refusal}
             | {step.request_ids[batch.sampled[index]]: error for index, error in errors.items()},
+            prompt_parts=prompt_parts,
         )
         self._state.sampling.constraints.follow(output, batch.sampled_rows)
         return output

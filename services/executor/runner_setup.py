@@ -16,6 +16,7 @@ from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.memory import MemoryProfile, mib
 from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
 from pagewire.services.executor.model_runner import ModelRunner
@@ -48,6 +49,7 @@ class Setup:
             graphs=_recorded_steps(limits) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
+            logprobs_mode=LogprobsMode(self.config.logprobs_mode),
         )
 
 
@@ -123,5 +125,6 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "attention_split_size": config.attention_split_size,
         "limits": asdict(setup.limits),
         "graph_sizes": setup.graph_sizes,
+        "logprobs_mode": config.logprobs_mode,
         "kind": setup.pooling.kind,  # whether the largest steps have logits
     }

@@ -1,8 +1,9 @@
 """From logits to the next token of every sampled request, on the device and without waiting for it.
 
-Order of operations: log probabilities are of the raw logits; then logit_bias and min_tokens, bad_words, penalties,
-grammars and allowed_token_ids, temperature, min-p and top-k, top-p. From temperature on, `sample_tokens` does
-everything, for any mix of requests. What comes before are extras, done only in steps where a request asks for them.
+Order of operations: logit_bias and min_tokens, bad_words, penalties, grammars and allowed_token_ids, temperature, min-p
+and top-k, top-p. Log probabilities are of the logits before all that, unless `--logprobs-mode` says otherwise. From
+temperature on, `sample_tokens` does everything, for any mix of requests. What comes before are extras, done only in
+steps where a request asks for them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.services.executor.logprobs import (
+    LogprobsMode,
+    LogprobsSelection,
+    LogprobsTensors,
+    sampled_logprobs,
+)
 from pagewire.services.executor.row_columns import RowColumns
 
 # Finite: where all tokens that are allowed are forbidden, one of them is sampled.
@@ -48,14 +55,6 @@ class Penalties:
 
 
 @dataclass(frozen=True)
-class LogprobsSelection:
-    """Requests that want log probabilities."""
-
-    batch_indices: Tensor | None  # int64 [L]; None = all of them
-    num_top: int  # most alternatives that any of them wants
-
-
-@dataclass(frozen=True)
 class Masks:
     """Requests with a grammar or allowed_token_ids, and the tokens that may follow."""
 
@@ -76,13 +75,6 @@ class SamplingExtras:
     @property
     def changes_logits(self) -> bool:
         return any(extra is not None for extra in (self.bias, self.penalties, self.masks, self.bad_words))
-
-
-@dataclass(frozen=True)
-class LogprobsTensors:
-    token_ids: Tensor  # int64 [L, 1 + num_top], the chosen token first
-    logprobs: Tensor  # fp32 [L, 1 + num_top]
-    ranks: Tensor  # int64 [L], of the chosen token, 1 = most probable
 
 
 @dataclass(frozen=True)
@@ -107,6 +99,7 @@ def sample(
     token_ids: Tensor,
     extras: SamplingExtras,
     offsets: Tensor | None = None,
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
 ) -> SampledTokens:
     """One token per position, appended to its row unless there are offsets.
 
@@ -125,7 +118,9 @@ def sample(
     if extras.masks is not None:
         ops.mask_tokens(adjusted, extras.masks.batch_indices, extras.masks.masks)
     sampled = sample_tokens(adjusted, rows, columns, token_ids, offsets)
-    logprobs = None if extras.logprobs is None else gather_logprobs(logits, sampled, extras.logprobs)
+    if extras.logprobs is None:
+        return SampledTokens(sampled, None)
+    logprobs = sampled_logprobs(logits, adjusted, sampled, rows, columns, extras.logprobs, logprobs_mode)
     return SampledTokens(sampled, logprobs)
 
 
@@ -190,10 +185,3 @@ def apply_penalties(logits: Tensor, penalties: Penalties, columns: RowColumns, t
         columns.frequency_penalty,
         penalties.offsets,
     )
-
-
-def gather_logprobs(logits: Tensor, sampled: Tensor, selection: LogprobsSelection) -> LogprobsTensors:
-    """Log probabilities of the chosen and of the most probable tokens, of the unmodified distribution."""
-    if selection.batch_indices is not None:
-        logits, sampled = logits[selection.batch_indices], sampled[selection.batch_indices]
-    return LogprobsTensors(*ops.token_logprobs(logits, sampled, selection.num_top))

@@ -11,7 +11,8 @@ import torch
 from pagewire.sampling_params import PARAMETERS
 from pagewire.services.executor.constraints import Constraints
 from pagewire.services.executor.grammar.matcher import Matcher
-from pagewire.services.executor.sampler import BadWords, LogitBias, LogprobsSelection, Masks, Penalties, SamplingExtras
+from pagewire.services.executor.logprobs import LogprobsSelection
+from pagewire.services.executor.sampler import BadWords, LogitBias, Masks, Penalties, SamplingExtras
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.upload import upload
 from pagewire.v1.common_pb2 import SamplingParams

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pagewire.services.executor.grammar.matcher import Matcher
+from pagewire.services.executor.prompt_lines import PromptLines, PromptPart, take_lines
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Most alternatives that a request may ask log probabilities of.
@@ -85,6 +86,7 @@ class HostTokens:
     logprobs: np.ndarray | None = None  # fp32 [L, 1 + num_top]
     ranks: np.ndarray | None = None  # int64 [L]
     vectors: np.ndarray | None = None  # fp32 [V, size]
+    prompt_logprobs: Mapping[int, PromptLines] = field(default_factory=dict)  # by id, of requests just sampled first
 
 
 @dataclass
@@ -111,9 +113,11 @@ class StepOutput:
     pending: PendingResults | None
     drafted: DraftedStep | None = None
     refusals: Mapping[int, str] = field(default_factory=dict)  # request id -> why it is to end, for the client
+    prompt_parts: Sequence[PromptPart] = ()  # what the results have of log probabilities of prompts
 
     def wait(self) -> HostTokens:
         results = {} if self.pending is None else self.pending.wait()
+        prompts = take_lines(results, self.prompt_parts)
         vectors = results.pop("vectors", None)
         if "token_ids" not in results:
             nothing = np.empty(0, dtype=np.int64)
@@ -124,7 +128,7 @@ class StepOutput:
             num_gained = results.pop("num_gained")
             results = self._gained(results, self.drafted.num_samples, num_gained)
             self.drafted.num_gained = num_gained
-        return HostTokens(num_gained, vectors=vectors, **results)
+        return HostTokens(num_gained, vectors=vectors, prompt_logprobs=prompts, **results)
 
     def _gained(
         self, results: dict[str, np.ndarray], num_samples: np.ndarray, num_gained: np.ndarray

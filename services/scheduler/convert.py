@@ -62,6 +62,7 @@ def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerate
             cached_tokens=output.num_cached_tokens,
         ),
         vector=output.vector,
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 
@@ -78,6 +79,8 @@ def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_pb2.Sc
     for i, output in enumerate(outputs):
         if output.logprobs:
             response.logprobs[i].CopyFrom(_join(output.logprobs))
+        if output.prompt_logprobs is not None:
+            response.prompt_logprobs[i].CopyFrom(output.prompt_logprobs)
         if output.finish_reason is None:
             continue
         if output.stop_token_id is not None:
@@ -179,6 +182,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         dict(message.logprobs) if message.logprobs else {},
         dict(message.vectors) if message.vectors else {},
         dict(message.errors) if message.errors else {},
+        dict(message.prompt_logprobs) if message.prompt_logprobs else {},
     )
 
 

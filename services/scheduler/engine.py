@@ -348,6 +348,8 @@ class Engine:
             output = _output_of(request, outputs.token_ids[start:end])
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
                 output.logprobs = [convert.first_logprobs(logprobs, num_tokens)]
+            if outputs.prompt_logprobs:
+                output.prompt_logprobs = outputs.prompt_logprobs.get(i)
             if outputs.vectors:
                 output.vector = outputs.vectors.get(i)
             if output.is_last:

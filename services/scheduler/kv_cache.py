@@ -79,11 +79,13 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: Request) -> ComputedBlocks:
         """The longest prefix of the request that all groups can go on from, at most all tokens but the last: that one
-        must be computed to sample the next."""
+        must be computed to sample the next. None of a request that wants to know of all of its prompt."""
         if not self._enable_prefix_caching:
             return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
         hashes = self._hashes(request, num_blocks)
+        if request.wants_prompt_logprobs:
+            return self._computed(hashes, 0)
         # Who sees all tokens can go on from any shorter prefix, too; then windows and states have to agree on one.
         for group in self._groups:
             if not group.window:
@@ -131,6 +133,8 @@ class KVCacheManager:
 
     def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
         """Whether a waiting request is to go on waiting, because one that runs computes the block behind its hit."""
+        if request.wants_prompt_logprobs:
+            return False
         return self._upcoming.is_awaited_by(request, computed.num_tokens // self.block_size)
 
     # -- admission ---------------------------------------------------------------------------------------------------

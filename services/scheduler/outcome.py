@@ -16,6 +16,8 @@ class Outputs:
     token_ids: list[int] = field(default_factory=list)  # [sum(num_tokens)]
     # Index into requests -> log probabilities of these tokens, and perhaps of some behind the end.
     logprobs: dict[int, Any] = field(default_factory=dict)
+    # Index into requests -> log probabilities of its prompt.
+    prompt_logprobs: dict[int, Any] = field(default_factory=dict)
     # Index into requests -> the vector that a request ends with.
     vectors: dict[int, Any] = field(default_factory=dict)
     # Who has its last token now, and why it is the last.
@@ -32,7 +34,7 @@ def outcome(step: ScheduledStep, result: StepResult) -> Outputs:
         _append_one_each(step, result, outputs)
     else:
         _gain(step, result, outputs)
-    if result.logprobs:
+    if result.logprobs or result.prompt_logprobs:
         _attach_logprobs(step, result, outputs)
     if step.yielding:
         _end_with_vectors(step, result, outputs)
@@ -76,9 +78,13 @@ def _gain(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
 
 def _attach_logprobs(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
     index = {request.request_id: i for i, request in enumerate(outputs.requests)}
-    for i, logprobs in result.logprobs.items():
-        if (j := index.get(step.sampled[i].request_id)) is not None:
-            outputs.logprobs[j] = logprobs
+    for of_result, of_outputs in (
+        (result.logprobs, outputs.logprobs),
+        (result.prompt_logprobs, outputs.prompt_logprobs),
+    ):
+        for i, logprobs in of_result.items():
+            if (j := index.get(step.sampled[i].request_id)) is not None:
+                of_outputs[j] = logprobs
 
 
 def _end_with_vectors(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:

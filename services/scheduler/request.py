@@ -2,7 +2,12 @@
 
 import enum
 
-from pagewire.sampling_params import InvalidRequest, check_for_model, check_token_ids
+from pagewire.sampling_params import (
+    InvalidRequest,
+    check_for_model,
+    check_num_prompt_logprobs,
+    check_token_ids,
+)
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.group_blocks import HeldBlocks
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
@@ -169,6 +174,14 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With
+        the first token they have been told."""
+        if self.yields_vector or self.num_output_tokens:
+            return False
+        return self.sampling_params.HasField("prompt_logprobs")
+
+    @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
@@ -186,6 +199,8 @@ class Request:
         check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
         params = self.sampling_params
         check_for_model(params, info.vocab_size, info.max_logprobs)
+        if self.wants_prompt_logprobs:
+            check_num_prompt_logprobs(params, num_prompt_tokens)
         self.max_num_tokens = info.max_num_tokens
         if self.yields_vector:
             self.max_num_tokens = num_prompt_tokens + 1  # nothing is scheduled beyond its prompt

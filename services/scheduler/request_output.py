@@ -23,6 +23,8 @@ class RequestOutput:
     stop_token_id: int | None = None
     # One Logprobs message per token; None unless asked for.
     logprobs: list[common_pb2.Logprobs] | None = None
+    # Of the prompt, with the first token; None unless asked for.
+    prompt_logprobs: common_pb2.Logprobs | None = None
     # What a request with yields_vector ended with.
     vector: common_pb2.Vector | None = None
     # Why it failed; finish_reason is then ERROR.
@@ -36,12 +38,15 @@ class RequestOutput:
     def size(self) -> int:
         """Tokens, log probabilities and the vector's values."""
         num_logprobs = sum(len(logprobs.token_ids) for logprobs in self.logprobs or ())
+        if self.prompt_logprobs is not None:
+            num_logprobs += len(self.prompt_logprobs.token_ids)
         return len(self.token_ids) + num_logprobs + (len(self.vector.values) if self.vector is not None else 0)
 
     def merge(self, newer: "RequestOutput") -> "RequestOutput":
         """What was not sent yet, and what happened since, as one."""
         self.token_ids += newer.token_ids
         self.logprobs = [*(self.logprobs or ()), *(newer.logprobs or ())] or None
+        self.prompt_logprobs = newer.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
         self.num_output_tokens = newer.num_output_tokens
         self.num_cached_tokens = newer.num_cached_tokens
         self.finish_reason = newer.finish_reason

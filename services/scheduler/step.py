@@ -127,6 +127,8 @@ class StepResult:
     vectors: Mapping[int, Any] = field(default_factory=dict)
     # Id of a request that entered with the step -> why it is to end, which the scheduler only passes on.
     errors: Mapping[int, Any] = field(default_factory=dict)
+    # Index into request_ids -> log probabilities of its prompt, which the scheduler only passes on.
+    prompt_logprobs: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

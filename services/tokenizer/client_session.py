@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.text_generator import TextGenerator
-from pagewire.services.tokenizer.text_output import MAX_UNREAD, TextDelta, TextOutput, UnreadOutput, unread_error
+from pagewire.services.tokenizer.text_output import TextDelta, TextOutput, UnreadOutput, unread_error
 from pagewire.streams import Session
 from pagewire.v1.inference_pb2 import ConnectRequest, ConnectResponse, GenerateRequest, NumberedResponse
 
@@ -27,7 +27,7 @@ class ClientSession(Session[GenerateRequest, UnreadOutput, ConnectRequest, Conne
     def begin(self, number: int, request: GenerateRequest) -> Callable[[], None]:
         def deliver(output: TextOutput) -> None:
             unread = self.outbox.put(number, UnreadOutput(output))
-            if unread.size > MAX_UNREAD and not unread.is_last:
+            if unread.is_too_much:
                 stats.UNREAD_CANCELLATIONS.inc()
                 self.abort(number)
                 self.outbox.put(number, UnreadOutput(unread_error()))

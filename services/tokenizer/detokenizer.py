@@ -93,6 +93,10 @@ class Detokenizers:
             return bytes([piece])
         return piece if isinstance(piece, bytes) else piece.encode()
 
+    def token_text(self, token_id: int) -> str:
+        """A token's own text, invalid UTF-8 replaced."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
 
 class _Lookup(dict[int, Any]):
     """token id -> piece (None: contributes nothing), found once and then a plain dict access. Shared by requests."""

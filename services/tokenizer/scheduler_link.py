@@ -29,6 +29,9 @@ class TokenListener(Protocol):
     ) -> None:
         """New tokens, possibly none. Nothing follows a set finish_reason."""
 
+    def on_prompt_logprobs(self, logprobs: Logprobs) -> None:
+        """Of the prompt's tokens from the second on; the first output follows at once."""
+
     def on_vector(self, vector: Vector) -> None:
         """What a request with yields_vector ends with, in place of tokens."""
 
@@ -109,6 +112,8 @@ class SchedulerLink(
                 if index in message.vectors:
                     request.listener.on_vector(message.vectors[index])
                     continue
+                if index in message.prompt_logprobs:
+                    request.listener.on_prompt_logprobs(message.prompt_logprobs[index])
                 request.listener.on_tokens(new, finish_reason, cached_tokens, stop_token_id, logprobs)
             except Exception as error:
                 # One request's defect must not break the stream of all, which would bring it back again and again.

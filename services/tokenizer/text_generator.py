@@ -13,6 +13,7 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_BAD_WORDS
+from pagewire.services.tokenizer.call_grammar import grammar_with_calls
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -123,6 +124,10 @@ class TextGenerator:
             params = sampling_params(request.sampling_params, self._defaults)
             parsing = request.output_parsing
             options = output_options(request, self._parsers.marks(parsing))
+            given = params.grammar if params.HasField("grammar") else None
+            grammar = grammar_with_calls(request, given, self._parsers)
+            if grammar is not None:
+                params.grammar.CopyFrom(grammar)
             self.check_model(request.model)
             check_generates(self.link.model_info)
             prompt = await self._encode(request, span)
@@ -134,7 +139,14 @@ class TextGenerator:
             self._add_thinking(params, request, prompt)
             parser = self._parsers.make(parsing, prompt.token_ids)
             stream = live.stream = TextStream(
-                self._detokenizers, options, prompt.token_ids, deliver, span, arrived, parser
+                self._detokenizers,
+                options,
+                prompt.token_ids,
+                deliver,
+                span,
+                arrived,
+                parser,
+                request.text if request.WhichOneof("prompt") == "text" else None,
             )
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
@@ -207,6 +219,7 @@ def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str]
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         marks=marks,
         min_tokens=request.sampling_params.min_tokens,
+        has_logprobs=request.sampling_params.HasField("logprobs"),
     )
 
 

@@ -33,7 +33,7 @@ TextOutput = inference_pb2.GenerateResponse | RpcError | TextDelta
 class UnreadOutput:
     """Output of one request that its client has not read."""
 
-    __slots__ = ("_output", "_reasonings", "_texts", "size")
+    __slots__ = ("_output", "_prompt_size", "_reasonings", "_texts", "size")
 
     def __init__(self, output: TextOutput) -> None:
         self._output = output
@@ -41,12 +41,18 @@ class UnreadOutput:
         # as often.
         self._texts: list[str] = []
         self._reasonings: list[str] = []
-        self.size = _size(output)  # tokens and log probabilities in it
+        self._prompt_size = _prompt_size(output)
+        self.size = self._prompt_size + _size(output)  # tokens and log probabilities in it
 
     @property
     def is_last(self) -> bool:
         output = self._output
         return not isinstance(output, TextDelta) and (isinstance(output, RpcError) or bool(output.finish_reason))
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether the client does not read, as more than MAX_UNREAD wait. What is told of its prompt comes at once."""
+        return self.size - self._prompt_size > MAX_UNREAD and not self.is_last
 
     def merge(self, newer: "UnreadOutput") -> "UnreadOutput":
         """Text, tokens and all else of both; the newer usage and end. An error replaces what was not read."""
@@ -62,6 +68,7 @@ class UnreadOutput:
         self._reasonings.append(response.reasoning)
         self._output.MergeFrom(response)
         self.size += newer.size
+        self._prompt_size += newer._prompt_size
         return self
 
     def read(self) -> TextOutput:
@@ -80,6 +87,12 @@ def _size(output: TextOutput) -> int:
         return len(output.token_ids)
     # All tokens of a request come with the same number of alternatives.
     return len(output.token_ids) * (2 + len(output.logprobs[0].top_logprobs))
+
+
+def _prompt_size(output: TextOutput) -> int:
+    if isinstance(output, inference_pb2.GenerateResponse) and output.HasField("prompt_logprobs"):
+        return len(output.prompt_logprobs.tokens)
+    return 0
 
 
 def unread_error() -> RpcError:

@@ -13,6 +13,7 @@ from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
 from pagewire.services.tokenizer.parsers.reader import Parsed
+from pagewire.services.tokenizer.prompt_logprobs import prompt_logprobs
 from pagewire.services.tokenizer.stop import StopChecker, StopHit
 from pagewire.services.tokenizer.text_output import TextDelta, TextOutput
 from pagewire.telemetry import Span
@@ -32,27 +33,38 @@ class OutputOptions:
     marks: frozenset[str] = frozenset()
     # Stop strings that end before this many tokens do not count.
     min_tokens: int = 0
+    # Log probabilities say where in the text their tokens are.
+    has_logprobs: bool = False
 
 
 class OutputText:
     """The text of one request's output, token by token: detokenized, and cut at the first stop string."""
 
-    __slots__ = ("_check", "_detokenizer", "_min_tokens", "num_tokens")
+    __slots__ = ("_check", "_detokenizer", "_min_tokens", "_num_chars", "num_tokens", "offsets")
 
     def __init__(self, detokenizers: Detokenizers, options: OutputOptions) -> None:
         self._detokenizer = detokenizers.make(skip_special_tokens=options.skip_special_tokens, but=options.marks)
         self._check = StopChecker(options.stop, include_stop_str_in_output=options.include_stop_str_in_output)
         self._min_tokens = options.min_tokens
+        self._num_chars = 0
         self.num_tokens = 0
+        # Where the text of each token begins; only with log probabilities.
+        self.offsets: list[int] | None = [] if options.has_logprobs else None
 
     def push(self, token_id: int) -> str | StopHit:
         """The text this token allows to return, or the end of the output."""
         self.num_tokens += 1
-        return self._check.push(self._detokenizer.push(token_id), check=self.num_tokens > self._min_tokens)
+        text = self._detokenizer.push(token_id)
+        if self.offsets is not None:
+            self.offsets.append(self._num_chars)
+            self._num_chars += len(text)
+        return self._check.push(text, check=self.num_tokens > self._min_tokens)
 
     def push_silent(self) -> None:
         """A token without text: the one that ends the generation."""
         self.num_tokens += 1
+        if self.offsets is not None:
+            self.offsets.append(self._num_chars)
 
     def flush(self) -> str | StopHit:
         """What was held back: no token follows."""
@@ -75,13 +87,18 @@ class TextStream:
         span: Span,
         arrived: float,
         parser: OutputParser | None = None,
+        prompt_text: str | None = None,
     ) -> None:
-        """arrived: time.monotonic() when the request did. parser: of its text; None leaves all of it text."""
+        """arrived: time.monotonic() when the request did. parser: of its text; None leaves all of it text. prompt_text:
+        that the prompt was given as, if it was."""
         self._detokenizers = detokenizers
-        self._include_stop = options.include_stop_str_in_output
+        self._options = options
         self._text = OutputText(detokenizers, options)
         self._parser = parser
+        # Told with the first output.
         self._prompt_token_ids: Sequence[int] | None = prompt_token_ids
+        self._prompt_text = prompt_text
+        self._prompt_logprobs: inference_pb2.PromptLogprobs | None = None
         self._usage = common_pb2.Usage(prompt_tokens=len(prompt_token_ids))
         self._deliver = deliver
         self._span = span
@@ -114,7 +131,7 @@ class TextStream:
         output = self._text
         texts: list[str] = []
         # The token that ends a generation is counted, but its text is returned only on request.
-        num_silent = 1 if finish_reason == STOP and token_ids and not self._include_stop else 0
+        num_silent = 1 if finish_reason == STOP and token_ids and not self._options.include_stop_str_in_output else 0
         for index in range(len(token_ids) - num_silent):
             out = output.push(token_ids[index])
             if isinstance(out, StopHit):
@@ -136,6 +153,16 @@ class TextStream:
         if stop_token_id is not None:
             response.stop_token_id = stop_token_id
         self._finish(response)
+
+    def on_prompt_logprobs(self, logprobs: common_pb2.Logprobs) -> None:
+        assert self._prompt_token_ids is not None, "they come with the first output"
+        self._prompt_logprobs = prompt_logprobs(
+            self._detokenizers,
+            logprobs,
+            self._prompt_token_ids,
+            self._prompt_text,
+            skip_special_tokens=self._options.skip_special_tokens,
+        )
 
     def on_vector(self, vector: common_pb2.Vector) -> None:
         raise ValueError("the scheduler answered a request for text with a vector")
@@ -230,7 +257,9 @@ class TextStream:
             tool_calls=parsed.tool_calls,
             token_ids=token_ids,
             usage=self._usage,
+            prompt_logprobs=self._prompt_logprobs,
         )
+        self._prompt_logprobs = None
         if self._prompt_token_ids is not None:
             response.prompt_token_ids.extend(self._prompt_token_ids)
             self._prompt_token_ids = None
@@ -248,7 +277,9 @@ class TextStream:
             )
         ]
         chosen = entries[::per_token]
-        for index, token in enumerate(chosen):
+        offsets = self._text.offsets or []
+        for index, (token, offset) in enumerate(zip(chosen, offsets[len(offsets) - num_tokens :], strict=True)):
+            token.text_offset = offset
             token.top_logprobs.extend(entries[index * per_token + 1 : (index + 1) * per_token])
         return chosen
 

@@ -47,14 +47,36 @@ def expected_text(prompt: str, seed: int, num_tokens: int = DEFAULT_MAX_TOKENS) 
     return generated_text([ord(c) for c in prompt], seed, num_tokens)
 
 
-def token_logprob(char: str, num_top: int) -> TokenLogprob:
+def token_logprob(char: str, num_top: int, text_offset: int = 0) -> TokenLogprob:
     others = [
         TokenLogprob(token_id=ord(c), logprob=-1.0 - i, token=c, token_bytes=c.encode())
         for i, c in enumerate(ALPHABET[:num_top])
     ]
     if others:
         others[-1].logprob = float("-inf")
-    return TokenLogprob(token_id=ord(char), logprob=-0.5, token=char, token_bytes=char.encode(), top_logprobs=others)
+    return TokenLogprob(
+        token_id=ord(char),
+        logprob=-0.5,
+        token=char,
+        token_bytes=char.encode(),
+        top_logprobs=others,
+        text_offset=text_offset,
+    )
+
+
+def prompt_logprobs(prompt: Sequence[int], num_top: int) -> inference_pb2.PromptLogprobs:
+    """Each token is the third most probable, the alternatives are "a", "b", ..."""
+    told = inference_pb2.PromptLogprobs(
+        first_token=chr(prompt[0]), text="".join(map(chr, prompt)), text_offsets=range(len(prompt))
+    )
+    told.logprobs.entries_per_token = 1 + num_top
+    for token_id in prompt[1:]:
+        entries = [token_id, *map(ord, ALPHABET[:num_top])]
+        told.tokens.extend(map(chr, entries))
+        told.logprobs.token_ids.extend(entries)
+        told.logprobs.logprobs.extend([-2.5, *(-1.0 - i for i in range(num_top))])
+        told.logprobs.ranks.append(3)
+    return told
 
 
 @dataclass
@@ -89,9 +111,13 @@ class Live:
             ),
         )
         if self.request.sampling_params.HasField("logprobs"):
-            response.logprobs.extend(token_logprob(c, self.request.sampling_params.logprobs) for c in new)
+            num_top = self.request.sampling_params.logprobs
+            response.logprobs.extend(token_logprob(c, num_top, before + i) for i, c in enumerate(new))
         if not self.told_prompt:
             response.prompt_token_ids.extend(self.prompt)
+            params = self.request.sampling_params
+            if params.HasField("prompt_logprobs") and not self.request.resume_token_ids:
+                response.prompt_logprobs.CopyFrom(prompt_logprobs(self.prompt, params.prompt_logprobs))
             self.told_prompt = True
         if self.num_done == len(self.text):
             response.finish_reason = common_pb2.FINISH_REASON_LENGTH
@@ -101,12 +127,31 @@ class Live:
         return response
 
 
+@dataclass
+class Scripted:
+    """A request that is answered with given outputs, each of one token."""
+
+    request: GenerateRequest
+    prompt: list[int]
+    script: Sequence[GenerateResponse]
+    num_done: int = 0
+
+    def advance(self, num_tokens: int) -> GenerateResponse:
+        response = GenerateResponse(prompt_token_ids=() if self.num_done else self.prompt)
+        response.MergeFrom(self.script[self.num_done])
+        self.num_done += 1
+        response.token_ids[:] = [self.num_done]
+        response.usage.prompt_tokens, response.usage.completion_tokens = len(self.prompt), self.num_done
+        return response
+
+
 def in_columns(responses: Sequence[inference_pb2.NumberedResponse]) -> inference_pb2.ConnectResponse:
     """What can be said in columns there."""
     message = inference_pb2.ConnectResponse()
     for numbered in responses:
         response = numbered.response
-        if numbered.HasField("error") or response.finish_reason or response.logprobs or response.prompt_token_ids:
+        told = response.reasoning or response.tool_calls or response.logprobs or response.prompt_token_ids
+        if numbered.HasField("error") or response.finish_reason or told:
             message.responses.append(numbered)
             continue
         message.numbers.append(numbered.number)
@@ -127,11 +172,12 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.error_at: tuple[int, RpcError] | None = None  # after so many tokens
         self.break_at: int | None = None  # the stream, once, when a request has so many tokens
         self.generate = generated_text
+        self.script: Sequence[GenerateResponse] | None = None  # instead of a text; the last one has a finish reason
         self.running = asyncio.Event()  # cleared: no tokens
         self.running.set()
         self.received: list[GenerateRequest] = []
         self.aborted: list[str] = []  # request ids
-        self.live: dict[int, Live] = {}
+        self.live: dict[int, Live | Scripted] = {}
         self.kind = common_pb2.MODEL_KIND_EMBED
         self.vector_calls: list[VectorsRequest] = []
         self.num_cancelled = 0  # of them
@@ -159,7 +205,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
     # The multiplexed stream.
 
     async def Connect(self, request_iterator, context) -> AsyncIterator[inference_pb2.ConnectResponse]:
-        live: dict[int, Live] = {}
+        live: dict[int, Live | Scripted] = {}
         errors: dict[int, RpcError] = {}
         self.live = live
         yield inference_pb2.ConnectResponse()
@@ -182,7 +228,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         finally:
             reader.cancel()
 
-    async def _read(self, request_iterator, live: dict[int, Live], errors: dict[int, RpcError]) -> None:
+    async def _read(self, request_iterator, live: dict[int, Live | Scripted], errors: dict[int, RpcError]) -> None:
         async for message in request_iterator:
             for numbered in message.requests:
                 self.received.append(numbered.request)
@@ -194,11 +240,13 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                 if aborted := live.pop(number, None):
                     self.aborted.append(aborted.request.request_id)
 
-    def _begin(self, request: GenerateRequest) -> Live:
+    def _begin(self, request: GenerateRequest) -> Live | Scripted:
         if self.error is not None:
             raise self.error
         self._check_model(request.model)
         prompt = prompt_ids(request)
+        if self.script is not None:
+            return Scripted(request, prompt, self.script, len(request.resume_token_ids))
         params = request.sampling_params
         num_tokens = params.max_tokens if params.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         if len(prompt) + num_tokens > self.max_model_len:
@@ -220,7 +268,9 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         if model and model not in self.models:
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"no model {model!r}; served: {', '.join(self.models)}")
 
-    def _step(self, live: dict[int, Live], errors: dict[int, RpcError]) -> list[inference_pb2.NumberedResponse]:
+    def _step(
+        self, live: dict[int, Live | Scripted], errors: dict[int, RpcError]
+    ) -> list[inference_pb2.NumberedResponse]:
         responses = []
         for number, one in list(live.items()):
             if self.error_at is not None and one.num_done >= self.error_at[0]:

@@ -48,10 +48,12 @@ def test_graphs_beyond_the_second_take_what_the_second_took():
 def test_the_profile_is_of_the_most_costly_steps(tmp_path: Path):
     runner = RecordingRunner(tmp_path)
     profile_run(runner)
-    most_tokens, most_decodes = runner.steps
+    most_tokens, most_decodes, most_scored = runner.steps
     assert most_tokens.num_scheduled_tokens.sum() == 32 and len(most_tokens.request_ids) == 6
     assert most_decodes.num_scheduled_tokens.tolist() == [1] * 6
-    for step in runner.steps:
+    assert most_scored.num_scheduled_tokens.tolist() == [32]
+    assert most_scored.new_requests[0].sampling.prompt_logprobs == 20
+    for step in (most_tokens, most_decodes):
         assert len(step.new_requests[0].token_ids) == 95, "all but the token to sample"
         for request in step.new_requests:
             sampling = request.sampling

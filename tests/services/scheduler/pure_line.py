@@ -13,7 +13,7 @@ from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepResult
-from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.v1.common_pb2 import Logprobs, SamplingParams
 from tests.fakes import FakeExecutor
 
 
@@ -47,6 +47,7 @@ class PureLine:
         self.steps: list[ScheduledStep] = []
         self.outputs: dict[int, list[int]] = {}
         self.vectors: dict[int, list[float]] = {}
+        self.prompt_logprobs: dict[int, list[Logprobs]] = {}  # as often as they were told
         self.ends: dict[int, list[FinishReason]] = {}
         self.errors: dict[int, InvalidRequest] = {}
         self.condemned: list[Request] = []  # ended because executors died of them
@@ -145,6 +146,9 @@ class PureLine:
             start, end = end, end + num_tokens
             assert not self.ends[request.request_id], "a token after the end"
             self.outputs[request.request_id] += outputs.token_ids[start:end]
+            if i in outputs.prompt_logprobs:
+                assert len(self.outputs[request.request_id]) == num_tokens, "they come with the first token"
+                self.prompt_logprobs.setdefault(request.request_id, []).append(outputs.prompt_logprobs[i])
             if i in outputs.vectors:
                 self.vectors[request.request_id] = list(outputs.vectors[i].values)
             if request.finish_reason is not None:

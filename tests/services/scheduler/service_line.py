@@ -140,6 +140,7 @@ class Collected:
         self.token_ids: dict[int, list[int]] = {}
         self.finish_reasons: dict[int, list[int]] = {}
         self.errors: dict[int, common_pb2.RequestError] = {}
+        self.prompt_logprobs: dict[int, list[common_pb2.Logprobs]] = {}
         self.num_responses = 0
 
     def add(self, response: scheduler_pb2.SchedulerServiceConnectResponse) -> None:
@@ -158,6 +159,8 @@ class Collected:
             start = end
             if response.finish_reasons[i]:
                 self.finish_reasons.setdefault(number, []).append(response.finish_reasons[i])
+            if i in response.prompt_logprobs:
+                self.prompt_logprobs.setdefault(number, []).append(response.prompt_logprobs[i])
             if i in response.errors:
                 self.errors[number] = response.errors[i]
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
-from tests.fakes import FakeExecutor, expected_output
+from pagewire.v1.common_pb2 import Logprobs
+from tests.fakes import FakeExecutor, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.test_images import image
 
@@ -28,6 +29,7 @@ class Arrival:
     stop_token_ids: frozenset[int]
     ignore_eos: bool
     priority: int
+    prompt_logprobs: int | None
     has_image: bool
 
     @property
@@ -61,6 +63,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         stop_token_ids=frozenset(draw(st.lists(tokens, max_size=2))),
         ignore_eos=draw(st.booleans()),
         priority=draw(st.integers(0, 2)),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
         has_image=draw(st.booleans()),
     )
 
@@ -152,9 +155,18 @@ def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
         stop_token_ids=arrival.stop_token_ids,
         ignore_eos=arrival.ignore_eos,
         priority=arrival.priority,
+        prompt_logprobs=arrival.prompt_logprobs,
         images=PromptImages([image(1, 0, 1)], len(arrival.prompt)) if arrival.has_image else NO_IMAGES,
     )
     return request, expected[len(resumed) :]
+
+
+def expected_prompt_logprobs(request: Request) -> list[Logprobs]:
+    """Those of the whole prompt, once; they were told before with whatever an arrival brings along."""
+    params, prompt = request.sampling_params, request.token_ids[: request.num_prompt_tokens]
+    if not params.HasField("prompt_logprobs") or request.num_output_tokens:
+        return []
+    return [fake_prompt_logprobs(prompt, params.prompt_logprobs, VOCAB_SIZE)]
 
 
 class Story:
@@ -164,6 +176,7 @@ class Story:
         self.line = line
         self.to_come = to_come[::-1]
         self.expected: dict[int, list[int]] = {}
+        self.prompt_logprobs: dict[int, list[Logprobs]] = {}
         self.requests: list[Request] = []
         self.aborted: set[int] = set()
         self.num_deaths = 0
@@ -176,6 +189,7 @@ class Story:
                 request, tokens_to_come = add(self.line, self.to_come.pop())
                 self.requests.append(request)
                 self.expected[request.request_id] = tokens_to_come
+                self.prompt_logprobs[request.request_id] = expected_prompt_logprobs(request)
             elif kind == "schedule":
                 self.line.schedule(index)
             elif kind == "receive" and self.line.num_in_flight(index):
@@ -210,6 +224,7 @@ class Story:
             else:
                 assert line.outputs[request_id] == tokens_to_come
                 assert line.ends[request_id][0] in (FinishReason.STOP, FinishReason.LENGTH)
+                assert line.prompt_logprobs.get(request_id, []) == self.prompt_logprobs[request_id]
         for replica, executor in zip(line.scheduler.replicas, line.executors, strict=True):
             assert replica.num_free_blocks == sum(group.num_blocks for group in executor.kv_groups)
         most = max(executor.max_num_batched_tokens for executor in line.executors)

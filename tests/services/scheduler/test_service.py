@@ -14,7 +14,7 @@ from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request_output import new_outbox
 from pagewire.services.scheduler.step import StepResult
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
-from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
+from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
 
 VOCAB_SIZE = 1000
@@ -87,6 +87,55 @@ async def test_stop_token_is_reported_and_logprobs_come_along(tmp_path: Path) ->
         assert [t for r in responses for t in r.logprobs.token_ids[::3]] == tokens[:4]
 
 
+async def test_prompt_logprobs_come_once_and_with_the_first_token(tmp_path: Path) -> None:
+    """A prompt that is cached is computed all the same; others find its blocks."""
+    async with make_line(tmp_path).running() as line:
+        await collect(line, generate_request(prompt_of(1), max_tokens=1))
+        first, *others = await collect(line, generate_request(prompt_of(1), max_tokens=5, prompt_logprobs=2))
+        assert first.prompt_logprobs == fake_prompt_logprobs(prompt_of(1), 2, VOCAB_SIZE)
+        assert [first.HasField("logprobs"), *(r.HasField("prompt_logprobs") for r in others)] == [False] * 5
+        assert [t for r in (first, *others) for t in r.token_ids] == output_of(1, 5)
+        assert others[-1].usage.cached_tokens == 0
+        await collect(line, generate_request(prompt_of(2), max_tokens=1, prompt_logprobs=0))
+        again = await collect(line, generate_request(prompt_of(2), max_tokens=1))
+        assert again[-1].usage.cached_tokens == 16 and not again[0].HasField("prompt_logprobs")
+        (alone,) = await collect(line, generate_request([7], max_tokens=1, prompt_logprobs=2))
+        assert alone.HasField("prompt_logprobs") and not alone.prompt_logprobs.ranks
+        await line.wait_until_free()
+
+
+async def test_prompt_logprobs_are_told_once_whoever_dies(tmp_path: Path) -> None:
+    """In mid-prompt, and behind the first token."""
+    executor = FakeExecutorServicer(lambda: FakeExecutor(max_num_batched_tokens=8), step_seconds=0.002)
+    async with ServiceLine(tmp_path, executor).running() as line:
+        line.executor.fail_after(3)
+        call = line.stub.Generate(generate_request(prompt_of(1, 50), max_tokens=30, prompt_logprobs=1))
+        first = await call.read()
+        line.executor.fail_after(2)
+        others = await rest_of(call)
+        assert first.prompt_logprobs == fake_prompt_logprobs(prompt_of(1, 50), 1, VOCAB_SIZE)
+        assert not any(response.HasField("prompt_logprobs") for response in others)
+        assert [t for r in (first, *others) for t in r.token_ids] == output_of(1, 30, 50)
+        assert line.executor.num_streams == 3
+        call = line.stub.Connect()
+        resumed = token_request(1, prompt_of(3), output_of(3, 5), max_tokens=12, prompt_logprobs=1)
+        await call.write(Connect(requests=[resumed, token_request(2, prompt_of(4), max_tokens=2, prompt_logprobs=3)]))
+        collected = Collected()
+        await collected.read_until_finished(call, 1, 2)
+        assert collected.prompt_logprobs == {2: [fake_prompt_logprobs(prompt_of(4), 3, VOCAB_SIZE)]}
+
+
+async def test_more_log_probabilities_of_a_prompt_than_fit_into_a_message_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire.sampling_params.MAX_PROMPT_LOGPROBS", 60)
+    async with make_line(tmp_path).running() as line:
+        assert await collect(line, generate_request(prompt_of(1), max_tokens=1, prompt_logprobs=2))
+        with pytest.raises(grpc.aio.AioRpcError, match="20 tokens of the prompt make that 80") as error:
+            await collect(line, generate_request(prompt_of(1), max_tokens=1, prompt_logprobs=3))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -101,6 +150,8 @@ async def test_stop_token_is_reported_and_logprobs_come_along(tmp_path: Path) ->
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5"),
         ({"logprobs": 21}, "logprobs is 21"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
         ({"stop_token_ids": [1000]}, "stop_token_ids contains 1000"),
         ({"logit_bias_ids": [5000], "logit_bias_values": [1.0]}, "logit_bias_ids contains 5000"),
         ({"logit_bias_ids": [5], "logit_bias_values": [101.0]}, "logit_bias of token 5 is 101"),

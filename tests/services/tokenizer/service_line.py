@@ -17,6 +17,7 @@ from pagewire.services.tokenizer.main import load_pool, make_generator, make_ser
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tests.fakes import fake_prompt_logprobs
 
 EOS = 2
 _SCHEDULER = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -149,6 +150,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                         ranks=[1] * len(new),
                     )
                 )
+            params = running.request.sampling_params
+            if params.HasField("prompt_logprobs") and running.num_sent == len(new):
+                of_prompt = fake_prompt_logprobs(running.request.prompt_token_ids, params.prompt_logprobs, 49_152)
+                message.prompt_logprobs[len(message.request_ids)].CopyFrom(of_prompt)
             message.request_ids.append(key[1])
             message.num_tokens.append(len(new))
             message.token_ids.extend(new)

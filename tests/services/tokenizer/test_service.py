@@ -683,7 +683,7 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
-    monkeypatch.setattr("pagewire.services.tokenizer.client_session.MAX_UNREAD", 20_000)
+    monkeypatch.setattr("pagewire.services.tokenizer.text_output.MAX_UNREAD", 20_000)
     output = [504] * 400_000
     line = make_line(script=lambda request: output, max_model_len=10**6, tokens_per_step=500, auto=False)
     async with line.running(pool=pool):

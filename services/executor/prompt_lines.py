@@ -1,0 +1,68 @@
+"""Log probabilities of prompts on the host: the lines of each step, and of whole prompts once they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+# Of a step's results: what `PromptLines` are made of.
+_NAMES = ("prompt_token_ids", "prompt_logprobs", "prompt_ranks")
+
+
+@dataclass(frozen=True)
+class PromptLines:
+    """Of n consecutive tokens of a prompt, k entries each: the token itself, then the most probable ones."""
+
+    token_ids: np.ndarray  # int64 [n, k]
+    logprobs: np.ndarray  # fp32 [n, k]
+    ranks: np.ndarray  # int64 [n], of the token itself
+
+    @classmethod
+    def joined(cls, parts: Sequence[PromptLines], num_entries: int) -> PromptLines:
+        """The first num_entries entries of all."""
+        if not parts:  # the prompt is a single token
+            nothing = np.empty((0, num_entries))
+            return cls(nothing.astype(np.int64), nothing.astype(np.float32), np.empty(0, dtype=np.int64))
+        return cls(
+            np.concatenate([part.token_ids[:, :num_entries] for part in parts]),
+            np.concatenate([part.logprobs[:, :num_entries] for part in parts]),
+            np.concatenate([part.ranks for part in parts]),
+        )
+
+
+@dataclass
+class ScoredPrompt:
+    """A request that wants log probabilities of its prompt, until that is computed."""
+
+    request_id: int
+    num_tokens: int
+    num_top: int
+    # By the place of the first token; filled on the thread that waits for results, in the order of steps.
+    lines: dict[int, PromptLines] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptPart:
+    """What a step computes of one prompt: the lines of `count` tokens from `first` on."""
+
+    prompt: ScoredPrompt
+    first: int
+    count: int  # may be 0, where only the last token is left to compute
+    is_last: bool  # the prompt is computed, and the request is sampled
+
+
+def take_lines(results: dict[str, np.ndarray], parts: Sequence[PromptPart]) -> dict[int, PromptLines]:
+    """Moves the lines of a step's results to their prompts; returns those of prompts that are whole now, by request."""
+    if not parts:
+        return {}
+    columns = [results.pop(name) for name in _NAMES if name in results]
+    whole, end = {}, 0
+    for part in parts:
+        start, end, prompt = end, end + part.count, part.prompt
+        if part.count:
+            prompt.lines[part.first] = PromptLines(*(column[start:end] for column in columns))
+        if part.is_last:
+            whole[prompt.request_id] = PromptLines.joined(list(prompt.lines.values()), 1 + prompt.num_top)
+    return whole
