@@ -42,6 +42,7 @@ from pagewire.gateway.schema.responses import (
     TokenizeResponse,
     Version,
 )
+from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
 from pagewire.v1 import inference_pb2
@@ -104,8 +105,9 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
 def _generation(
     gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
 ) -> Response:
+    link = gateway.searches if is_search(requests[0]) else gateway.link
     return GenerationResponse(
-        gateway.link,
+        link,
         requests,
         answer,
         stream=bool(body.stream),
