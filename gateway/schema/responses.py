@@ -87,6 +87,7 @@ class ChatLogprob(Body):
 
 class ChatLogprobs(Body):
     content: list[ChatLogprob]
+    refusal: None = None
 
 
 class FunctionCall(Body):

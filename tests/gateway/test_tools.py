@@ -16,6 +16,7 @@ from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.v1.scheduler_pb2 import TokenRequest
+from tests.gateway import test_documented_streams as documented_streams
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.test_openapi import check
 from tests.services.tokenizer.chat_templates import FAMILIES
@@ -161,6 +162,16 @@ async def test_chunks_are_openais(ai: openai.AsyncOpenAI, model: Model) -> None:
     assert all(set(piece) == {"index", "function"} and set(piece["function"]) == {"arguments"} for piece in bodies)
     written = ["".join(p["function"]["arguments"] for p in bodies if p["index"] == index) for index in (0, 1)]
     assert written == [ARGUMENTS, "{}"]
+
+
+@pytest.mark.parametrize(("name", "num_calls"), [("chat, a tool", 1), ("chat, two tools", 2)])
+async def test_streams_are_those_that_are_documented(
+    http: httpx.AsyncClient, model: Model, name: str, num_calls: int
+) -> None:
+    calls = ['{"name": "get_weather", "arguments": {"location":"Paris"}}', '{"name": "get_time", "arguments": {}}']
+    model.output = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls[:num_calls])
+    tools = [{"type": "function", "function": {"name": tool}} for tool in ("get_weather", "get_time")]
+    documented_streams.check(name, await documented_streams.stream_of(http, messages=QUESTION, tools=tools))
 
 
 async def test_arguments_are_told_before_the_call_ends(ai: openai.AsyncOpenAI, model: Model) -> None:
