@@ -20,6 +20,7 @@ from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.operation import unserved
+from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -39,6 +40,7 @@ from pagewire.gateway.schema.responses import (
     TokenizeResponse,
     Version,
 )
+from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
 from pagewire.v1 import inference_pb2
@@ -67,6 +69,7 @@ def with_routes() -> FastAPI:
     app.include_router(router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
+    app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     app.include_router(operation_routes.router)
     app.include_router(unserved.router)
@@ -101,8 +104,9 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
 def _generation(
     gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
 ) -> Response:
+    link = gateway.searches if is_search(requests[0]) else gateway.link
     return GenerationResponse(
-        gateway.link,
+        link,
         requests,
         answer,
         stream=bool(body.stream),

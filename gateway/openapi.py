@@ -1,6 +1,6 @@
 """What /openapi.json and /docs say: FastAPI's routes and request bodies, and the declared responses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +34,14 @@ def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
     """Of a route that answers with `whole`, or streams events of which each carries a `chunk`."""
     answer = response(whole, "The answer; with `stream: true` as events, each with a chunk, and at last `[DONE]`.")
     answer["content"] |= content(chunk, "text/event-stream")
+    return {200: answer}
+
+
+def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Responses:
+    """Of a route that answers with `whole`, or streams events of several kinds, each named by its `type`."""
+    answer = response(whole, "The answer; with `stream: true` as events.")
+    one_of = [{"$ref": _REF.format(name=event.__name__)} for event in events]
+    answer["content"]["text/event-stream"] = {"schema": {"oneOf": one_of}}
     return {200: answer}
 
 
@@ -74,6 +82,8 @@ def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
         # A default saves the server from saying it each time; only what may be UNSET is ever left out.
         fields = msgspec.structs.fields(body)
         schema["required"] = [field.encode_name for field in fields if field.default is not msgspec.UNSET]
+        if (tag_field := body.__struct_config__.tag_field) is not None:
+            schema["required"].append(tag_field)
         for member in schema["properties"].values():
             member.pop("default", None)
         yield body.__name__, schema

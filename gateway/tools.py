@@ -39,17 +39,18 @@ def check_tools(body: ChatCompletionRequest) -> None:
 
 def output_parsing(body: ChatCompletionRequest) -> inference_pb2.OutputParsing:
     choice = body.tool_choice
-    only_one = body.parallel_tool_calls is False
-    if choice == "required":
-        return inference_pb2.OutputParsing(required=True, first_tool_call_only=only_one)
-    if isinstance(choice, NamedToolChoice):
-        return inference_pb2.OutputParsing(named=choice.function.name)
-    return inference_pb2.OutputParsing(
-        # What a client has begun to write is the answer, not what comes before it.
+    # What a client has begun to write is the answer, not what comes before it.
+    parsing = inference_pb2.OutputParsing(
         reasoning=not body.continue_final_message and body.separate_reasoning is not False,
-        tool_calls=bool(body.tools) and choice != "none",
-        first_tool_call_only=only_one,
+        first_tool_call_only=body.parallel_tool_calls is False,
     )
+    if choice == "required":
+        parsing.required = True
+    elif isinstance(choice, NamedToolChoice):
+        parsing.named = choice.function.name
+    else:
+        parsing.tool_calls = bool(body.tools) and choice != "none"
+    return parsing
 
 
 def call_chunks(deltas: Iterable[inference_pb2.ToolCallDelta]) -> list[ToolCallChunk]:

@@ -16,21 +16,20 @@ from pagewire.services.tokenizer.parsers.formats import (
     tag,
     text_of,
 )
-from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
+from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.inference_pb2 import GenerateRequest, OutputParsing, Tool
 
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
-def grammar_with_calls(
-    request: GenerateRequest, given: Grammar | None, reader: type[ToolCallReader] | None
-) -> Grammar | None:
-    """What holds the output of a request. given: what the client asks of it. reader: of the model's calls.
+def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers: OutputParsers) -> Grammar | None:
+    """What holds the output of a request, or where reasoning is told apart what follows it. given: what the client asks
+    of it.
 
     Raises RpcError (INVALID_ARGUMENT).
     """
-    parsing = request.output_parsing
+    parsing, reader = request.output_parsing, parsers.call_reader
     if (kind := parsing.WhichOneof("forced")) is not None:
         return _forced(parsing, _tools(request), kind)
     if not parsing.tool_calls or reader is None:
@@ -43,7 +42,12 @@ def grammar_with_calls(
         return given
     callable_tools = [CallableTool(tool.name, _schema(tool) if tool.strict else _ANY_ARGUMENTS) for tool in tools]
     try:
-        format = reader.output_format(callable_tools, only_one=parsing.first_tool_call_only, answer=answer)
+        format = reader.output_format(
+            callable_tools,
+            only_one=parsing.first_tool_call_only,
+            answer=answer,
+            excludes=parsers.reasoning_marks if parsing.reasoning else (),
+        )
     except FormatError as error:
         raise invalid(str(error)) from error
     return _structural_tag(format)

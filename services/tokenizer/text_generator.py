@@ -154,7 +154,7 @@ class TextGenerator:
             parsing = request.output_parsing
             options = output_options(request, self._parsers.marks(parsing))
             given = params.grammar if params.HasField("grammar") else None
-            grammar = grammar_with_calls(request, given, self._parsers.call_reader)
+            grammar = grammar_with_calls(request, given, self._parsers)
             if grammar is not None:
                 params.grammar.CopyFrom(grammar)
             self.check_model(request.model)

@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from pagewire.client import Client
+from pagewire.gateway.app import with_routes
+from pagewire.gateway.operation.unserved import UNSERVED
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.text_generator import TextGenerator
@@ -166,3 +168,4 @@ async def test_routes_that_are_not_served_say_so(gateways) -> None:
         assert (answer.status_code, error["code"]) == (501, "unsupported_route")
         assert error["message"].startswith(f"{path} is not supported by Pagewire: ")
     assert (await client.post("/v1/nothing")).status_code == 404
+    assert not UNSERVED.keys() & with_routes().openapi()["paths"].keys()

@@ -257,7 +257,14 @@ async def test_a_strict_tool_may_be_called_or_not(ai: openai.AsyncOpenAI, model:
     calls = [(call.function.name, call.function.arguments) for call in answer.choices[0].message.tool_calls or ()]
     assert calls == [("get_weather", ARGUMENTS), ("now", "{}")]
     wrong = CALL.replace("8001", '"8001"')
-    for output, admitted in ((model.output, True), ("Grey.", True), (wrong, False), (f"Well. {wrong}", False)):
+    said = f"I look.\n{CALL}\n{SECOND}"  # behind the reasoning
+    for output, admitted in (
+        (said, True),
+        ("Grey.", True),
+        (THOUGHT, False),
+        (wrong, False),
+        (f"Well. {wrong}", False),
+    ):
         assert admits(compiler, model, output) == admitted, output
     await ai.chat.completions.create(model="m", messages=QUESTION, tools=[STRICT, NOW], parallel_tool_calls=False)
     assert admits(compiler, model, CALL) and not admits(compiler, model, f"{CALL}\n{SECOND}")

@@ -82,12 +82,13 @@ def listed(tags: Iterable[Format], separator: str, *, only_one: bool) -> Format:
     }
 
 
-def amid_text(triggers: Sequence[str], tags: Iterable[Format], *, only_one: bool) -> Format:
-    """Text in which each trigger begins one of the tags. only_one: it ends with the first."""
+def amid_text(triggers: Sequence[str], tags: Iterable[Format], *, only_one: bool, excludes: Sequence[str]) -> Format:
+    """Text without `excludes`, in which each trigger begins one of the tags. only_one: it ends with the first."""
     return {
         "type": "triggered_tags",
         "triggers": list(triggers),
         "tags": list(tags),
+        "excludes": list(excludes),
         "at_least_one": False,
         "stop_after_first": only_one,
     }

@@ -9,7 +9,6 @@ from pagewire.services.tokenizer.parsers.formats import (
     any_number_of,
     any_text_but,
     one_of,
-    optional,
     sequence,
     tag,
     text_of,
@@ -24,8 +23,15 @@ class GptOssReader(HeadedCallReader):
     header = re.compile(rf"({NAME})[^{{]*?<\|message\|>\s*")
 
     @classmethod
-    def output_format(cls, tools: Sequence[CallableTool], *, only_one: bool, answer: Format | None = None) -> Format:
-        """Of all messages: the last one is the answer, or a call."""
+    def output_format(
+        cls,
+        tools: Sequence[CallableTool],
+        *,
+        only_one: bool,
+        answer: Format | None = None,
+        excludes: Sequence[str] = (),
+    ) -> Format:
+        """Of all messages, reasoning among them: the last one is the answer, or a call."""
         check_names(tools)
         text = any_text_but(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"))
         next_message = text_of("<|start|>assistant")
@@ -37,5 +43,4 @@ class GptOssReader(HeadedCallReader):
                 for tool in tools
             ),
         ]
-        # Where reasoning was read apart, what follows begins with the next message.
-        return sequence(optional(next_message), any_number_of(sequence(one_of(*before), next_message)), one_of(*last))
+        return sequence(any_number_of(sequence(one_of(*before), next_message)), one_of(*last))

@@ -29,14 +29,21 @@ class Llama3JsonReader(JsonCallReader):
     takes_name_alone = False
 
     @classmethod
-    def output_format(cls, tools: Sequence[CallableTool], *, only_one: bool, answer: Format | None = None) -> Format:
+    def output_format(
+        cls,
+        tools: Sequence[CallableTool],
+        *,
+        only_one: bool,
+        answer: Format | None = None,
+        excludes: Sequence[str] = (),
+    ) -> Format:
         """A brace at the beginning opens a call: without `answer`, none is in JSON."""
         options = _options(answer)
         whole = listed((tag("", _as_object(tool, options), "") for tool in tools), "; ", only_one=only_one)
         marked = tag("<|python_tag|>", whole, "")
         if answer is not None:
             return one_of(whole, marked, answer)
-        text = amid_text(cls.opening, [marked], only_one=only_one)
+        text = amid_text(cls.opening, [marked], only_one=only_one, excludes=excludes)
         return one_of(whole, marked, sequence(regex_of(rf"\s{{0,{MAX_SPACE}}}([^\s{{<]|<[^|])"), text), text_of(""))
 
     def _start(self, parsed: Parsed) -> bool:

@@ -47,13 +47,20 @@ class PythonicReader(ToolCallReader):
     marks = ("<|python_start|>", "<|python_end|>")
 
     @classmethod
-    def output_format(cls, tools: Sequence[CallableTool], *, only_one: bool, answer: Format | None = None) -> Format:
+    def output_format(
+        cls,
+        tools: Sequence[CallableTool],
+        *,
+        only_one: bool,
+        answer: Format | None = None,
+        excludes: Sequence[str] = (),
+    ) -> Format:
         """A bracket and a name at the beginning open a call: without `answer`, none begins like that."""
         calls = tag("[", listed(map(_call_tag, tools), ", ", only_one=only_one), "]")
         marked = tag("<|python_start|>", calls, "<|python_end|>")
         if answer is not None:
             return one_of(calls, marked, answer)
-        text = amid_text(cls.opening, [marked], only_one=only_one)
+        text = amid_text(cls.opening, [marked], only_one=only_one, excludes=excludes)
         begin = regex_of(r"\s{0,255}([^\s\[<]|\[[^A-Za-z_\s]|<[^|])")
         return one_of(calls, marked, sequence(begin, text), text_of(""))
 

@@ -103,6 +103,10 @@ class OutputParsers:
         marks = {} if self._reasoning is None else self._reasoning.thinking_marks()
         self._thinking_marks = {name: TokenSequence(token_ids=encode(mark)) for name, mark in marks.items()}
 
+    @property
+    def reasoning_marks(self) -> Sequence[str]:
+        return () if self._reasoning is None else self._reasoning.marks
+
     def marks(self, parsing: OutputParsing) -> frozenset[str]:
         """What a request's parsers must see of its output, even if it is special tokens."""
         readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self.call_reader)

@@ -58,15 +58,22 @@ class ToolCallReader(Reader):
         return f"call_{secrets.token_hex(12)}"
 
     @classmethod
-    def output_format(cls, tools: Sequence[CallableTool], *, only_one: bool, answer: Format | None = None) -> Format:
-        """Of outputs: calls of the tools amid text, each as this parser reads it. answer: what they are instead where
-        nothing is called. only_one: with one call at most.
+    def output_format(
+        cls,
+        tools: Sequence[CallableTool],
+        *,
+        only_one: bool,
+        answer: Format | None = None,
+        excludes: Sequence[str] = (),
+    ) -> Format:
+        """Of outputs: calls of the tools amid text, each as this parser reads it. only_one: with one call at most.
+        answer: what they are instead where nothing is called. excludes: marks of reasoning, which is no text.
 
         Raises FormatError.
         """
         tags = cls.call_tags(tools, only_one=only_one)
         if answer is None:
-            return amid_text(cls.opening, tags, only_one=only_one)
+            return amid_text(cls.opening, tags, only_one=only_one, excludes=excludes)
         return one_of(listed(tags, cls.between, only_one=only_one), answer)
 
     @classmethod

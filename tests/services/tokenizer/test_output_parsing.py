@@ -242,6 +242,17 @@ async def test_calls_may_be_required_over_grpc(make_line, pool) -> None:
     assert "get_weather" in first.structural_tag and first == second
 
 
+@pytest.mark.parametrize("thought", ["", "<think>\nWhere?\n</think>\n\n"])
+async def test_reasoning_before_calls_that_must_be(make_line, pool, thought: str) -> None:
+    line = make_line(f'{thought}[{{"name": "get_weather", "arguments": {{"city": "Oslo"}}}}]')
+    async with line.running(pool=pool):
+        result = await line.generate(chat=WITH_TOOL, output_parsing=OutputParsing(required=True, reasoning=True))
+    assert merged(result.responses) == ("Where?" * bool(thought), "", [("get_weather", '{"city": "Oslo"}')])
+    # The grammar is for what comes after it.
+    [request] = line.scheduler.requests
+    assert request.sampling_params.HasField("thinking") and request.sampling_params.HasField("grammar")
+
+
 @pytest.mark.parametrize(
     ("chat", "parsing", "message"),
     [
