@@ -17,7 +17,8 @@ from pagewire.gateway.answer import Head
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
-from pagewire.gateway.middleware import GracefulShutdown, request_context
+from pagewire.gateway.middleware import GracefulShutdown
+from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.searches import Searches
 from pagewire.gateway.store import Bound, Store
