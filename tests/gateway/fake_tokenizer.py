@@ -180,7 +180,8 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.live: dict[int, Live | Scripted] = {}
         self.kind = common_pb2.MODEL_KIND_EMBED
         self.vector_calls: list[VectorsRequest] = []
-        self.num_cancelled = 0  # of them
+        self.num_cancelled = 0  # of them, and of searches
+        self.searches: list[GenerateRequest] = []
         self._server: rpc.Server | None = None
 
     # The process.
@@ -289,6 +290,25 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
 
     # Single calls.
 
+    async def Generate(self, request, context) -> AsyncIterator[GenerateResponse]:
+        """A search: of the outputs of best_of seeds, or of n, the last are the best."""
+        self.searches.append(request)
+        try:
+            await self.running.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        count = max(request.n, request.best_of)
+        if self.error is not None:
+            raise self.error
+        for index in range(request.n):
+            one = GenerateRequest()
+            one.CopyFrom(request)
+            one.sampling_params.seed += count - 1 - index
+            response = self._begin(one).advance(10_000)
+            response.index = index
+            yield response
+
     async def Tokenize(self, request, context) -> inference_pb2.TokenizeResponse:
         self._check_model(request.model)
         text = request.text if request.WhichOneof("prompt") == "text" else render(request.chat)
@@ -329,6 +349,12 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
             raise self.error
         self._check_model(request.model)
         return [len(one.text + one.text_pair + render(one.chat)) or len(one.token_ids.ids) for one in inputs]
+
+    async def AbortRequests(self, request, context) -> inference_pb2.AbortRequestsResponse:
+        return inference_pb2.AbortRequestsResponse(num_aborted=len(request.request_ids))
+
+    async def CountRequests(self, request, context) -> inference_pb2.CountRequestsResponse:
+        return inference_pb2.CountRequestsResponse(num_requests=0)
 
     async def Detokenize(self, request, context) -> inference_pb2.DetokenizeResponse:
         self._check_model(request.model)
