@@ -13,7 +13,7 @@ from pagewire.gateway.errors import ApiError
 from pagewire.gateway.store.database import Database
 
 # A job whose owner was not heard of for so long goes to another.
-LEASE_S = 10.0
+LEASE_S = 5.0
 # How often owners renew their leases and see cancellations, and others look for jobs.
 POLL_S = 1.0
 
