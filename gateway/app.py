@@ -17,7 +17,11 @@ from pagewire.gateway.errors import ApiError, install_handlers
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.messages import routes as messages_routes
+from pagewire.gateway.messages.models import model_info, model_page
+from pagewire.gateway.messages.responses import ModelInfo, ModelPage
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
@@ -38,6 +42,7 @@ from pagewire.gateway.schema.responses import (
     TokenizeResponse,
     Version,
 )
+from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
 from pagewire.v1 import inference_pb2
@@ -64,6 +69,7 @@ def with_routes() -> FastAPI:
         title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
     )
     app.include_router(router)
+    app.include_router(messages_routes.router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
     app.include_router(responses_routes.router)
@@ -99,8 +105,9 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
 def _generation(
     gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
 ) -> Response:
+    link = gateway.searches if is_search(requests[0]) else gateway.link
     return GenerationResponse(
-        gateway.link,
+        link,
         requests,
         answer,
         stream=bool(body.stream),
@@ -109,19 +116,31 @@ def _generation(
     )
 
 
-@router.get("/v1/models", tags=["models"])
-async def list_models(request: Request) -> ModelList:
-    """The served names."""
-    return ModelList(data=[_model(model) for model in await gateway_of(request).list_models()])
+@router.get(
+    "/v1/models",
+    tags=["models"],
+    responses=openapi.responses_by_client(ModelList, ModelPage),
+)
+async def list_models(request: Request) -> Response:
+    """What is served; with the header `anthropic-version` as Anthropic's clients list it."""
+    models = await gateway_of(request).list_models()
+    if request_context(request.scope).speaks_anthropic:
+        return json_response(model_page(models))
+    return json_response(ModelList(data=[_model(model) for model in models]))
 
 
-@router.get("/v1/models/{model:path}", tags=["models"])
-async def retrieve_model(request: Request, model: str) -> Model:
-    """What is known of a served name."""
+@router.get(
+    "/v1/models/{model:path}",
+    tags=["models"],
+    responses=openapi.responses_by_client(Model, ModelInfo),
+)
+async def retrieve_model(request: Request, model: str) -> Response:
+    """One of the served models."""
     models = await gateway_of(request).list_models()
     for served in models:
         if served.id == model:
-            return _model(served)
+            speaks_anthropic = request_context(request.scope).speaks_anthropic
+            return json_response(model_info(served) if speaks_anthropic else _model(served))
     names = ", ".join(served.id for served in models)
     raise ApiError(404, f"no model {model!r}; served: {names}", param="model", code="model_not_found")
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,9 +13,9 @@ from pagewire.gateway import metrics
 from pagewire.gateway.answer import Answer, UsageTotal, finish_reason
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
-from pagewire.gateway.middleware import CLIENT_GONE, RequestContext, request_context
+from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.reply import Reply
-from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.gateway.request_context import RequestContext, request_context
 from pagewire.rpc import RpcError
 from pagewire.v1.inference_pb2 import GenerateRequest
 
@@ -28,12 +28,17 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
+class Generates(Protocol):
+    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
+        """Starts one generation per request. Raises RpcError UNAVAILABLE."""
+
+
 class GenerationResponse(Response):
     """Runs one generation request, of whatever API, when it is sent."""
 
     def __init__(
         self,
-        link: TokenizerLink,
+        link: Generates,
         requests: Sequence[GenerateRequest],
         answer: Answer,
         *,

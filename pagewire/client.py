@@ -46,6 +46,8 @@ class Client:
         bad_words: Sequence[str] = (),
         truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
+        n: int = 1,
+        best_of: int | None = None,
         timeout: float | None = None,
         **sampling_params: Any,
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
@@ -55,7 +57,7 @@ class Client:
         list of parts: a str is text, a Path an image file, which is sent along, and {"image": URL} an image that the
         server reads. Parts as OpenAI writes them ({"type": "image_url", ...}) are taken, too. sampling_params: fields
         of `SamplingParams` (max_tokens, temperature, seed, ...); None leaves a field unset. The others are fields of
-        `GenerateRequest`.
+        `GenerateRequest`. With n, responses are of n outputs by turns: `index` says of which.
 
         Raises OSError for a file that cannot be read, ValueError for a part of another form.
         """
@@ -66,6 +68,8 @@ class Client:
             bad_words=bad_words,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,
+            n=n,
+            best_of=best_of,
             sampling_params=common_pb2.SamplingParams(**given),
             **_prompt(prompt),
         )

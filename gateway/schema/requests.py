@@ -38,9 +38,8 @@ from pagewire.gateway.schema.unsupported import (
     check_names,
     refused_names,
 )
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_BAD_WORDS, MAX_CACHE_SALT
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_BAD_WORDS, MAX_CACHE_SALT, MAX_CHOICES
 
-MAX_CHOICES = 128
 MODEL = "A served name; unset: the only model."
 LABEL = "A label that changes nothing about the answer."
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -322,6 +321,10 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
 
 class CompletionRequest(GenerationParameters):
     prompt: Prompts = required("tokenizer", "One or several, each as text or token ids.")
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field(
+        "tokenizer",
+        "Of so many outputs, the `n` with the highest mean log probability. More than `n` not with `stream`.",
+    )
     add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to prompts given as text.", True)
     echo: bool | None = field(
         "gateway",
@@ -331,6 +334,16 @@ class CompletionRequest(GenerationParameters):
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
         "scheduler", "Longest output. 0 only with `echo`: nothing but the prompt.", 16
     )
+
+    @model_validator(mode="after")
+    def _best_of_at_least_n(self) -> "CompletionRequest":
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise ApiError(400, f"best_of is {self.best_of}, less than n, which is {n}", param="best_of")
+        if self.best_of is not None and self.best_of > n and self.stream:
+            message = "the best outputs are known when all have ended; leave out best_of, or stream"
+            raise ApiError(400, message, param="best_of")
+        return self
 
     @model_validator(mode="after")
     def _there_is_something_to_say(self) -> "CompletionRequest":

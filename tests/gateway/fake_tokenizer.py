@@ -180,7 +180,8 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.live: dict[int, Live | Scripted] = {}
         self.kind = common_pb2.MODEL_KIND_EMBED
         self.vector_calls: list[VectorsRequest] = []
-        self.num_cancelled = 0  # of them
+        self.num_cancelled = 0  # of them, and of searches
+        self.searches: list[GenerateRequest] = []
         self._server: rpc.Server | None = None
 
     # The process.
@@ -288,6 +289,25 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         return responses
 
     # Single calls.
+
+    async def Generate(self, request, context) -> AsyncIterator[GenerateResponse]:
+        """A search: of the outputs of best_of seeds, or of n, the last are the best."""
+        self.searches.append(request)
+        try:
+            await self.running.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        count = max(request.n, request.best_of)
+        if self.error is not None:
+            raise self.error
+        for index in range(request.n):
+            one = GenerateRequest()
+            one.CopyFrom(request)
+            one.sampling_params.seed += count - 1 - index
+            response = self._begin(one).advance(10_000)
+            response.index = index
+            yield response
 
     async def Tokenize(self, request, context) -> inference_pb2.TokenizeResponse:
         self._check_model(request.model)

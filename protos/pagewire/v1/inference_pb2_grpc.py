@@ -82,8 +82,8 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """One request, text, chat messages or token ids in; text and token ids out as they are generated. Cancelling the call
-        aborts the request.
+        """One request, text, chat messages or token ids in; text and token ids out as they are generated, of one output or of
+        several. Cancelling the call aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
