@@ -21,6 +21,8 @@ from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.models import model_info, model_page
 from pagewire.gateway.messages.responses import ModelInfo, ModelPage
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.operation import routes as operation_routes
+from pagewire.gateway.operation import unserved
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
@@ -74,6 +76,8 @@ def with_routes() -> FastAPI:
     app.include_router(files_routes.router)
     app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
+    app.include_router(operation_routes.router)
+    app.include_router(unserved.router)
     return app
 
 
@@ -150,6 +154,7 @@ def _model(model: inference_pb2.Model) -> Model:
 
 
 @router.post("/tokenize", tags=["tokens"])
+@router.post("/v1/tokenize", tags=["tokens"])
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     """Text or messages to token ids, exactly as a completion would see them."""
     gateway = gateway_of(request)
@@ -163,11 +168,15 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
 
 
 @router.post("/detokenize", tags=["tokens"])
+@router.post("/v1/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     """Token ids to text."""
-    upstream = inference_pb2.DetokenizeRequest(model=body.model or "", token_ids=body.tokens)
+    upstream = inference_pb2.DetokenizeRequest(
+        model=body.model or "", token_ids=body.tokens, skip_special_tokens=bool(body.skip_special_tokens)
+    )
     gateway = gateway_of(request)
-    return DetokenizeResponse(prompt=(await gateway.call(gateway.inference.Detokenize, upstream)).text)
+    text = (await gateway.call(gateway.inference.Detokenize, upstream)).text
+    return DetokenizeResponse(prompt=text, text=text)
 
 
 @router.get("/livez", tags=["operation"])
@@ -183,6 +192,8 @@ _READY: openapi.Responses = {
 
 
 @router.get("/health", tags=["operation"], responses=_READY)
+@router.get("/ping", tags=["operation"], responses=_READY)
+@router.post("/ping", tags=["operation"], responses=_READY)
 @router.get("/readyz", tags=["operation"], responses=_READY)
 async def ready(request: Request) -> Response:
     """Whether a request would be served, by the whole line. Needs no key."""

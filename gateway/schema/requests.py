@@ -364,3 +364,4 @@ class TokenizeRequest(ChatPromptParameters):
 class DetokenizeRequest(Parameters):
     model: str | None = field("tokenizer", MODEL)
     tokens: list[TokenId] = required("tokenizer", "Token ids.")
+    skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", False)

@@ -120,7 +120,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"stream_reasoning": False}, "stream_reasoning"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
     (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
-    (TEXT, {"best_of": 2}, "best_of"),
+    (CHAT, {"best_of": 2}, "best_of"),
     (TEXT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     (TEXT, {"suffix": "end"}, "suffix"),
     (TEXT, {"use_beam_search": True}, "use_beam_search"),

@@ -124,6 +124,11 @@ async def test_other_answers_and_errors(
         ("get", "/livez", "/livez", None),
         ("get", "/health", "/health", None),
         ("get", "/version", "/version", None),
+        ("post", "/abort_requests", "/abort_requests", {"request_ids": ["a"]}),
+        ("post", "/abort_requests", "/abort_requests", {}),
+        ("get", "/load", "/load", None),
+        ("get", "/model_info", "/model_info", None),
+        ("get", "/server_info", "/server_info", None),
         ("post", TEXT, TEXT, {}),
         ("post", TEXT, TEXT, {"prompt": "p", "model": "nobody"}),
     ]:
