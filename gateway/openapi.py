@@ -62,6 +62,15 @@ def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Response
     return {200: answer}
 
 
+def native_responses(output: type[Body]) -> Responses:
+    """Of a route that answers with one `output` or a list of them, or streams events of which each carries one."""
+    one = {"$ref": _REF.format(name=output.__name__)}
+    answer = response(output, "An output, or a list of them; with `stream: true` as events, and at last `[DONE]`.")
+    answer["content"]["application/json"]["schema"] = {"anyOf": [one, {"type": "array", "items": one}]}
+    answer["content"] |= content(output, "text/event-stream")
+    return {200: answer}
+
+
 _ERRORS: dict[int | str, str] = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or wrong.",

@@ -48,9 +48,10 @@ class MessagesAnswer:
 
     operation = "chat"
 
-    def __init__(self, request_id: str, model: str, *, show_thinking: bool) -> None:
+    def __init__(self, request_id: str, model: str, *, max_tokens: int, show_thinking: bool) -> None:
         self._request_id = request_id
         self._model = model
+        self._max_tokens = max_tokens
         self._show_thinking = show_thinking
         self._index = -1  # of the latest block
         self._open = ""  # what it is: text, thinking or tool_use; "" once it is closed
@@ -81,7 +82,7 @@ class MessagesAnswer:
             self._call(out, call)
         if output.finish_reason:
             self._close(out)
-            self._stop = _stop(output, has_calls=self._has_calls)
+            self._stop = self._stop_of(output, usage, has_calls=self._has_calls)
 
     def _call(self, out: list[bytes], call: ToolCallDelta) -> None:
         if call.id:
@@ -126,7 +127,23 @@ class MessagesAnswer:
             content.append(TextBlock(output.text))
         for call in whole_calls(output.tool_calls):
             content.append(ToolUseBlock(call.id, call.function.name, _input(call.function.arguments)))
-        return self._message(content, _stop(output, has_calls=bool(output.tool_calls)), usage)
+        return self._message(content, self._stop_of(output, usage, has_calls=bool(output.tool_calls)), usage)
+
+    def _stop_of(self, output: ChoiceOutput, usage: UsageTotal, *, has_calls: bool) -> StopDelta:
+        """Of the last output. Raises ApiError for an end that the API has no reason for."""
+        reason: StopReason
+        if output.finish_reason == common_pb2.FINISH_REASON_LENGTH:
+            is_full = usage.completion_tokens < self._max_tokens
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif output.finish_reason == common_pb2.FINISH_REASON_TOOL_CALLS:
+            reason = "tool_use"
+        elif output.finish_reason == common_pb2.FINISH_REASON_STOP:
+            if sequence := getattr(output, "stop_string", ""):
+                return StopDelta(stop_reason="stop_sequence", stop_sequence=sequence)
+            reason = "tool_use" if has_calls else "end_turn"
+        else:
+            raise ApiError(500, "the server ended the generation")
+        return StopDelta(stop_reason=reason, stop_sequence=None)
 
     def _message(self, content: list[ContentBlock], stop: StopDelta | None, usage: UsageTotal) -> AnsweredMessage:
         return AnsweredMessage(
@@ -152,22 +169,6 @@ def _usage(usage: UsageTotal) -> MessageUsage:
         output_tokens=usage.completion_tokens,
         output_tokens_details=ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens),
     )
-
-
-def _stop(output: ChoiceOutput, *, has_calls: bool) -> StopDelta:
-    """Of the last output. Raises ApiError for an end that the API has no reason for."""
-    reason: StopReason
-    if output.finish_reason == common_pb2.FINISH_REASON_LENGTH:
-        reason = "max_tokens"
-    elif output.finish_reason == common_pb2.FINISH_REASON_TOOL_CALLS:
-        reason = "tool_use"
-    elif output.finish_reason == common_pb2.FINISH_REASON_STOP:
-        if sequence := getattr(output, "stop_string", ""):
-            return StopDelta(stop_reason="stop_sequence", stop_sequence=sequence)
-        reason = "tool_use" if has_calls else "end_turn"
-    else:
-        raise ApiError(500, "the server ended the generation")
-    return StopDelta(stop_reason=reason, stop_sequence=None)
 
 
 def _input(arguments: str) -> msgspec.Raw:

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.schema.responses import Body
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 MessagesErrorType = Literal[
     "invalid_request_error",
     "authentication_error",

@@ -31,6 +31,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     answer = MessagesAnswer(
         request_id,
         body.model or await gateway.default_model(),
+        max_tokens=body.max_tokens,
         show_thinking=getattr(body.thinking, "display", None) != "omitted",
     )
     return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream))

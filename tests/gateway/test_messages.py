@@ -48,7 +48,7 @@ async def chat_of(client: httpx.AsyncClient, fake: FakeTokenizer, **body: Any) -
 
 async def test_whole(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     says(fake, "Hello!")
-    response = await client.post(MESSAGES, json=BODY, headers={"x-request-id": "mine"})
+    response = await client.post(MESSAGES, json=BODY | {"max_tokens": 6}, headers={"x-request-id": "mine"})
     assert response.json() == {
         "id": "msg_mine",
         "type": "message",
@@ -105,7 +105,7 @@ async def test_the_official_client(claude: anthropic.AsyncAnthropic, fake: FakeT
         text = "".join([piece async for piece in stream.text_stream])
         final = await stream.get_final_message()
     assert text == whole.content[0].text == final.content[0].text == "Paging is a story."
-    assert (final.stop_reason, final.usage) == ("max_tokens", whole.usage)
+    assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
     count = await claude.messages.count_tokens(model="fake", messages=BODY["messages"])
     assert count.input_tokens == NUM_PROMPT + 1  # of whole.usage's, and the fake's BOS
     assert fake.received[-1].sampling_params.max_tokens == 8
