@@ -60,9 +60,7 @@ async def generate(line: Line, prompts: list[inference_pb2.GenerateRequest]) -> 
         return await asyncio.gather(*(one(request) for request in prompts))
 
 
-def requests(
-    expected: list[Expected], num_prompt_logprobs: int | None = None
-) -> list[inference_pb2.GenerateRequest]:
+def requests(expected: list[Expected], num_prompt_logprobs: int | None = None) -> list[inference_pb2.GenerateRequest]:
     greedy = common_pb2.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, prompt_logprobs=num_prompt_logprobs)
     return [inference_pb2.GenerateRequest(text=e.prompt, sampling_params=greedy) for e in expected]
 
