@@ -179,11 +179,13 @@ def _type(value: Schema, null: str = "") -> str:
         return " or ".join(text for text in texts if text != "null" or null)
     kind = value.get("type", "any")
     if kind == "array":
+        if "prefixItems" in value:
+            return f"({', '.join(_type(item, null) for item in value['prefixItems'])})"
         return f"list of {_type(value.get('items', {}), null)}"
     if kind == "null":
         return null
     limits = {key: value[key] for key in _BOUNDS if abs(value.get(key, math.inf)) < _INT32_MAX}
-    return " ".join([kind, ", ".join(_BOUNDS[key] + f"{limit:g}" for key, limit in limits.items())]).strip()
+    return " ".join([kind, ", ".join(_BOUNDS[key] + str(limit) for key, limit in limits.items())]).strip()
 
 
 def _link(name: str) -> str:

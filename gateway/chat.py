@@ -1,8 +1,9 @@
 """Answers to /v1/chat/completions."""
 
 from collections.abc import Sequence
+from typing import Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.errors import ApiError
@@ -31,9 +32,12 @@ class ChatAnswer:
         self._tells_of_tokens = self._logprobs or self._return_token_ids
         self._include_reasoning = body.include_reasoning is not False
         self._head = head
-        self._writer = ChunkWriter(
-            ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
+        # There is one tier; who asks for any is told so.
+        self._tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
+        chunk = ChatCompletionChunk(
+            id=head.id, created=head.created, model=head.model, choices=[], service_tier=self._tier
         )
+        self._writer = ChunkWriter(chunk, body.stream_options)
         # Filled anew for each token, as making the two objects takes as long as encoding them.
         self._delta_choice = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
@@ -101,6 +105,7 @@ class ChatAnswer:
             model=self._head.model,
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=usage.info(),
+            service_tier=self._tier,
             prompt_token_ids=generations[0].prompt_token_ids if self._return_token_ids else UNSET,
             prompt_logprobs=UNSET
             if self._num_prompt_top is None

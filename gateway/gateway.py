@@ -17,8 +17,13 @@ from pagewire.gateway.answer import Head
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
-from pagewire.gateway.middleware import GracefulShutdown, request_context
-from pagewire.gateway.store import Store
+from pagewire.gateway.middleware import GracefulShutdown
+from pagewire.gateway.request_context import request_context
+from pagewire.gateway.responses.background import Background
+from pagewire.gateway.responses.output_log import OutputLog
+from pagewire.gateway.responses.stored import Responses
+from pagewire.gateway.searches import Searches
+from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -42,11 +47,16 @@ class Gateway:
     def __init__(self, config: GatewayConfig, store: Store) -> None:
         self.store = store
         self.files = Files(store, config.max_file_bytes)
+        kept = Bound(config.max_stored_responses, config.response_store_size)
+        self.responses = Responses(store, kept, config.response_store_ttl)
         self.batches = Batches(store, self.files)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)
+        log = OutputLog(store, config.response_store_size, config.response_store_ttl)
+        self.background = Background(self.link, store, self.responses, log)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.searches = Searches(self.inference, self.call_to_its_end)
         self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self._default_model = ""

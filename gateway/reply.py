@@ -70,17 +70,24 @@ class PendingChoice(LinkedRequest):
 
     def to_submit(self) -> NumberedRequest:
         submit = NumberedRequest(number=self.number, request=self.request)
-        if self.was_sent:
+        if self.was_sent or self.prompt_token_ids:
             metrics.RESUBMISSIONS.inc()
             submit.request.resubmitted = True
             if self.prompt_token_ids:
                 if not _has_images(submit.request):  # token ids cannot say what they show
+                    submit.request.output_parsing.tools.extend(self.request.chat.tools)
                     submit.request.token_ids.ids[:] = self.prompt_token_ids
                 submit.request.resume_token_ids[:] = self.token_ids
         return submit
 
     def fail(self, error: RpcError) -> None:
         self.reply.fail(error)
+
+    def add_earlier(self, response: GenerateResponse) -> None:
+        """Notes an output of an attempt that another process made."""
+        noted = GenerateResponse()
+        noted.CopyFrom(response)
+        self.add_response(noted)
 
     def add_response(self, response: GenerateResponse) -> None:
         """Notes what has arrived, and leaves in the response what it means for the client."""

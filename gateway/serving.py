@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,9 +13,9 @@ from pagewire.gateway import metrics
 from pagewire.gateway.answer import Answer, UsageTotal, finish_reason
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
-from pagewire.gateway.middleware import CLIENT_GONE, RequestContext, request_context
+from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.reply import Reply
-from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.gateway.request_context import RequestContext, request_context
 from pagewire.rpc import RpcError
 from pagewire.v1.inference_pb2 import GenerateRequest
 
@@ -28,26 +28,36 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
+class Generates(Protocol):
+    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
+        """Starts one generation per request. Raises RpcError UNAVAILABLE."""
+
+
 class GenerationResponse(Response):
     """Runs one generation request, of whatever API, when it is sent."""
 
     def __init__(
         self,
-        link: TokenizerLink,
+        link: Generates,
         requests: Sequence[GenerateRequest],
         answer: Answer,
         *,
         stream: bool,
         choices_per_prompt: int = 1,
         counts_output: bool = True,
+        ended: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`."""
+        """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`.
+
+        ended: called when the answer is complete, before the client hears of its end; it may raise ApiError.
+        """
         super().__init__()
         self._link = link
         self._requests = requests
         self._answer = answer
         self._streaming = stream
         self._choices_per_prompt = choices_per_prompt
+        self._ended = ended
         self._counts_output = counts_output
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
@@ -100,6 +110,8 @@ class GenerationResponse(Response):
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
         self._finish_reasons = [finish_reason(output) for output in outputs]
         content = encode(self._answer.whole(reply.choices, outputs, self._usage))
+        if self._ended is not None:
+            await self._ended()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
@@ -125,6 +137,8 @@ class GenerationResponse(Response):
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
             last: list[bytes] = []
             answer.end(last, usage)
+            if self._ended is not None:
+                await self._ended()
         except (ApiError, RpcError) as error:
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not context.status:

@@ -16,8 +16,9 @@ from pagewire.gateway.schema.requests import (
     TextPart,
     TokenizeRequest,
 )
-from pagewire.gateway.tools import call_grammar, check_tools, output_parsing, wire_call, wire_tools
-from pagewire.sampling_params import BY_NAME
+from pagewire.gateway.searches import is_search
+from pagewire.gateway.tools import check_tools, output_parsing, wire_call, wire_tools
+from pagewire.sampling_params import BY_NAME, seed_of_choice
 from pagewire.v1 import common_pb2, inference_pb2
 
 COMPLETION_MAX_TOKENS = 16
@@ -25,9 +26,6 @@ COMPLETION_MAX_TOKENS = 16
 MAX_GENERATIONS = 1024
 # Of all choices: each carries the prompt, images included.
 MAX_CHOICES_BYTES = 128 * 1024 * 1024
-# Seeds are int64 on the wire; seed + choice wraps around.
-_SEED_SPAN = 2**64
-_SEED_MIN = -(2**63)
 
 
 def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateRequest]:
@@ -48,8 +46,6 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
     if body.tool_choice == "none":
         del request.chat.tools[:]  # a model that does not see them calls none
     request.output_parsing.CopyFrom(output_parsing(body))
-    if (grammar := call_grammar(body)) is not None:
-        request.sampling_params.grammar.CopyFrom(grammar)
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return _choices(request, body)
@@ -61,8 +57,11 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     requests = []
     prompts = as_list(body.prompt)
-    if (total := len(prompts) * (body.n or 1)) > MAX_GENERATIONS:
-        message = f"the request asks for {total} completions (prompts times n); at most {MAX_GENERATIONS} are possible"
+    count, factor = (body.n or 1, "n") if body.best_of is None else (body.best_of, "best_of")
+    if (total := len(prompts) * count) > MAX_GENERATIONS:
+        message = (
+            f"the request asks for {total} completions (prompts times {factor}); at most {MAX_GENERATIONS} are possible"
+        )
         raise ApiError(400, message, param="prompt")
     for prompt in prompts:
         request = _request(body, max_tokens, body.logprobs)
@@ -75,6 +74,8 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
             request.token_ids.ids.extend(prompt)
         if body.add_special_tokens is not None:
             request.add_special_tokens = body.add_special_tokens
+        if body.best_of is not None and body.best_of > (body.n or 1):
+            request.best_of = body.best_of
         requests.extend(_choices(request, body))
     return requests
 
@@ -110,8 +111,10 @@ def chat_prompt(messages: Sequence[Message], body: ChatPromptParameters) -> infe
         prompt.add_generation_prompt = False
     elif body.add_generation_prompt is not None:
         prompt.add_generation_prompt = body.add_generation_prompt
-    if body.chat_template_kwargs:
-        prompt.chat_template_kwargs_json = json.dumps(body.chat_template_kwargs)
+    prompt.chat_template = body.chat_template or ""
+    kwargs = {"verbosity": body.verbosity} if body.verbosity is not None else {}
+    if kwargs := kwargs | (body.chat_template_kwargs or {}):
+        prompt.chat_template_kwargs_json = json.dumps(kwargs)
     prompt.tools.extend(wire_tools(body.tools or ()))
     prompt.documents_json.extend(map(json.dumps, body.documents or ()))
     if body.reasoning_effort is not None:
@@ -171,7 +174,7 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
 
 
 def _choices(request: inference_pb2.GenerateRequest, body: GenerationParameters) -> list[inference_pb2.GenerateRequest]:
-    """n requests that differ in their seeds.
+    """n requests that differ in their seeds, or n times the same one that searches for them.
 
     A seed is drawn here when the client gives none, so that a request that has to be submitted a second time goes on
     with the same random stream.
@@ -180,12 +183,16 @@ def _choices(request: inference_pb2.GenerateRequest, body: GenerationParameters)
         message = f"{body.n} choices of this request are {size} bytes; at most {MAX_CHOICES_BYTES} are possible"
         raise ApiError(400, message, param="n")
     seed = secrets.randbits(63) if body.seed is None else body.seed
+    if is_search(request):
+        request.n = body.n or 1
+        request.sampling_params.seed = seed
+        return [request] * request.n
     requests = []
     for choice in range(body.n or 1):
         one = inference_pb2.GenerateRequest()
         one.CopyFrom(request)
         if choice and not body.stream:  # the first one is told for all
             one.sampling_params.ClearField("prompt_logprobs")
-        one.sampling_params.seed = (seed + choice - _SEED_MIN) % _SEED_SPAN + _SEED_MIN
+        one.sampling_params.seed = seed_of_choice(seed, choice)
         requests.append(one)
     return requests

@@ -13,10 +13,10 @@ from pagewire.errors import StartupError
 logger = logging.getLogger(__name__)
 
 # service -> (module with `async def serve(config)`, configuration, positional argument)
-_SERVICES: dict[str, tuple[str, type[config.ServiceConfig], str | None]] = {
-    "gateway": ("pagewire.gateway.main", config.GatewayConfig, None),
+_SERVICES: dict[str, tuple[str, type[config.ServiceConfig], str]] = {
+    "gateway": ("pagewire.gateway.main", config.GatewayConfig, ""),
     "tokenizer": ("pagewire.services.tokenizer.main", config.TokenizerConfig, "model"),
-    "scheduler": ("pagewire.services.scheduler.main", config.SchedulerConfig, None),
+    "scheduler": ("pagewire.services.scheduler.main", config.SchedulerConfig, ""),
     "executor": ("pagewire.services.executor.main", config.ExecutorConfig, "model"),
 }
 
@@ -29,6 +29,7 @@ Serve a large language model:
 Talk to a running stack:
   chat               a conversation in the terminal
   generate "PROMPT"  one completion
+  batch IN OUT       answer a file of requests, by a running stack or one of its own
   bench serve        latency and throughput under load
   bench sweep        the same against concurrency and prompt length
   bench plot FILE    plot these curves
@@ -91,7 +92,7 @@ def _service(name: str, argv: list[str]) -> int:
         argv,
         prog=f"pagewire {name}",
         description=f"Runs the {name} service. {config_class.__doc__}",
-        positional=positional,
+        positional=positional or (),
     )
     if isinstance(settings, config.GatewayConfig) and settings.api_server_count > 1:
         from pagewire import gateways
@@ -179,6 +180,12 @@ def _bench(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def _batch(argv: list[str]) -> int:
+    from pagewire.batch import command
+
+    return command.main(argv)
+
+
 def _quantize(argv: list[str]) -> int:
     from pagewire.quantize.config import QuantizeConfig
 
@@ -202,6 +209,8 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "chat": _chat,
     "generate": _generate,
+    "batch": _batch,
+    "run-batch": _batch,  # vLLM's name
     "bench": _bench,
     "quantize": _quantize,
 }

@@ -46,6 +46,9 @@ class Client:
         bad_words: Sequence[str] = (),
         truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
+        request_id: str = "",
+        n: int = 1,
+        best_of: int | None = None,
         timeout: float | None = None,
         **sampling_params: Any,
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
@@ -55,7 +58,7 @@ class Client:
         list of parts: a str is text, a Path an image file, which is sent along, and {"image": URL} an image that the
         server reads. Parts as OpenAI writes them ({"type": "image_url", ...}) are taken, too. sampling_params: fields
         of `SamplingParams` (max_tokens, temperature, seed, ...); None leaves a field unset. The others are fields of
-        `GenerateRequest`.
+        `GenerateRequest`. With n, responses are of n outputs by turns: `index` says of which.
 
         Raises OSError for a file that cannot be read, ValueError for a part of another form.
         """
@@ -66,6 +69,9 @@ class Client:
             bad_words=bad_words,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,
+            request_id=request_id,
+            n=n,
+            best_of=best_of,
             sampling_params=common_pb2.SamplingParams(**given),
             **_prompt(prompt),
         )
@@ -133,6 +139,11 @@ class Client:
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
         return str((await self._unary(self._stub.Detokenize, request)).text)
+
+    async def abort(self, *request_ids: str) -> int:
+        """Ends generations by the ids of their requests, whoever sent them; returns how many there were."""
+        request = inference_pb2.AbortRequestsRequest(request_ids=request_ids)
+        return int((await self._unary(self._stub.AbortRequests, request)).num_aborted)
 
     async def models(self) -> list[inference_pb2.Model]:
         return list((await self._unary(self._stub.ListModels, inference_pb2.ListModelsRequest())).models)

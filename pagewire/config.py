@@ -133,6 +133,22 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         kind="size",
         valid=POSITIVE,
     )
+    response_store_ttl: float = flag(
+        30 * 86400.0,
+        "seconds that a response of /v1/responses can be retrieved and continued from",
+        group="storage",
+        valid=Range(above=0),
+    )
+    response_store_size: int = flag(
+        1024**3,
+        "size of all responses that are kept, the oldest make room; suffixes as in 4GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
+    max_stored_responses: int = flag(
+        1_000_000, "number of responses that are kept", group="storage", kind="size", valid=POSITIVE
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

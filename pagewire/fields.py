@@ -49,12 +49,22 @@ def flag(
     kind: str = "",
     valid: Range | None = None,
     secret: bool = False,
+    short: str = "",
 ) -> Any:
     """A dataclass field that is also a flag.
 
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
     A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
     secret: handed to child processes through the environment, never through their command line.
+    short: a letter that is a flag, too.
     """
-    metadata = {"help": help, "group": group, "choices": choices, "kind": kind, "valid": valid, "secret": secret}
+    metadata = {
+        "help": help,
+        "group": group,
+        "choices": choices,
+        "kind": kind,
+        "valid": valid,
+        "secret": secret,
+        "short": short,
+    }
     return dataclasses.field(default=default, metadata=metadata)

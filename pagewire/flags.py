@@ -19,7 +19,19 @@ from pagewire.config import ServeConfig
 Config = TypeVar("Config")
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
-_GROUPS = ("model", "network", "scheduling", "memory", "executor", "tokenizer", "storage", "recovery", "observability")
+_GROUPS = (
+    "batch",
+    "model",
+    "images",
+    "network",
+    "scheduling",
+    "memory",
+    "executor",
+    "tokenizer",
+    "storage",
+    "recovery",
+    "observability",
+)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
@@ -35,20 +47,21 @@ def parse(
     *,
     prog: str,
     description: str,
-    positional: str | None = None,
+    positional: str | Sequence[str] = (),
     without: Iterable[str] = (),
     flags_only: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """The configuration from all sources.
 
-    positional: the field that may also be given without its flag. without: fields that are not offered. flags_only:
-    neither environment nor file. Exits with 0 after --help and with 2 after an error.
+    positional: the fields that may also be given without their flags, in this order. without: fields that are not
+    offered. flags_only: neither environment nor file. Exits with 0 after --help and with 2 after an error.
     """
     fields = {f.name: f for f in _fields(config_class) if f.name not in set(without)}
-    parser = _parser(fields, prog, description, positional, flags_only)
+    positionals = [positional] if isinstance(positional, str) else positional
+    parser = _parser(fields, prog, description, positionals, flags_only)
     try:
-        given = _given(parser, argv, positional)
+        given = _given(parser, argv, positionals)
         values: dict[str, Any] = {}
         if not flags_only:
             if path := given.pop("config", None) or environ.get(ENVIRONMENT_PREFIX + "CONFIG"):
@@ -138,9 +151,13 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def _parser(
-    fields: Mapping[str, dataclasses.Field[Any]], prog: str, description: str, positional: str | None, flags_only: bool
+    fields: Mapping[str, dataclasses.Field[Any]],
+    prog: str,
+    description: str,
+    positionals: Sequence[str],
+    flags_only: bool,
 ) -> _Parser:
-    usage = f"{prog} {f'[{positional.upper()}] ' if positional else ''}[flags]"
+    usage = " ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[flags]"])
     epilog = "Sizes take k, m, g (powers of 1000) and K, M, G or Ki, Mi, Gi, KiB, MiB, GiB (powers of 1024)."
     if not flags_only:
         epilog += (
@@ -179,7 +196,8 @@ def _add_flag(group: Any, field: dataclasses.Field[Any]) -> None:
         text += f" (default: {field.default})"
     choices = field.metadata["choices"]
     metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field)
-    group.add_argument(flag_name(field.name), metavar=metavar, help=text)
+    names = [flag_name(field.name)] + ([f"-{field.metadata['short']}"] if field.metadata["short"] else [])
+    group.add_argument(*names, metavar=metavar, help=text)
 
 
 def _metavar(field: dataclasses.Field[Any]) -> str:
@@ -191,7 +209,7 @@ def _metavar(field: dataclasses.Field[Any]) -> str:
     return "N" if base is int else "X" if base is float else field.name.rpartition("_")[2].upper()
 
 
-def _given(parser: _Parser, argv: Sequence[str], positional: str | None) -> dict[str, str | bool]:
+def _given(parser: _Parser, argv: Sequence[str], positionals: Sequence[str]) -> dict[str, str | bool]:
     """What the command line says, as text."""
     end = argv.index("--") if "--" in argv else len(argv)
     # argparse itself loses an optional positional that follows a flag, so it does not know of ours.
@@ -202,10 +220,11 @@ def _given(parser: _Parser, argv: Sequence[str], positional: str | None) -> dict
             raise UsageError(f"unknown flag {name}" + _did_you_mean(name, parser._option_string_actions))
     given = vars(namespace)
     rest += argv[end + 1 :]
-    if positional and rest:
-        if positional in given:
-            raise UsageError(f"{positional.upper()} and {flag_name(positional)} are the same: give one of them")
-        given[positional] = rest.pop(0)
+    for name, value in zip(positionals, rest, strict=False):
+        if name in given:
+            raise UsageError(f"{name.upper()} and {flag_name(name)} are the same: give one of them")
+        given[name] = value
+    rest = rest[len(positionals) :]
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}")
     return given

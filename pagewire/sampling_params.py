@@ -85,6 +85,8 @@ BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 # Every entry of logit_bias_values.
 LOGIT_BIAS = Range(minimum=-100, maximum=100)
 
+MAX_CHOICES = 128  # outputs of one prompt that one request may ask for
+
 _DEFAULTS = {parameter.name: parameter.default for parameter in PARAMETERS if parameter.default is not None}
 
 
@@ -95,6 +97,11 @@ def with_defaults(params: "SamplingParams") -> "SamplingParams":
     if 0 < filled.temperature < MIN_TEMPERATURE:
         filled.temperature = 0.0
     return filled
+
+
+def seed_of_choice(seed: int, index: int) -> int:
+    """Of the output of this index, where a request with this seed asks for several. Wraps around at 64 bits."""
+    return (seed + index + INT64_MAX + 1) % 2**64 - INT64_MAX - 1
 
 
 def resolve(params: "SamplingParams") -> "SamplingParams":

@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -42,18 +42,9 @@ def run(config: ServeConfig) -> int:
     """Serves until a signal; the exit code. Raises StartupError for what is wrong before or while starting."""
     started = time.monotonic()
     logs.setup("serve", config)
-    config = replace(
-        config,
-        served_model_name=config.served_model_name or default_served_name(config.model),
-        model=str(find_model(config)),
-        revision=None,  # of the files that are found now
-        port=available_port(config.host, config.port, "--port"),
-        grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
-    )
-
-    _warn_of_open_grpc(config)
-
     with _sockets(config.uds_dir) as directory:
+        config = _resolved(config, directory)
+        _warn_of_open_grpc(config)
 
         def announce() -> None:
             model = served_model(_address(directory, "tokenizer"))
@@ -61,6 +52,55 @@ def run(config: ServeConfig) -> int:
 
         supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
         return asyncio.run(supervisor.run(announce))
+
+
+def run_for(config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]]) -> int:
+    """Serves for as long as `work` takes, which begins once all is ready and is told the ports.
+
+    Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
+    """
+    logs.setup("serve", config)
+    with _sockets(config.uds_dir) as directory:
+        config = _resolved(config, directory)
+        supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
+        return asyncio.run(_serve_for(supervisor, lambda: work(config)))
+
+
+async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, None, int]]) -> int:
+    ready = asyncio.Event()
+
+    async def until_stopped() -> int:
+        await ready.wait()
+        working, stopping = asyncio.create_task(work()), asyncio.create_task(supervisor.wait_stopping())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        supervisor.stop()
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait({working})
+        return 130 if working.cancelled() else working.result()
+
+    serving_for = asyncio.create_task(until_stopped())
+    try:
+        await supervisor.run(ready.set)
+    finally:
+        if not ready.is_set():
+            serving_for.cancel()
+        await asyncio.wait({serving_for})
+    return 130 if serving_for.cancelled() else serving_for.result()
+
+
+def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
+    """With everything that has to be found out. directory: that of the sockets. Raises StartupError."""
+    return replace(
+        config,
+        served_model_name=config.served_model_name or default_served_name(config.model),
+        model=str(find_model(config)),
+        revision=None,  # of the files that are found now
+        port=available_port(config.host, config.port, "--port"),
+        # What belongs to a port that nobody has named is not found again.
+        data_dir=config.data_dir or (None if config.port else str(directory / "data")),
+        grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
+    )
 
 
 def _warn_of_open_grpc(config: ServeConfig) -> None:

@@ -1,14 +1,17 @@
 """What the routes for batches take and answer."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, UnsetType
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from pagewire.gateway.files.schema import MAX_EXPIRY_S, ExpiresAfter
+from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.requests import Parameters
 from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.schema.unsupported import Refused
 
 MAX_LISTED_BATCHES = 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
@@ -35,9 +38,13 @@ class BatchRequest(Parameters):
     """`input_file_id` names an uploaded file; a line of it is
     `{"custom_id": "1", "method": "POST", "url": ENDPOINT, "body": {...}}`."""
 
-    input_file_id: Annotated[str, StringConstraints(min_length=1)]
-    endpoint: str
-    completion_window: Annotated[str, AfterValidator(_window)]
+    unsupported: ClassVar[Mapping[str, Refused]] = {}
+
+    input_file_id: Annotated[str, StringConstraints(min_length=1)] = required("gateway", "The id of an uploaded file.")
+    endpoint: str = required("gateway", "The route that all its lines name.")
+    completion_window: Annotated[str, AfterValidator(_window)] = required(
+        "gateway", "`24h`, `30m`, `7d`: what is not done by then is not done. At most 30 days."
+    )
     metadata: (
         Annotated[
             dict[
@@ -47,8 +54,8 @@ class BatchRequest(Parameters):
             Field(max_length=16),
         ]
         | None
-    ) = None
-    output_expires_after: ExpiresAfter | None = None
+    ) = field("gateway", "Labels; they return in the batch.")
+    output_expires_after: ExpiresAfter | None = field("gateway", "When its output is deleted. Unset: after 30 days.")
 
 
 class BatchQuery(BaseModel):

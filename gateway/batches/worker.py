@@ -21,7 +21,7 @@ PAUSE_S = 10.0
 SWEEP_S = 600.0
 # Later than requests that name none, under --scheduling-policy priority.
 PRIORITY = 100
-_HAVE_PRIORITY = ("/v1/chat/completions", "/v1/completions")
+_HAVE_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class BatchWorker:

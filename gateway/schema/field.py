@@ -1,12 +1,16 @@
 """A field of a body with what is said of it, in /openapi.json, /docs and docs/api.md alike."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 # Which service does what the field asks for.
 Service = Literal["gateway", "tokenizer", "scheduler", "executor"]
 HANDLED_BY = "x-handled-by"
+
+# It returns in a header.
+REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
+RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
 
 
 def field(service: Service, words: str, default: Any = None, **constraints: Any) -> Any:

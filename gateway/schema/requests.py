@@ -24,8 +24,9 @@ from pydantic import (
 )
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.sampling import EAGER, sampling_fields
+from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
 from pagewire.gateway.schema.tools import PastToolCall, Tool, ToolChoice
 from pagewire.gateway.schema.unsupported import (
@@ -36,15 +37,10 @@ from pagewire.gateway.schema.unsupported import (
     check_names,
     refused_names,
 )
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_BAD_WORDS, MAX_CACHE_SALT
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_BAD_WORDS, MAX_CACHE_SALT, MAX_CHOICES
 
-MAX_CHOICES = 128
 MODEL = "A served name; unset: the only model."
 LABEL = "A label that changes nothing about the answer."
-# It returns in a header.
-REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
-RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
-
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 # One or several, each as text or token ids.
@@ -177,6 +173,7 @@ class ChatPromptParameters(Parameters):
         "tokenizer",
         "The template variable of this name; `enable_thinking` and `thinking` say whether it is other than `none`.",
     )
+    verbosity: Literal["low", "medium", "high"] | None = field("tokenizer", "The template variable of this name.")
     add_generation_prompt: bool | None = field(
         "tokenizer", "End the prompt with the head of the assistant's turn.", True
     )
@@ -184,6 +181,9 @@ class ChatPromptParameters(Parameters):
         "tokenizer", "Go on with the last message. Excludes `add_generation_prompt`.", False
     )
     add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to what the template writes.", False)
+    chat_template: str | None = field(
+        "tokenizer", "A Jinja template instead of the model's own; only with `--trust-request-chat-template`."
+    )
     chat_template_kwargs: dict[str, Any] | None = field("tokenizer", "Further variables of the chat template.")
 
 
@@ -202,7 +202,7 @@ class StreamOptions(BaseModel):
 SamplingParameters = create_model("SamplingParameters", __base__=Parameters, **sampling_fields())
 
 
-class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
+class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
     """What chat and completions share."""
 
     model: str | None = field("tokenizer", MODEL)
@@ -228,6 +228,9 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     )
     include_stop_str_in_output: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)
+    spaces_between_special_tokens: bool | None = field(
+        "tokenizer", "Special tokens are written as they are, without spaces between them, whatever it says."
+    )
     return_tokens_as_token_ids: bool | None = field(
         "gateway", "Log probabilities name tokens `token_id:123`, so that different ones never look alike.", False
     )
@@ -257,6 +260,8 @@ class GenerationParameters(SamplingParameters):  # type: ignore[misc, valid-type
     metadata: dict[str, Any] | None = field("gateway", LABEL)
     safety_identifier: str | None = field("gateway", LABEL)
     prompt_cache_key: str | None = field("gateway", LABEL)
+    session_id: str | None = field("gateway", LABEL)
+    custom_labels: dict[str, str] | None = field("gateway", LABEL)
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "GenerationParameters":
@@ -280,6 +285,16 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     )
     parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)
     include_reasoning: bool | None = field("gateway", "false: `reasoning` is left out of the answer.", True)
+    separate_reasoning: bool | None = field(
+        "tokenizer",
+        "false: the reasoning stays in `content`, with its marks; a form begins with the first token.",
+        True,
+    )
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = field(
+        "gateway", "All requests are served alike: the answer says `default`. See `priority`.", "auto"
+    )
+    store: bool | None = field("gateway", "Chats are not stored, whatever it says.", False)
+    prediction: dict[str, Any] | None = field("gateway", "A hint at the output that nothing makes use of.")
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
         "scheduler", "Newer name of `max_tokens`."
     )
@@ -292,6 +307,10 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
 
 class CompletionRequest(GenerationParameters):
     prompt: Prompts = required("tokenizer", "One or several, each as text or token ids.")
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field(
+        "tokenizer",
+        "Of so many outputs, the `n` with the highest mean log probability. More than `n` not with `stream`.",
+    )
     add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to prompts given as text.", True)
     echo: bool | None = field(
         "gateway",
@@ -301,6 +320,16 @@ class CompletionRequest(GenerationParameters):
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
         "scheduler", "Longest output. 0 only with `echo`: nothing but the prompt.", 16
     )
+
+    @model_validator(mode="after")
+    def _best_of_at_least_n(self) -> "CompletionRequest":
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise ApiError(400, f"best_of is {self.best_of}, less than n, which is {n}", param="best_of")
+        if self.best_of is not None and self.best_of > n and self.stream:
+            message = "the best outputs are known when all have ended; leave out best_of, or stream"
+            raise ApiError(400, message, param="best_of")
+        return self
 
     @model_validator(mode="after")
     def _there_is_something_to_say(self) -> "CompletionRequest":
@@ -321,3 +350,4 @@ class TokenizeRequest(ChatPromptParameters):
 class DetokenizeRequest(Parameters):
     model: str | None = field("tokenizer", MODEL)
     tokens: list[TokenId] = required("tokenizer", "Token ids.")
+    skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", False)

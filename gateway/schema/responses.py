@@ -87,6 +87,7 @@ class ChatLogprob(Body):
 
 class ChatLogprobs(Body):
     content: list[ChatLogprob]
+    refusal: None = None
 
 
 class FunctionCall(Body):
@@ -130,6 +131,7 @@ class ChatCompletion(Body, kw_only=True):
     system_fingerprint: None = None
     choices: list[ChatChoice]
     usage: UsageInfo
+    service_tier: Literal["default"] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: list[PromptEntries | None] | UnsetType | None = UNSET
 
@@ -180,6 +182,7 @@ class ChatCompletionChunk(Body, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
 
 
 # Text completions.
@@ -264,7 +267,10 @@ class TokenizeResponse(Body):
 
 
 class DetokenizeResponse(Body):
+    """The text, as vLLM's and as SGLang's clients look for it."""
+
     prompt: str
+    text: str
 
 
 class Health(Body):

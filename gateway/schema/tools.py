@@ -12,14 +12,14 @@ Name = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Function(BaseModel):
-    """`parameters` is a JSON schema. Arguments are not held to it: `strict: true` is refused."""
+    """`parameters` is a JSON schema. Arguments are held to it where the tool must be called, or if it is strict."""
 
     model_config = _STRICT
 
     name: Name = required("tokenizer", "What the model calls it by.")
     description: str | None = field("tokenizer", "What it does, for the model.")
     parameters: dict[str, Any] | None = field("tokenizer", "A JSON schema of its arguments. Unset: it takes none.")
-    strict: bool | None = field("gateway", "true only where a tool must be called (`tool_choice`).", False)
+    strict: bool | None = field("tokenizer", "Whenever it is called, the arguments follow the schema.", False)
 
 
 class Tool(BaseModel):

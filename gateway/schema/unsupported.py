@@ -15,42 +15,86 @@ class Refused(NamedTuple):
 
     why: str
     harmless: tuple[Any, ...] = ()
+    code: str = "unsupported_parameter"
 
 
 _CHAT_ONLY = "it is for chats"
 _TOOLS = "it is the older form of tools"
 _BEAMS = "beam search is not there"
+_CODE = "requests carry no code"
+_EXPERTS = "where tokens were routed is not told"
 _IMAGES = "images are read as the server's flags say"
+_ONE_PLACE = "prompts and outputs are computed in one place"
+_PLACED = "the scheduler chooses who computes a request"
 
 UNSUPPORTED: Mapping[str, Refused] = {
     "audio": Refused("no model here speaks"),
     "best_of": Refused("ask for n, with logprobs, and choose", (1,)),
-    "chat_template": Refused("a template is a program"),
+    "bootstrap_host": Refused(_ONE_PLACE),
+    "bootstrap_port": Refused(_ONE_PLACE),
+    "bootstrap_room": Refused(_ONE_PLACE),
+    "chat_template": Refused(_CHAT_ONLY),
+    "custom_logit_processor": Refused(_CODE),
+    "custom_params": Refused(_CODE),
+    "data_parallel_rank": Refused(_PLACED),
+    "disagg_prefill_dp_rank": Refused(_PLACED),
     "documents": Refused(_CHAT_ONLY, ([],)),
+    "echo": Refused("it is for text completions", (False,)),
+    "ec_transfer_params": Refused(_ONE_PLACE),
+    "extra_key": Refused("see cache_salt"),
     "function_call": Refused(_TOOLS, ("none",)),
     "functions": Refused(_TOOLS, ([],)),
+    "guided_decoding_backend": Refused("there is one engine for all forms", ("auto", "guidance")),
+    "guided_whitespace_pattern": Refused("see whitespace_pattern of structured_outputs"),
+    "images_config": Refused(_IMAGES),
     "include_reasoning": Refused(_CHAT_ONLY),
-    "kv_transfer_params": Refused("KV is not transferred between servers"),
+    "input_ids": Refused("token ids are a prompt of text completions"),
+    "kv_transfer_params": Refused(_ONE_PLACE),
     "length_penalty": Refused(_BEAMS, (1, 1.0)),
     "logprob_token_ids": Refused("ask for more alternatives (logprobs), or score a text (echo)", ([],)),
-    "logits_processors": Refused("requests carry no code", ([],)),
+    "logits_processors": Refused(_CODE, ([],)),
     "lora_path": Refused("there are no LoRA adapters"),
+    "max_dynamic_patch": Refused(_IMAGES),
+    "media_io_kwargs": Refused(_IMAGES),
+    "min_dynamic_patch": Refused(_IMAGES),
+    "mm_payload": Refused(_IMAGES),
     "mm_processor_kwargs": Refused(_IMAGES),
     "modalities": Refused("answers are text", (["text"],)),
     "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
-    "prediction": Refused("outputs are not predicted"),
-    "prompt_cache_retention": Refused("the prefix cache keeps what it has room for"),
+    "ngram_corpus_id": Refused("outputs are not drafted"),
+    "prediction": Refused(_CHAT_ONLY),
+    "prompt_cache_retention": Refused("the prefix cache keeps what it has room for", ("in_memory", "in-memory")),
     "prompt_embeds": Refused("prompts are text or token ids"),
+    "reasoning": Refused("see reasoning_effort"),
     "reasoning_effort": Refused(_CHAT_ONLY),
-    "service_tier": Refused("all requests are equal; see priority", ("auto", "default")),
-    "spaces_between_special_tokens": Refused("special tokens are written as they are", (True,)),
-    "store": Refused("chats are not stored", (False,)),
+    "repetition_detection": Refused("see repetition_penalty and frequency_penalty"),
+    "return_cached_tokens_details": Refused("the usage counts all cached tokens alike", (False,)),
+    "return_hidden_states": Refused("see /pooling", (False,)),
+    "return_meta_info": Refused("see /generate", (False,)),
+    "return_mm_kwargs": Refused(_IMAGES, (False,)),
+    "return_prompt_text": Refused("see /detokenize", (False,)),
+    "return_prompt_token_ids": Refused("see return_token_ids", (False,)),
+    "return_routed_experts": Refused(_EXPERTS, (False,)),
+    "return_token_offsets": Refused("see return_token_ids", (False,)),
+    "return_weight_versions": Refused("weights do not change while a server runs", (False,)),
+    "routed_dp_rank": Refused(_PLACED),
+    "routed_experts_prompt_start": Refused(_EXPERTS, (0,)),
+    "routed_experts_start_len": Refused(_EXPERTS, (0,)),
+    "separate_reasoning": Refused(_CHAT_ONLY, (True,)),
+    "service_tier": Refused(_CHAT_ONLY, ("auto", "default")),
+    "session_params": Refused("there are no sessions; the prefix cache finds what was said before"),
+    "stop_regex": Refused("see stop, or regex for the form of the whole output"),
+    "store": Refused(_CHAT_ONLY, (False,)),
+    "stream_interval": Refused("events are sent as the output grows", (1,)),
+    "stream_reasoning": Refused("reasoning is streamed as it comes", (True,)),
     "suffix": Refused("no model here fills in the middle", ("",)),
     "tool_choice": Refused(_CHAT_ONLY, ("none",)),
     "tools": Refused(_CHAT_ONLY, ([],)),
+    "use_audio_in_video": Refused("no model here sees videos", (False,)),
     "use_beam_search": Refused(_BEAMS, (False,)),
-    "verbosity": Refused("no template here knows it"),
+    "verbosity": Refused(_CHAT_ONLY),
     "vllm_xargs": Refused("there are no plug-ins"),
+    "watermarking": Refused("outputs carry no marks", (False,)),
     "web_search_options": Refused("nothing is searched"),
 }
 
@@ -83,7 +127,7 @@ def check_names(
             param, refused = where + name, unsupported[name]
             default = f" (only {refused.harmless[0]!r} or null)" if refused.harmless else ""
             message = f"parameter {param!r} is not supported{default}: {refused.why}"
-            raise ApiError(400, message, param=param, code="unsupported_parameter")
+            raise ApiError(400, message, param=param, code=refused.code)
     return kept
 
 

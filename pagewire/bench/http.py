@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 # Longest line of a response head or of one server-sent event.
 LINE_LIMIT = 4 * 1024 * 1024
+# Among the headers, the words after the status.
+_REASON = ":reason"
 
 
 class HttpError(Exception):
@@ -50,6 +52,16 @@ class Connection:
         """The whole answer."""
         return json.loads(b"".join([line async for line in self._lines(method, path, body)]))
 
+    async def exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str], bytes]:
+        """Sends JSON; (status, headers, body) of the answer, whatever it says.
+
+        Raises HttpError if that is not HTTP, OSError and EOFError.
+        """
+        status, head = await self._send(method, path, content)
+        body = b"".join([piece async for piece in self._body(head)])
+        self._close_unless_kept(head)
+        return status, head, body
+
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
@@ -64,10 +76,21 @@ class Connection:
                 yield line
         if rest:
             yield rest
+        self._close_unless_kept(head)
+
+    def _close_unless_kept(self, head: dict[str, str]) -> None:
         if head.get("connection", "").lower() == "close" or not _has_end(head):
             self.close()
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, str]:
+        """Sends a request and reads the head of its answer. Raises HttpError for a status other than 200."""
+        status, head = await self._send(method, path, None if body is None else json.dumps(body).encode())
+        if status != 200:
+            text = b"".join([piece async for piece in self._body(head)]).decode("utf-8", "replace")
+            raise HttpError(f"HTTP {status} {head[_REASON]}: {text.strip()[:200]}", status)
+        return head
+
+    async def _send(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str]]:
         """Sends a request and reads the head of its answer; header names in lower case."""
         if self._reader is not None and self._reader.at_eof():
             self.close()  # the server gave up on the idle connection
@@ -76,21 +99,16 @@ class Connection:
                 self._host, self._port, ssl=self._tls, limit=LINE_LIMIT
             )
         assert self._reader is not None
-        content = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(content)}\r\n"
-        if body is not None:
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(content or b'')}\r\n"
+        if content is not None:
             head += "Content-Type: application/json\r\n"
-        self._writer.write(head.encode() + b"\r\n" + content)
+        self._writer.write(head.encode() + b"\r\n" + (content or b""))
         answer = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = answer[0].split(" ", 2)
-        if len(status) < 2 or not status[0].startswith("HTTP/1."):
+        if len(status) < 2 or not status[0].startswith("HTTP/1.") or not status[1].isdecimal():
             raise HttpError(f"not an HTTP answer: {answer[0][:80]!r}")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in answer[1:])}
-        if status[1] != "200":
-            text = b"".join([piece async for piece in self._body(headers)]).decode("utf-8", "replace")
-            code = int(status[1]) if status[1].isdecimal() else None
-            raise HttpError(f"HTTP {' '.join(status[1:])}: {text.strip()[:200]}", code)
-        return headers
+        return int(status[1]), headers | {_REASON: " ".join(status[2:])}
 
     async def _body(self, head: dict[str, str]) -> AsyncIterator[bytes]:
         reader = self._reader

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.text_output import TextDelta, TextOutput, UnreadOutput, unread_error
 from pagewire.streams import Session
@@ -32,6 +33,9 @@ class ClientSession(Session[GenerateRequest, UnreadOutput, ConnectRequest, Conne
                 self.abort(number)
                 self.outbox.put(number, UnreadOutput(unread_error()))
 
+        if request.n > 1 or request.best_of or request.HasField("beam_search"):
+            deliver(invalid("n, best_of and beam_search are for Generate; here each output is a request of its own"))
+            return lambda: None
         return self._generator.start(request, deliver).abort
 
     def build_message(self, outputs: dict[int, UnreadOutput]) -> ConnectResponse:

@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 
 from pagewire import rpc
+from pagewire.services.tokenizer.choices.choices import sampled
 from pagewire.services.tokenizer.client_session import ClientSession
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
-from pagewire.services.tokenizer.text_output import TextDelta
 from pagewire.services.tokenizer.vectors import Vectors
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
-
-_ONLY = 0  # the number of a unary call's request
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -28,19 +27,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         request.traceparent = rpc.traceparent_of(context) or request.traceparent
-        session = ClientSession(self._generator)
-        session.start(_ONLY, request)
-        try:
-            async for outputs in session.outbox:
-                output = outputs[_ONLY].read()
-                if isinstance(output, rpc.RpcError):
-                    raise output
-                response = output.response if isinstance(output, TextDelta) else output
+        async with aclosing(sampled(self._generator, request)) as responses:
+            async for response in responses:
                 yield response
-                if response.finish_reason:
-                    return
-        finally:
-            session.close()
 
     def Connect(
         self, request_iterator: AsyncIterator[inference_pb2.ConnectRequest], context: grpc.aio.ServicerContext
@@ -82,6 +71,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"token_ids contains {min(token_ids)}; ids are >= 0")
         text = await self._generator.pool.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
+
+    async def AbortRequests(
+        self, request: inference_pb2.AbortRequestsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.AbortRequestsResponse:
+        num_aborted = self._generator.end_early(None if request.all else frozenset(request.request_ids))
+        return inference_pb2.AbortRequestsResponse(num_aborted=num_aborted)
+
+    async def CountRequests(
+        self, request: inference_pb2.CountRequestsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CountRequestsResponse:
+        generator = self._generator
+        return inference_pb2.CountRequestsResponse(num_requests=generator.num_starting + generator.link.num_live)
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext

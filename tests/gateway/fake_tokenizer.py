@@ -127,12 +127,31 @@ class Live:
         return response
 
 
+@dataclass
+class Scripted:
+    """A request that is answered with given outputs, each of one token."""
+
+    request: GenerateRequest
+    prompt: list[int]
+    script: Sequence[GenerateResponse]
+    num_done: int = 0
+
+    def advance(self, num_tokens: int) -> GenerateResponse:
+        response = GenerateResponse(prompt_token_ids=() if self.num_done else self.prompt)
+        response.MergeFrom(self.script[self.num_done])
+        self.num_done += 1
+        response.token_ids[:] = [self.num_done]
+        response.usage.prompt_tokens, response.usage.completion_tokens = len(self.prompt), self.num_done
+        return response
+
+
 def in_columns(responses: Sequence[inference_pb2.NumberedResponse]) -> inference_pb2.ConnectResponse:
     """What can be said in columns there."""
     message = inference_pb2.ConnectResponse()
     for numbered in responses:
         response = numbered.response
-        if numbered.HasField("error") or response.finish_reason or response.logprobs or response.prompt_token_ids:
+        told = response.reasoning or response.tool_calls or response.logprobs or response.prompt_token_ids
+        if numbered.HasField("error") or response.finish_reason or told:
             message.responses.append(numbered)
             continue
         message.numbers.append(numbered.number)
@@ -153,14 +172,16 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.error_at: tuple[int, RpcError] | None = None  # after so many tokens
         self.break_at: int | None = None  # the stream, once, when a request has so many tokens
         self.generate = generated_text
+        self.script: Sequence[GenerateResponse] | None = None  # instead of a text; the last one has a finish reason
         self.running = asyncio.Event()  # cleared: no tokens
         self.running.set()
         self.received: list[GenerateRequest] = []
         self.aborted: list[str] = []  # request ids
-        self.live: dict[int, Live] = {}
+        self.live: dict[int, Live | Scripted] = {}
         self.kind = common_pb2.MODEL_KIND_EMBED
         self.vector_calls: list[VectorsRequest] = []
-        self.num_cancelled = 0  # of them
+        self.num_cancelled = 0  # of them, and of searches
+        self.searches: list[GenerateRequest] = []
         self._server: rpc.Server | None = None
 
     # The process.
@@ -185,7 +206,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
     # The multiplexed stream.
 
     async def Connect(self, request_iterator, context) -> AsyncIterator[inference_pb2.ConnectResponse]:
-        live: dict[int, Live] = {}
+        live: dict[int, Live | Scripted] = {}
         errors: dict[int, RpcError] = {}
         self.live = live
         yield inference_pb2.ConnectResponse()
@@ -208,7 +229,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         finally:
             reader.cancel()
 
-    async def _read(self, request_iterator, live: dict[int, Live], errors: dict[int, RpcError]) -> None:
+    async def _read(self, request_iterator, live: dict[int, Live | Scripted], errors: dict[int, RpcError]) -> None:
         async for message in request_iterator:
             for numbered in message.requests:
                 self.received.append(numbered.request)
@@ -220,11 +241,13 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                 if aborted := live.pop(number, None):
                     self.aborted.append(aborted.request.request_id)
 
-    def _begin(self, request: GenerateRequest) -> Live:
+    def _begin(self, request: GenerateRequest) -> Live | Scripted:
         if self.error is not None:
             raise self.error
         self._check_model(request.model)
         prompt = prompt_ids(request)
+        if self.script is not None:
+            return Scripted(request, prompt, self.script, len(request.resume_token_ids))
         params = request.sampling_params
         num_tokens = params.max_tokens if params.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         if len(prompt) + num_tokens > self.max_model_len:
@@ -246,7 +269,9 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         if model and model not in self.models:
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"no model {model!r}; served: {', '.join(self.models)}")
 
-    def _step(self, live: dict[int, Live], errors: dict[int, RpcError]) -> list[inference_pb2.NumberedResponse]:
+    def _step(
+        self, live: dict[int, Live | Scripted], errors: dict[int, RpcError]
+    ) -> list[inference_pb2.NumberedResponse]:
         responses = []
         for number, one in list(live.items()):
             if self.error_at is not None and one.num_done >= self.error_at[0]:
@@ -264,6 +289,25 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         return responses
 
     # Single calls.
+
+    async def Generate(self, request, context) -> AsyncIterator[GenerateResponse]:
+        """A search: of the outputs of best_of seeds, or of n, the last are the best."""
+        self.searches.append(request)
+        try:
+            await self.running.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        count = max(request.n, request.best_of)
+        if self.error is not None:
+            raise self.error
+        for index in range(request.n):
+            one = GenerateRequest()
+            one.CopyFrom(request)
+            one.sampling_params.seed += count - 1 - index
+            response = self._begin(one).advance(10_000)
+            response.index = index
+            yield response
 
     async def Tokenize(self, request, context) -> inference_pb2.TokenizeResponse:
         self._check_model(request.model)
@@ -305,6 +349,12 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
             raise self.error
         self._check_model(request.model)
         return [len(one.text + one.text_pair + render(one.chat)) or len(one.token_ids.ids) for one in inputs]
+
+    async def AbortRequests(self, request, context) -> inference_pb2.AbortRequestsResponse:
+        return inference_pb2.AbortRequestsResponse(num_aborted=len(request.request_ids))
+
+    async def CountRequests(self, request, context) -> inference_pb2.CountRequestsResponse:
+        return inference_pb2.CountRequestsResponse(num_requests=0)
 
     async def Detokenize(self, request, context) -> inference_pb2.DetokenizeResponse:
         self._check_model(request.model)

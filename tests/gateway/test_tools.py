@@ -7,78 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import jsonschema
 import openai
 import pydantic
 import pytest
 
-from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.tokenizer_files.loading import LoadedTokenizer
 from pagewire.v1.scheduler_pb2 import TokenRequest
-from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway import test_documented_streams as documented_streams
+from tests.gateway.conftest import Model, running_gateway, wait_ready
 from tests.gateway.test_openapi import check
-from tests.services.tokenizer.chat_templates import FAMILIES
-from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
+from tests.services.tokenizer.service_line import EOS, TokenizerLine
 
 PARAMETERS = {"type": "object", "properties": {"zip": {"type": "integer"}, "city": {"type": "string"}}}
 TOOL: Any = {
     "type": "function",
     "function": {"name": "get_weather", "description": "Weather", "parameters": PARAMETERS},
 }
+STRICT: Any = {"type": "function", "function": TOOL["function"] | {"strict": True}}
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 QUESTION: Any = [{"role": "user", "content": "How is the weather?"}]
 ARGUMENTS = '{"zip": 8001, "city": "Zürich"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 THOUGHT = "<think>\nWhere? Zürich.\n</think>\n\n"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2_gguf: Path) -> LoadedTokenizer:
-    return load_tokenizer(smollm2_gguf)
-
-
-@pytest.fixture(scope="module")
-def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
-    yield pool
-    pool.close()
-
-
-class Model:
-    """Says `output` to whoever asks."""
-
-    def __init__(self, tokenizer: LoadedTokenizer) -> None:
-        self.output = ""
-        self._tokenizer = tokenizer
-        self.scheduler = FakeScheduler(self.tokens)
-
-    def tokens(self, request: TokenRequest) -> list[int]:
-        return [*self._tokenizer.encode(self.output, add_special_tokens=False), EOS]
-
-    @property
-    def prompt(self) -> str:
-        """The last one."""
-        token_ids = self.scheduler.requests[-1].prompt_token_ids
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
-
-
-@pytest.fixture
-def model(tokenizer: LoadedTokenizer) -> Model:
-    return Model(tokenizer)
-
-
-@pytest.fixture
-def line(tmp_path: Path, smollm2_gguf: Path, model: Model) -> TokenizerLine:
-    return TokenizerLine(tmp_path, model.scheduler, smollm2_gguf, served_model_name="m")
-
-
-@pytest.fixture
-async def http(line: TokenizerLine, pool: TokenizerPool) -> AsyncIterator[httpx.AsyncClient]:
-    async with line.running(pool=pool), running_gateway(line.config.listen) as client:
-        await wait_ready(client)
-        yield client
 
 
 @pytest.fixture
@@ -159,6 +112,16 @@ async def test_chunks_are_openais(ai: openai.AsyncOpenAI, model: Model) -> None:
     assert written == [ARGUMENTS, "{}"]
 
 
+@pytest.mark.parametrize(("name", "num_calls"), [("chat, a tool", 1), ("chat, two tools", 2)])
+async def test_streams_are_those_that_are_documented(
+    http: httpx.AsyncClient, model: Model, name: str, num_calls: int
+) -> None:
+    calls = ['{"name": "get_weather", "arguments": {"location":"Paris"}}', '{"name": "get_time", "arguments": {}}']
+    model.output = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls[:num_calls])
+    tools = [{"type": "function", "function": {"name": tool}} for tool in ("get_weather", "get_time")]
+    documented_streams.check(name, await documented_streams.stream_of(http, messages=QUESTION, tools=tools))
+
+
 async def test_arguments_are_told_before_the_call_ends(ai: openai.AsyncOpenAI, model: Model) -> None:
     model.output, model.scheduler.auto = CALL, False
     arguments = ""
@@ -194,34 +157,95 @@ async def test_one_call_at_most_on_request(ai: openai.AsyncOpenAI, model: Model)
     assert {call.index for choice in choices for call in choice.delta.tool_calls or ()} == {0}
 
 
-def grammar(model: Model) -> Any:
-    """The schema that the output is held to."""
-    return json.loads(model.scheduler.requests[-1].sampling_params.grammar.json_schema)
+@pytest.fixture(scope="module")
+def compiler(smollm2_gguf: Path) -> Compiler:
+    return Compiler(smollm2_gguf, 49152, [EOS])
 
 
-async def test_a_call_may_be_required(ai: openai.AsyncOpenAI, model: Model) -> None:
+def admits(compiler: Compiler, model: Model, output: str) -> bool:
+    """Whether the grammar of the last request does."""
+    matcher = compiler.compile(model.scheduler.requests[-1].sampling_params.grammar)
+    token_ids = model.encode(output)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+async def test_a_call_may_be_required(ai: openai.AsyncOpenAI, model: Model, compiler: Compiler) -> None:
     model.output = f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]'
-    referring: Any = {"type": "function", "function": {"name": "refer", "strict": True, "parameters": {
-        "properties": {"x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "integer"}}}}}  # fmt: skip
-    options: Any = {"tools": [TOOL, NOW, referring], "tool_choice": "required"}
+    # Two definitions of one name.
+    referring: Any = [{"type": "function", "function": {"name": f"refer_{kind}", "strict": True, "parameters": {
+        "properties": {"x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": kind}}}}}
+        for kind in ("integer", "string")]  # fmt: skip
+    options: Any = {"tools": [TOOL, NOW, *referring], "tool_choice": "required"}
     answer = await ai.chat.completions.create(model="m", messages=QUESTION, **options)
     message = answer.choices[0].message
     assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
         ("get_weather", ARGUMENTS), ("now", "{}"),
     ]  # fmt: skip
     assert (message.content, answer.choices[0].finish_reason) == (None, "tool_calls")
-    jsonschema.validate(json.loads(model.output), grammar(model))
-    jsonschema.validate([{"name": "refer", "arguments": {"x": 1}}], grammar(model))
-    for wrong in ([], [{"name": "other", "arguments": {}}], [{"name": "refer", "arguments": {"x": "1"}}], [{}]):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, grammar(model))
+    for output, admitted in (
+        (model.output, True),
+        ('[{"name": "refer_integer", "arguments": {"x": 1}}, {"name": "refer_string", "arguments": {"x":"1"}}]', True),
+        ('[{"name": "refer_integer", "arguments": {"x": "1"}}]', False),
+        ('[{"name": "other", "arguments": {}}]', False),
+        ("[]", False),
+        ("I look.", False),
+    ):
+        assert admits(compiler, model, output) == admitted, output
     choices = await streamed(ai, **options)
     calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
     assert "".join(call.function.arguments for call in calls) == ARGUMENTS + "{}"
 
     await ai.chat.completions.create(model="m", messages=QUESTION, parallel_tool_calls=False, **options)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(json.loads(model.output), grammar(model))
+    assert not admits(compiler, model, model.output)
+
+
+async def test_a_strict_tool_may_be_called_or_not(ai: openai.AsyncOpenAI, model: Model, compiler: Compiler) -> None:
+    model.output = f"{THOUGHT}I look.\n{CALL}\n{SECOND}"
+    answer = await ai.chat.completions.create(model="m", messages=QUESTION, tools=[STRICT, NOW])
+    calls = [(call.function.name, call.function.arguments) for call in answer.choices[0].message.tool_calls or ()]
+    assert calls == [("get_weather", ARGUMENTS), ("now", "{}")]
+    wrong = CALL.replace("8001", '"8001"')
+    said = f"I look.\n{CALL}\n{SECOND}"  # behind the reasoning
+    for output, admitted in (
+        (said, True),
+        ("Grey.", True),
+        (THOUGHT, False),
+        (wrong, False),
+        (f"Well. {wrong}", False),
+    ):
+        assert admits(compiler, model, output) == admitted, output
+    await ai.chat.completions.create(model="m", messages=QUESTION, tools=[STRICT, NOW], parallel_tool_calls=False)
+    assert admits(compiler, model, CALL) and not admits(compiler, model, f"{CALL}\n{SECOND}")
+    await ai.chat.completions.create(model="m", messages=QUESTION, tools=[TOOL, NOW])
+    assert not model.scheduler.requests[-1].sampling_params.HasField("grammar")
+
+
+FORMS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"guided_json": {"type": "object"}},
+    {"guided_regex": r"\{\}"},
+    {"guided_choice": ["{}"]},
+    {"guided_grammar": 'root ::= "{}"'},
+    {"structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": " ?"}},
+    {"structured_outputs": {"json": {"type": "object"}, "disable_any_whitespace": True}},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+async def test_the_form_of_an_answer_beside_tools(
+    ai: openai.AsyncOpenAI, model: Model, compiler: Compiler, form: dict[str, Any]
+) -> None:
+    """The answer has it; a call is none."""
+    model.output = CALL
+    asked: Any = {"model": "m", "messages": QUESTION, "tools": [TOOL], "extra_body": form}
+    answer = await ai.chat.completions.create(**asked)
+    assert answer.choices[0].message.tool_calls[0].function.arguments == ARGUMENTS
+    for output, admitted in (("{}", True), (CALL, True), ("Grey.", False), (f"Well. {CALL}", False)):
+        assert admits(compiler, model, output) == admitted, output
+    model.output = f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'
+    answer = await ai.chat.completions.create(**asked, tool_choice="required")
+    assert answer.choices[0].message.tool_calls[0].function.arguments == ARGUMENTS
+    assert admits(compiler, model, model.output) and not admits(compiler, model, "{}")
 
 
 async def test_the_official_clients_helpers(ai: openai.AsyncOpenAI, model: Model) -> None:
@@ -240,15 +264,6 @@ async def test_the_official_clients_helpers(ai: openai.AsyncOpenAI, model: Model
     assert [event.parsed_arguments for event in done] == [expected]
 
 
-async def test_definitions_of_two_tools_must_agree(ai: openai.AsyncOpenAI) -> None:
-    tools: Any = [
-        {"type": "function", "function": {"name": kind, "parameters": {"$defs": {"x": {"type": kind}}}}}
-        for kind in ("integer", "string")
-    ]
-    with pytest.raises(openai.BadRequestError, match="two tools define \\$defs/x differently"):
-        await ai.chat.completions.create(model="m", messages=QUESTION, tools=tools, tool_choice="required")
-
-
 async def test_a_tool_may_be_named(ai: openai.AsyncOpenAI, model: Model) -> None:
     model.output = ARGUMENTS
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
@@ -256,7 +271,7 @@ async def test_a_tool_may_be_named(ai: openai.AsyncOpenAI, model: Model) -> None
     [call] = answer.choices[0].message.tool_calls
     assert (call.function.name, call.function.arguments) == ("get_weather", ARGUMENTS)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (None, "stop")
-    assert grammar(model) == PARAMETERS
+    assert json.loads(model.scheduler.requests[-1].sampling_params.grammar.json_schema) == PARAMETERS
 
 
 @pytest.mark.parametrize("options", [{"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {}])
@@ -346,11 +361,28 @@ async def test_answers_are_as_documented_and_say_all_of_tokens(
         assert [t for c in choices for t in c.get("token_ids", [])] == choice["token_ids"]
 
 
+LISTED = f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]'
+
+
+@pytest.mark.parametrize(
+    ("output", "said", "options"),
+    [
+        (f"{THOUGHT}I look.\n{CALL}\n{SECOND}", ("Where? Zürich.", "I look."), {"tools": [TOOL, NOW]}),
+        (f"{THOUGHT}I look.\n{CALL}\n{SECOND}", ("Where? Zürich.", "I look."), {"tools": [STRICT, NOW]}),
+        (LISTED, ("", ""), {"tools": [TOOL, NOW], "tool_choice": "required"}),
+    ],
+    ids=["free", "strict", "required"],
+)
 async def test_services_that_die_in_the_middle_of_a_call(
-    line: TokenizerLine, pool: TokenizerPool, model: Model
+    line: TokenizerLine,
+    pool: TokenizerPool,
+    model: Model,
+    output: str,
+    said: tuple[str, str],
+    options: dict[str, Any],
 ) -> None:
     """The tokenizer service goes away again and again: nothing is repeated, nothing is missing."""
-    model.output, model.scheduler.auto = f"{THOUGHT}I look.\n{CALL}\n{SECOND}", False
+    model.output, model.scheduler.auto = output, False
     num_tokens = len(model.tokens(TokenRequest()))
     async with running_gateway(line.config.listen) as http:
         base_url = f"{http.base_url}/v1"
@@ -359,7 +391,7 @@ async def test_services_that_die_in_the_middle_of_a_call(
             while answer is None or not answer.done():
                 async with line.running(pool=pool):
                     await wait_ready(http)
-                    answer = answer or asyncio.create_task(streamed(ai, tools=[TOOL, NOW]))
+                    answer = answer or asyncio.create_task(streamed(ai, **options))
                     await model.scheduler.until(lambda: model.scheduler.num_running == 1)
                     for _ in range(num_tokens // 5):
                         model.scheduler.step()
@@ -367,10 +399,11 @@ async def test_services_that_die_in_the_middle_of_a_call(
                     if not model.scheduler.num_running:
                         await answer
     assert len(model.scheduler.requests) > 3 and model.scheduler.requests[-1].resume_token_ids
+    assert len({request.sampling_params.grammar.structural_tag for request in model.scheduler.requests}) == 1
     choices = answer.result()
     deltas = [choice.delta for choice in choices]
-    assert "".join(delta.reasoning for delta in deltas if "reasoning" in (delta.model_extra or {})) == "Where? Zürich."
-    assert "".join(delta.content or "" for delta in deltas) == "I look."
+    assert "".join(delta.reasoning for delta in deltas if "reasoning" in (delta.model_extra or {})) == said[0]
+    assert "".join(delta.content or "" for delta in deltas) == said[1]
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
     assert [call.function.name for call in calls if call.id] == ["get_weather", "now"]
     assert ["".join(c.function.arguments for c in calls if c.index == index) for index in (0, 1)] == [ARGUMENTS, "{}"]

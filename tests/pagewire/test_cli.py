@@ -40,6 +40,7 @@ def test_help_lists_every_command() -> None:
         "executor",
         "chat",
         "generate",
+        "batch",
         "bench serve",
         "bench sweep",
     ):

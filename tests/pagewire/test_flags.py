@@ -196,7 +196,7 @@ def configurations(draw: st.DrawFn) -> Any:
 def test_configuration_survives_the_command_line(value: Any) -> None:
     argv = flags.to_argv(value)
     environ = flags.secrets(value)
-    parsed = flags.parse(type(value), argv, prog="p", description="", positional=None, environ=environ)
+    parsed = flags.parse(type(value), argv, prog="p", description="", positional=(), environ=environ)
     # An empty variable counts as unset.
     expected = dataclasses.replace(value, api_key=value.api_key or None) if hasattr(value, "api_key") else value
     assert parsed == expected

@@ -64,7 +64,7 @@ class _Translation:
         self._marks = marks
         self._prepare = prepare
         self._rules: list[str] = []
-        self._others: list[dict[str, Any]] = []  # grammars that rules name
+        self._others: dict[str, dict[str, Any]] = {}  # grammars that rules name, by what they say
         self._num_names = 0
         self._formats = {
             "const_string": self._const_string,
@@ -84,7 +84,7 @@ class _Translation:
 
     def grammar(self, start: str) -> str:
         lark = "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
-        return json.dumps({"grammars": [{"name": "structural_tag", "lark_grammar": lark}, *self._others]})
+        return json.dumps({"grammars": [{"name": "structural_tag", "lark_grammar": lark}, *self._others.values()]})
 
     def format(self, value: Any, where: str, end: End) -> str:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -234,9 +234,11 @@ class _Translation:
         return f"({expression}) ({' | '.join(self._literal(text) for text in end)})"
 
     def _other(self, grammar: dict[str, Any]) -> str:
-        name = self._name()
-        self._others.append({**grammar, "name": name})
-        return f"@{name}"
+        """One grammar for all that are equal."""
+        key = json.dumps(grammar)
+        if key not in self._others:
+            self._others[key] = {**grammar, "name": self._name()}
+        return f"@{self._others[key]['name']}"
 
     def _rule(self, expression: str) -> str:
         name = self._name()

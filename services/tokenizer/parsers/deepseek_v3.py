@@ -1,8 +1,10 @@
 """function<｜tool▁sep｜>name ```json {...}``` between marks: DeepSeek-V3 and R1."""
 
 import re
+from collections.abc import Sequence
 
-from pagewire.services.tokenizer.parsers.tool_calls import NAME, HeadedCallReader
+from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, listed, tag
+from pagewire.services.tokenizer.parsers.tool_calls import NAME, HeadedCallReader, check_names
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -14,3 +16,12 @@ class DeepSeekV3Reader(HeadedCallReader):
     closing = ("```", CALL_END, CALLS_END)
     marks = (*opening, CALL_END, CALLS_END, SEPARATOR)
     header = re.compile(rf"\s*(?:{CALL_BEGIN})?\s*\w+\s*{SEPARATOR}\s*({NAME})\s*```(?:json)?\s*")
+
+    @classmethod
+    def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
+        check_names(tools)
+        calls = [
+            tag(f"{CALL_BEGIN}function{SEPARATOR}{tool.name}\n```json\n", tool.arguments, f"\n```{CALL_END}")
+            for tool in tools
+        ]
+        return [tag(CALLS_BEGIN, listed(calls, "\n", only_one=only_one), CALLS_END)]

@@ -1,6 +1,7 @@
 """name<｜tool▁sep｜>{...} between marks: DeepSeek-V3.1."""
 
 import re
+from collections.abc import Sequence
 
 from pagewire.services.tokenizer.parsers.deepseek_v3 import (
     CALL_BEGIN,
@@ -9,7 +10,8 @@ from pagewire.services.tokenizer.parsers.deepseek_v3 import (
     CALLS_END,
     SEPARATOR,
 )
-from pagewire.services.tokenizer.parsers.tool_calls import NAME, HeadedCallReader
+from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, listed, tag
+from pagewire.services.tokenizer.parsers.tool_calls import NAME, HeadedCallReader, check_names
 
 
 class DeepSeekV31Reader(HeadedCallReader):
@@ -17,3 +19,9 @@ class DeepSeekV31Reader(HeadedCallReader):
     closing = (CALL_END, CALLS_END)
     marks = (*opening, *closing, SEPARATOR)
     header = re.compile(rf"\s*(?:{CALL_BEGIN})?\s*({NAME})\s*{SEPARATOR}\s*")
+
+    @classmethod
+    def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
+        check_names(tools)
+        calls = [tag(f"{CALL_BEGIN}{tool.name}{SEPARATOR}", tool.arguments, CALL_END) for tool in tools]
+        return [tag(CALLS_BEGIN, listed(calls, "", only_one=only_one), CALLS_END)]

@@ -1,5 +1,8 @@
 """<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3 and many others."""
 
+from collections.abc import Sequence
+
+from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, tag
 from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
 
 
@@ -7,3 +10,11 @@ class HermesReader(JsonCallReader):
     opening = ("<tool_call>",)
     closing = ("</tool_call>",)
     marks = (*opening, *closing)
+    between = "\n"
+
+    @classmethod
+    def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
+        return [
+            tag(f'<tool_call>\n{{"name": {tool.json_name}, "arguments": ', tool.arguments, "}\n</tool_call>")
+            for tool in tools
+        ]

@@ -1,7 +1,23 @@
 """{"name": ..., "parameters": {...}} as the whole answer, or behind <|python_tag|>; several between semicolons: Llama 3
 and 4."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagewire.services.tokenizer.parsers.formats import (
+    CallableTool,
+    Format,
+    amid_text,
+    json_of,
+    listed,
+    one_of,
+    regex_of,
+    sequence,
+    tag,
+    text_of,
+)
 from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
+from pagewire.services.tokenizer.parsers.keywords import definitions_of
 from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed
 
 
@@ -12,9 +28,49 @@ class Llama3JsonReader(JsonCallReader):
     # An answer in JSON may well have a name.
     takes_name_alone = False
 
+    @classmethod
+    def output_format(
+        cls,
+        tools: Sequence[CallableTool],
+        *,
+        only_one: bool,
+        answer: Format | None = None,
+        excludes: Sequence[str] = (),
+    ) -> Format:
+        """A brace at the beginning opens a call: without `answer`, none is in JSON."""
+        options = _options(answer)
+        whole = listed((tag("", _as_object(tool, options), "") for tool in tools), "; ", only_one=only_one)
+        marked = tag("<|python_tag|>", whole, "")
+        if answer is not None:
+            return one_of(whole, marked, answer)
+        text = amid_text(cls.opening, [marked], only_one=only_one, excludes=excludes)
+        return one_of(whole, marked, sequence(regex_of(rf"\s{{0,{MAX_SPACE}}}([^\s{{<]|<[^|])"), text), text_of(""))
+
     def _start(self, parsed: Parsed) -> bool:
         rest = self._held.lstrip()
         if not rest and not self._ended and len(self._held) <= MAX_SPACE:
             return False
         self._state = self._object if rest.startswith("{") else self._text
         return True
+
+
+def _as_object(tool: CallableTool, options: Mapping[str, Any]) -> Format:
+    """A whole call. It is one schema, and treats whitespace as an answer does that may begin with a brace, too: while
+    both are possible they must be read alike."""
+    definitions = definitions_of(tool)
+    parameters = {key: value for key, value in tool.schema.items() if key not in definitions}
+    return json_of(
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": parameters},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+            **options,
+            **definitions,
+        }
+    )
+
+
+def _options(answer: Format | None) -> Mapping[str, Any]:
+    schema = None if answer is None else answer.get("json_schema")
+    return {} if not isinstance(schema, dict) else {"x-guidance": schema.get("x-guidance", {})}

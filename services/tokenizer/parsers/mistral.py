@@ -3,10 +3,12 @@
 import re
 import secrets
 import string
+from collections.abc import Sequence
 
+from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, listed, tag
 from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
 from pagewire.services.tokenizer.parsers.reader import Parsed
-from pagewire.services.tokenizer.parsers.tool_calls import NAME
+from pagewire.services.tokenizer.parsers.tool_calls import NAME, check_names
 
 _HEADER = re.compile(rf"\s*({NAME})(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
 _LIST = re.compile(r"\s{0,99}\[")
@@ -28,6 +30,16 @@ class MistralReader(JsonCallReader):
     def new_id() -> str:
         """Its templates refuse others."""
         return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+
+    @classmethod
+    def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
+        """In both forms: a model writes the one that it was taught."""
+        check_names(tools)
+        objects = [tag(f'{{"name": {tool.json_name}, "arguments": ', tool.arguments, "}") for tool in tools]
+        return [
+            *(tag(f"[TOOL_CALLS]{tool.name}[ARGS]", tool.arguments, "") for tool in tools),
+            *(tag(f"[TOOL_CALLS]{space}[", listed(objects, ", ", only_one=only_one), "]") for space in (" ", "")),
+        ]
 
     def _call(self, parsed: Parsed) -> bool:
         if begin := _LIST.match(self._held):

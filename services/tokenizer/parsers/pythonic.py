@@ -8,8 +8,24 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+from pagewire.services.tokenizer.parsers.formats import (
+    CallableTool,
+    Format,
+    FormatError,
+    amid_text,
+    json_of,
+    listed,
+    one_of,
+    optional,
+    regex_of,
+    sequence,
+    tag,
+    text_of,
+)
+from pagewire.services.tokenizer.parsers.keywords import Parameter, in_order, parameters_of
 from pagewire.services.tokenizer.parsers.reader import Parsed
 from pagewire.services.tokenizer.parsers.tool_calls import ObjectEnd, ToolCallReader
 
@@ -29,6 +45,24 @@ class PythonicReader(ToolCallReader):
     opening = ("<|python_start|>",)
     closing = ("]", "<|python_end|>")
     marks = ("<|python_start|>", "<|python_end|>")
+
+    @classmethod
+    def output_format(
+        cls,
+        tools: Sequence[CallableTool],
+        *,
+        only_one: bool,
+        answer: Format | None = None,
+        excludes: Sequence[str] = (),
+    ) -> Format:
+        """A bracket and a name at the beginning open a call: without `answer`, none begins like that."""
+        calls = tag("[", listed(map(_call_tag, tools), ", ", only_one=only_one), "]")
+        marked = tag("<|python_start|>", calls, "<|python_end|>")
+        if answer is not None:
+            return one_of(calls, marked, answer)
+        text = amid_text(cls.opening, [marked], only_one=only_one, excludes=excludes)
+        begin = regex_of(r"\s{0,255}([^\s\[<]|\[[^A-Za-z_\s]|<[^|])")
+        return one_of(calls, marked, sequence(begin, text), text_of(""))
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +110,25 @@ class PythonicReader(ToolCallReader):
         if not self._ended and _NEXT_BEGINNING.fullmatch(self._held):
             return False
         return self._close()
+
+
+def _call_tag(tool: CallableTool) -> Format:
+    """Values are written as JSON, which is read like Python's."""
+    if not _NAME_BEGINNING.fullmatch(tool.name):
+        raise FormatError(f"{tool.name!r} is no name of a function in Python, which is how this model calls")
+    parameters = parameters_of(tool)
+    if parameters is None:
+        any_keyword = tag("", regex_of(r"[A-Za-z_]\w{0,63}"), "=")
+        arguments = optional(listed([tag("", sequence(any_keyword, json_of({})), "")], ", ", only_one=False))
+    else:
+        arguments = in_order(parameters, _keyword, ", ")
+    return tag(f"{tool.name}(", arguments, ")")
+
+
+def _keyword(parameter: Parameter) -> Format:
+    if not parameter.name.isidentifier():
+        raise FormatError(f"{parameter.name!r} is no name of an argument in Python, which is how this model calls")
+    return sequence(text_of(f"{parameter.name}="), json_of(parameter.schema))
 
 
 class _CallEnd(ObjectEnd):

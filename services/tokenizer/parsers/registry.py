@@ -96,16 +96,20 @@ class OutputParsers:
         if reasoning_parser == "auto":
             reasoning_parser = detect_reasoning_parser(template)
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
-        self._tool_calls = TOOL_CALL_PARSERS.get(tool_call_parser)
+        self.call_reader = TOOL_CALL_PARSERS.get(tool_call_parser)  # None: its calls are not known
         self._reasoning = REASONING_PARSERS.get(reasoning_parser)
         self._decode = decode
         # Where a mark is no token of its own, these are the tokens that models write most; others are not recognised.
         marks = {} if self._reasoning is None else self._reasoning.thinking_marks()
         self._thinking_marks = {name: TokenSequence(token_ids=encode(mark)) for name, mark in marks.items()}
 
+    @property
+    def reasoning_marks(self) -> Sequence[str]:
+        return () if self._reasoning is None else self._reasoning.marks
+
     def marks(self, parsing: OutputParsing) -> frozenset[str]:
         """What a request's parsers must see of its output, even if it is special tokens."""
-        readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self._tool_calls)
+        readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self.call_reader)
         return frozenset(mark for reader in readers if reader for mark in reader.marks)
 
     def make(self, parsing: OutputParsing, prompt_token_ids: Sequence[int]) -> OutputParser | None:
@@ -139,10 +143,10 @@ class OutputParsers:
         return self._decode(token_ids[-NUM_LAST_TOKENS:])
 
     def _call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:
-        new_id = None if self._tool_calls is None else self._tool_calls.new_id
+        new_id = None if self.call_reader is None else self.call_reader.new_id
         match parsing.WhichOneof("forced"):
-            case "listed_calls":
+            case "required":
                 return ListedCallReader(new_id)
-            case "arguments_of":
-                return ArgumentsReader(parsing.arguments_of, new_id)
-        return self._tool_calls() if self._tool_calls is not None and parsing.tool_calls else None
+            case "named":
+                return ArgumentsReader(parsing.named, new_id)
+        return self.call_reader() if self.call_reader is not None and parsing.tool_calls else None

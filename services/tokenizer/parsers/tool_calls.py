@@ -6,9 +6,17 @@ is text. From then on its arguments are what the model wrote, up to the brace th
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from pagewire.services.tokenizer.parsers.formats import (
+    CallableTool,
+    Format,
+    FormatError,
+    amid_text,
+    listed,
+    one_of,
+)
 from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
@@ -29,6 +37,8 @@ class ToolCallReader(Reader):
     opening: ClassVar[tuple[str, ...]]
     # What may follow a call, in this order and each of it or not.
     closing: ClassVar[tuple[str, ...]] = ()
+    # What models write between two calls.
+    between: ClassVar[str] = ""
     # Whether an output that calls is said to have ended for that; as OpenAI's, one that had to call the tool is not.
     is_reason_to_end: ClassVar[bool] = True
 
@@ -46,6 +56,30 @@ class ToolCallReader(Reader):
     @staticmethod
     def new_id() -> str:
         return f"call_{secrets.token_hex(12)}"
+
+    @classmethod
+    def output_format(
+        cls,
+        tools: Sequence[CallableTool],
+        *,
+        only_one: bool,
+        answer: Format | None = None,
+        excludes: Sequence[str] = (),
+    ) -> Format:
+        """Of outputs: calls of the tools amid text, each as this parser reads it. only_one: with one call at most.
+        answer: what they are instead where nothing is called. excludes: marks of reasoning, which is no text.
+
+        Raises FormatError.
+        """
+        tags = cls.call_tags(tools, only_one=only_one)
+        if answer is None:
+            return amid_text(cls.opening, tags, only_one=only_one, excludes=excludes)
+        return one_of(listed(tags, cls.between, only_one=only_one), answer)
+
+    @classmethod
+    def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
+        """The tags of a call, each of which begins with an opening mark. Raises FormatError."""
+        raise NotImplementedError
 
     def _start(self, parsed: Parsed) -> bool:
         return self._text(parsed)
@@ -140,6 +174,15 @@ class ToolCallReader(Reader):
         self._after_call = True
         self._state = self._text
         return True
+
+
+def check_names(tools: Sequence[CallableTool]) -> None:
+    """Raises FormatError for a name that no header can have."""
+    for tool in tools:
+        if not re.fullmatch(NAME, tool.name):
+            raise FormatError(
+                f"the name of tool {tool.name!r} cannot be written between the marks of this model's calls"
+            )
 
 
 class HeadedCallReader(ToolCallReader):

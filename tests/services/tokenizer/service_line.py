@@ -46,6 +46,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     tokens_per_step: int = 1
     # More are refused, unless they are resubmitted.
     max_running: int = 1_000_000
+    # Of each token of a request.
+    logprob: Callable[[scheduler_pb2.TokenRequest], float] = lambda request: -0.5
     vectors: dict[tuple[int, ...], list[float]] = field(default_factory=dict)  # by prompt
     requests: list[scheduler_pb2.TokenRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
@@ -146,7 +148,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     common_pb2.Logprobs(
                         entries_per_token=k,
                         token_ids=[token + i for token in new for i in range(k)],
-                        logprobs=[-0.5 - i for _ in new for i in range(k)],
+                        logprobs=[self.logprob(running.request) - i for _ in new for i in range(k)],
                         ranks=[1] * len(new),
                     )
                 )

@@ -224,3 +224,51 @@ def test_unread_output_is_merged_whole() -> None:
     assert merged([said]) == ("ab", "cd", [("f", "{}")])
     assert (list(said.token_ids), said.finish_reason) == ([1, 2, 3], TOOL_CALLS)
     assert json.loads(said.tool_calls[1].arguments) == {}
+
+
+TOOL = inference_pb2.Tool(name="get_weather", parameters_json='{"properties": {"city": {"type": "string"}}}')
+WITH_TOOL = inference_pb2.ChatPrompt(messages=CHAT.messages, tools=[TOOL])
+
+
+async def test_calls_may_be_required_over_grpc(make_line, pool) -> None:
+    line = make_line('[{"name": "get_weather", "arguments": {"city": "Oslo"}}]')
+    async with line.running(pool=pool):
+        required = await line.generate(chat=WITH_TOOL, output_parsing=OutputParsing(required=True))
+        # Tools that may be called need not be those that are shown.
+        listed = await line.generate(chat=CHAT, output_parsing=OutputParsing(required=True, tools=[TOOL]))
+    for result in (required, listed):
+        assert merged(result.responses) == ("", "", [("get_weather", '{"city": "Oslo"}')])
+    first, second = (request.sampling_params.grammar for request in line.scheduler.requests)
+    assert "get_weather" in first.structural_tag and first == second
+
+
+@pytest.mark.parametrize("thought", ["", "<think>\nWhere?\n</think>\n\n"])
+async def test_reasoning_before_calls_that_must_be(make_line, pool, thought: str) -> None:
+    line = make_line(f'{thought}[{{"name": "get_weather", "arguments": {{"city": "Oslo"}}}}]')
+    async with line.running(pool=pool):
+        result = await line.generate(chat=WITH_TOOL, output_parsing=OutputParsing(required=True, reasoning=True))
+    assert merged(result.responses) == ("Where?" * bool(thought), "", [("get_weather", '{"city": "Oslo"}')])
+    # The grammar is for what comes after it.
+    [request] = line.scheduler.requests
+    assert request.sampling_params.HasField("thinking") and request.sampling_params.HasField("grammar")
+
+
+@pytest.mark.parametrize(
+    ("chat", "parsing", "message"),
+    [
+        (CHAT, OutputParsing(required=True), "output_parsing.required needs tools"),
+        (WITH_TOOL, OutputParsing(named="now"), "'now', which is not among the tools: get_weather"),
+        (
+            inference_pb2.ChatPrompt(
+                messages=CHAT.messages, tools=[inference_pb2.Tool(name="f", parameters_json="[", strict=True)]
+            ),
+            OutputParsing(tool_calls=True),
+            "schema of the parameters of 'f' is not valid JSON",
+        ),
+    ],
+)
+async def test_what_cannot_be_forced_is_refused(make_line, pool, chat, parsing: OutputParsing, message: str) -> None:
+    async with (line := make_line()).running(pool=pool):
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as raised:
+            await line.generate(chat=chat, output_parsing=parsing)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -1,48 +1,21 @@
 """Structural tags, with a vocabulary in which some of the marks are tokens."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammar.language import to_llguidance
 from pagewire.services.executor.grammar.marks import Marks
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
-from tests.services.executor.constrained import EOS, VOCAB_SIZE
-from tests.services.tokenizer.tiny_tokenizers import save_byte_level
+from tests.services.executor.grammar.vocabulary import Vocabulary, vocabulary_with
 
 MARKS = ["<tool_call>", "</tool_call>", "</think>", "<|end|>", "<|start|>", "<|channel|>", "<|message|>", "<|call|>"]
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    compiler: Compiler
-    tokenizer: LoadedTokenizer
-
-    def admits(self, format: Any, text: str, *, by_letter: bool = False) -> bool:
-        """Whether it is a whole output. by_letter: no token is longer, so marks are no tokens."""
-        return self.admits_tag({"type": "structural_tag", "format": format}, text, by_letter=by_letter)
-
-    def admits_tag(self, tag: Any, text: str, *, by_letter: bool = False) -> bool:
-        matcher = self.compiler.compile(Grammar(structural_tag=json.dumps(tag)))
-        pieces = [*text] if by_letter else [text]
-        token_ids = [id for piece in pieces for id in self.tokenizer.encode(piece, add_special_tokens=False)]
-        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
-
-
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    path = save_byte_level(tmp_path_factory.mktemp("tokenizer"), extra_special_tokens=MARKS)
-    (path / "config.json").write_text("{}")
-    tokenizer = load_tokenizer(Path(path))
-    call = tokenizer.backend.token_to_id("<|call|>")
-    assert call is not None
-    return Vocabulary(Compiler(path, VOCAB_SIZE, [EOS, call]), tokenizer)
+    return vocabulary_with(tmp_path_factory.mktemp("tokenizer"), MARKS, ends=["<|call|>"])
 
 
 def const(value: str) -> dict[str, Any]:

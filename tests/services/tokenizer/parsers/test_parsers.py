@@ -285,12 +285,12 @@ def test_forced_calls_are_read_whatever_the_model_knows() -> None:
         parser = parsers.make(parsing, [1])
         assert parser is not None
         told = Told().add(parser.finish(output))
-        assert parser.has_called == parsing.listed_calls
+        assert parser.has_called == parsing.required
         return told
 
     for name in ("none", "hermes", "mistral"):
-        listed = read_forced('[{"name": "now", "arguments": {}}]', name, OutputParsing(listed_calls=True))
-        named = read_forced("{}", name, OutputParsing(arguments_of="now"))
+        listed = read_forced('[{"name": "now", "arguments": {}}]', name, OutputParsing(required=True))
+        named = read_forced("{}", name, OutputParsing(named="now"))
         assert listed.said == named.said == Said("", (TIME,))
         # The next prompt's template must take them.
         assert all((len(call_id) == 9) == (name == "mistral") for call_id in (*listed.ids, *named.ids))

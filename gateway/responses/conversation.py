@@ -1,0 +1,101 @@
+"""From input items to the messages that a chat template takes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.responses.items import (
+    FunctionCallInput,
+    FunctionCallOutput,
+    InputImagePart,
+    ItemReference,
+    MessageItem,
+    ReasoningInput,
+    RefusalPart,
+)
+from pagewire.gateway.schema.requests import ImagePart, ImageUrl, Message, TextPart
+from pagewire.gateway.schema.tools import CalledFunction, PastToolCall
+
+AnyItem = MessageItem | FunctionCallInput | FunctionCallOutput | ReasoningInput | ItemReference
+
+
+def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Message]:
+    """Items without references. Raises ApiError 400 for outputs of calls that nobody made, and if there is no message.
+
+    What an assistant thought, said and called in a row is one message. Instructions and what system or developer say
+    right after them are one message too, as templates take a system's message at the beginning alone.
+    """
+    messages: list[Message] = []
+    if instructions:
+        messages.append(Message.model_construct(role="system", content=instructions))
+    call_ids: set[str] = set()
+    for item in items:
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            _add_message(messages, item)
+        elif isinstance(item, FunctionCallOutput):
+            if item.call_id not in call_ids:
+                message = f"no function_call before it has the call_id {item.call_id!r} of this function_call_output"
+                raise ApiError(400, message, param="input")
+            content = _content(item.output)
+            messages.append(Message.model_construct(role="tool", content=content, tool_call_id=item.call_id))
+        elif isinstance(item, FunctionCallInput):
+            call_ids.add(item.call_id)
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            calling = _assistant(messages, fits=lambda last: True)
+            calling.tool_calls = [*(calling.tool_calls or ()), PastToolCall(id=item.call_id, function=function)]
+        elif isinstance(item, ReasoningInput):
+            if text := _reasoning(item):
+                fresh = _assistant(messages, fits=_says_nothing)
+                fresh.reasoning = (fresh.reasoning or "") + text
+        elif isinstance(item, MessageItem):
+            fresh = _assistant(messages, fits=_says_nothing)
+            fresh.content = _content(item.content)
+    if not messages:
+        raise ApiError(400, "there is nothing to answer: give input", param="input")
+    return messages
+
+
+def _add_message(messages: list[Message], item: MessageItem) -> None:
+    role = "system" if item.role == "developer" else item.role
+    content = _content(item.content)
+    if role == "system" and len(messages) == 1 and messages[0].role == "system":
+        first = messages[0].content
+        if isinstance(content, str) and isinstance(first, str):
+            messages[0].content = f"{first}\n\n{content}"
+            return
+    messages.append(Message.model_construct(role=role, content=content))
+
+
+def _assistant(messages: list[Message], fits: Callable[[Message], bool]) -> Message:
+    """The assistant's message that goes on, or a new one."""
+    if not messages or messages[-1].role != "assistant" or not fits(messages[-1]):
+        messages.append(Message.model_construct(role="assistant"))
+    return messages[-1]
+
+
+def _says_nothing(message: Message) -> bool:
+    return message.content is None and not message.tool_calls
+
+
+def _reasoning(item: ReasoningInput) -> str:
+    return "".join(part.text for part in item.content or item.summary or ())
+
+
+def _content(content: str | Sequence[Any]) -> Any:
+    """As a string if it is only text: some templates know nothing else."""
+    if isinstance(content, str):
+        return content
+    if any(isinstance(part, InputImagePart) for part in content):
+        return [_part(part) for part in content]
+    return "\n".join(_text(part) for part in content)
+
+
+def _part(part: Any) -> TextPart | ImagePart:
+    if isinstance(part, InputImagePart):
+        return ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url))
+    return TextPart(type="text", text=_text(part))
+
+
+def _text(part: Any) -> str:
+    text: str = part.refusal if isinstance(part, RefusalPart) else part.text
+    return text

@@ -1,0 +1,214 @@
+"""Input items of the Responses API: messages, calls of functions, their outputs, reasoning, and references to items."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.tools import Name
+from pagewire.gateway.schema.unsupported import Refused, check_names
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+Given = Annotated[str, StringConstraints(min_length=1)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+_ID = "For references; drawn if there is none."
+_CACHED = "Changes nothing: prefixes are cached wherever they end."
+
+# What items of OpenAI's own have and clients send back with them; a value asks for something that is not there.
+_UNSUPPORTED: Mapping[str, Refused] = {
+    "async": Refused("calls wait for their output", (False,)),
+    "async_": Refused("calls wait for their output", (False,)),
+    "caller": Refused("only the model calls functions", ({"type": "direct"},)),
+    "created_by": Refused("there are no accounts"),
+    "encrypted_content": Refused("only the server that wrote it can read it"),
+    "namespace": Refused("functions have no namespaces"),
+}
+
+
+class InputTextPart(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = field("gateway", _CACHED)
+
+
+class InputImagePart(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["input_image"]
+    image_url: Given = required("tokenizer", "An image as `data:` URL, or where `--allowed-media-domains` lets it be.")
+    detail: Literal["auto", "low", "high", "original"] | None = field(
+        "gateway", "Changes nothing: the model's own image processor decides."
+    )
+    prompt_cache_breakpoint: dict[str, Any] | None = field("gateway", _CACHED)
+
+
+class OutputTextPart(BaseModel):
+    """Of an earlier answer."""
+
+    model_config = _STRICT
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] | None = field("gateway", "Changes nothing.")
+    logprobs: list[Any] | None = field("gateway", "Changes nothing.")
+
+
+class RefusalPart(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+InputPart = Annotated[InputTextPart | InputImagePart | OutputTextPart | RefusalPart, Field(discriminator="type")]
+_PARTS = ("input_text", "input_image", "output_text", "refusal")
+Content = Annotated[str | Annotated[list[InputPart], Field(min_length=1)], Field(union_mode="left_to_right")]
+
+
+class MessageItem(BaseModel):
+    """`type` may be left out."""
+
+    model_config = _STRICT
+
+    type: Literal["message"] | None = None
+    id: Given | None = field("gateway", _ID)
+    role: Literal["user", "assistant", "system", "developer"] = required(
+        "tokenizer", "`developer` is another word for `system`."
+    )
+    content: Content = required("tokenizer", "Text, or parts.")
+    status: Status | None = field("gateway", "Changes nothing.")
+    phase: str | None = field("gateway", "Changes nothing.")
+
+
+class FunctionCallInput(BaseModel):
+    """Of an earlier answer."""
+
+    model_config = _STRICT
+
+    type: Literal["function_call"]
+    id: Given | None = field("gateway", _ID)
+    call_id: Given = required("tokenizer", "What its output refers to.")
+    name: Name = required("tokenizer", "Of the function.")
+    arguments: str = required("tokenizer", "As the model wrote them, a JSON object as a rule.")
+    status: Status | None = field("gateway", "Changes nothing.")
+
+
+class FunctionCallOutput(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["function_call_output"]
+    id: Given | None = field("gateway", _ID)
+    call_id: Given = required("tokenizer", "Of the call that it answers.")
+    output: Content = required("tokenizer", "Text, or parts.")
+    name: str | None = field("gateway", "Changes nothing.")
+    status: Status | None = field("gateway", "Changes nothing.")
+
+
+class SummaryText(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningTextPart(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningInput(BaseModel):
+    """What the model thought before an earlier answer."""
+
+    model_config = _STRICT
+
+    type: Literal["reasoning"]
+    id: Given | None = field("gateway", _ID)
+    summary: list[SummaryText] | None = field("tokenizer", "Counts if there is no content.")
+    content: list[ReasoningTextPart] | None = field("tokenizer", "What the model thought.")
+    status: Status | None = field("gateway", "Changes nothing.")
+
+
+class ItemReference(BaseModel):
+    """An item of a stored response."""
+
+    model_config = _STRICT
+
+    type: Literal["item_reference"] | None = None
+    id: Given = required("gateway", "Of an item of the input or the output.")
+
+
+_ITEMS: Mapping[str, type[BaseModel]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallInput,
+    "function_call_output": FunctionCallOutput,
+    "reasoning": ReasoningInput,
+    "item_reference": ItemReference,
+}
+
+
+def _kind(item: Any) -> str:
+    """Of an item as JSON, or parsed."""
+    if isinstance(item, BaseModel):
+        return next(kind for kind, model in _ITEMS.items() if isinstance(item, model))
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind is None:
+        return "item_reference" if isinstance(item, dict) and "id" in item and "role" not in item else "message"
+    return str(kind)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallInput, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningInput, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_kind),
+]
+
+
+def _only_supported(items: Any) -> Any:
+    """Raises ApiError 400 for items, parts and members that only OpenAI's own services can read."""
+    if not isinstance(items, list):
+        return items
+    return [_only_supported_item(item, f"input[{index}]") for index, item in enumerate(items)]
+
+
+def _only_supported_item(item: Any, where: str) -> Any:
+    if not isinstance(item, dict):
+        return item
+    model = _ITEMS.get(kind := _kind(item))
+    if model is None:
+        raise _unsupported_type(kind, f"{where}.type", "input items", _ITEMS)
+    for name in ("content", "output"):
+        parts = item.get(name)
+        if isinstance(parts, list) and kind != "reasoning":
+            item = item | {name: [_only_supported_part(part, f"{where}.{name}[{i}]") for i, part in enumerate(parts)]}
+    return check_names(item, model.model_fields, _UNSUPPORTED, f"{where}.")
+
+
+def _only_supported_part(part: Any, where: str) -> Any:
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if isinstance(kind, str) and kind not in _PARTS:
+        raise _unsupported_type(kind, f"{where}.type", "content parts", _PARTS)
+    if part.get("file_id") is not None:
+        raise ApiError(400, "images are not read from files: give image_url", param=f"{where}.file_id")
+    return {name: value for name, value in part.items() if name != "file_id"}
+
+
+def _unsupported_type(kind: str, param: str, what: str, known: Any) -> ApiError:
+    message = f"{what} of type {kind!r} are not supported, only {', '.join(map(repr, known))}"
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+Items = Annotated[list[Item], BeforeValidator(_only_supported)]
+Input = Annotated[str | Items, Field(union_mode="left_to_right")]

@@ -1,0 +1,103 @@
+"""The routes of the Responses API."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from pagewire.gateway import openapi
+from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, json_response
+from pagewire.gateway.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.responses.answer import ResponseAnswer
+from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, ModelResponse
+from pagewire.gateway.responses.conversation import AnyItem, messages_of
+from pagewire.gateway.responses.events import EVENTS
+from pagewire.gateway.responses.items import MessageItem
+from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
+from pagewire.gateway.responses.requests import CreateResponse
+from pagewire.gateway.responses.stored import Stored, new_id, store, stored_input
+from pagewire.gateway.responses.translate import generate_request, new_response
+from pagewire.gateway.responses.truncation import shortened
+from pagewire.gateway.responses.writer import ResponseWriter
+from pagewire.gateway.serving import GenerationResponse
+from pagewire.v1.inference_pb2 import GenerateRequest
+
+router = APIRouter(route_class=JsonRoute, tags=["responses"])
+
+_EVENT_STREAM = {name.decode(): value.decode() for name, value in EVENT_STREAM_HEADERS}
+_RESPONSE = openapi.event_responses(ModelResponse, EVENTS)
+
+
+@router.post("/v1/responses", responses=_RESPONSE)
+async def create_response(request: Request, body: CreateResponse) -> Response:
+    """The next turn of a conversation; with `stream: true` as server-sent events."""
+    gateway = gateway_of(request)
+    responses = gateway.responses
+    own = await responses.resolve(_items(body))
+    history = await responses.conversation(body.previous_response_id) if body.previous_response_id else []
+    items = [*history, *own]
+
+    def request_of(items: Sequence[AnyItem]) -> GenerateRequest:
+        return generate_request(body, messages_of(body.instructions, items))
+
+    generate = await shortened(gateway, items, request_of) if body.truncation == "auto" else request_of(items)
+    head = replace(await head_of(request, body, "resp"), id=new_id())
+    response = new_response(body, head.id, head.created, head.model)
+    input = stored_input(head.id, own)
+    if body.background:
+        await gateway.background.add(response, input, generate)
+        return await _events(gateway, head.id, 0) if body.stream else json_response(response)
+    answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))
+
+    async def keep() -> None:
+        await responses.save(head.id, store(answer.response, input))
+
+    return GenerationResponse(
+        gateway.link, [generate], answer, stream=bool(body.stream), ended=keep if response.store else None
+    )
+
+
+def _items(body: CreateResponse) -> list[AnyItem]:
+    if isinstance(body.input, str):
+        return [MessageItem(role="user", content=body.input)]
+    return list(body.input or ())
+
+
+@router.get("/v1/responses/{response_id}", responses=_RESPONSE)
+async def retrieve_response(request: Request, response_id: str, query: Annotated[RetrieveQuery, Query()]) -> Response:
+    """A stored response; with `stream=true` the events of one in the background, also while it is generated."""
+    gateway = gateway_of(request)
+    if query.stream:
+        return await _events(gateway, response_id, 0 if query.starting_after is None else query.starting_after + 1)
+    return _told(await gateway.responses.get(response_id))
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> DeletedResponse:
+    await gateway_of(request).background.delete(response_id)
+    return DeletedResponse(id=response_id)
+
+
+@router.post("/v1/responses/{response_id}/cancel", responses={200: openapi.response(ModelResponse)})
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Ends a response in the background; what it has said until then stays."""
+    return _told(await gateway_of(request).background.cancel(response_id))
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    request: Request, response_id: str, query: Annotated[InputItemsQuery, Query()]
+) -> InputItemList:
+    """What was given as input to this response alone, in its long form."""
+    return await gateway_of(request).responses.input_items(response_id, query)
+
+
+def _told(stored: Stored) -> Response:
+    return Response(stored.response, media_type="application/json")
+
+
+async def _events(gateway: Gateway, id: str, first: int) -> Response:
+    return StreamingResponse(await gateway.background.events(id, first, gateway.shutdown), headers=_EVENT_STREAM)

@@ -1,0 +1,194 @@
+"""Stored responses: what was asked and answered, to be retrieved, and to be continued from."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+
+from pagewire.gateway.encoding import encode
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.responses.bodies import InputItemList, ModelResponse, decode_response
+from pagewire.gateway.responses.conversation import AnyItem
+from pagewire.gateway.responses.items import FunctionCallInput, FunctionCallOutput, ItemReference, Items, MessageItem
+from pagewire.gateway.responses.queries import InputItemsQuery
+from pagewire.gateway.store import Bound, Lease, Store
+
+PREFIX = "resp_"
+# Of one conversation: responses, and bytes of what was said in them.
+MAX_CHAIN = 1000
+MAX_CHAIN_BYTES = 32 * 1024 * 1024
+
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(Items)
+
+
+class Stored(msgspec.Struct, gc=False):
+    """A document of the store."""
+
+    response: bytes  # JSON
+    input: bytes  # JSON of the items, each with its id
+    previous: str | None = None
+    request: bytes = b""  # GenerateRequest of a response in the background
+    logprobs: bool = False  # told of text
+    num_outputs: int = 0  # of a response in the background that has ended
+
+
+class Responses:
+    """Every method raises ApiError if the store fails."""
+
+    def __init__(self, store: Store, bound: Bound, ttl_s: float) -> None:
+        self._documents = store.documents("response", bound)
+        self._ttl_s = ttl_s
+
+    async def save(self, id: str, stored: Stored, lease: Lease | None = None) -> None:
+        """lease: saved only while it is held; raises LeaseLost."""
+        await self._documents.put(id, _encode(stored), expires_at=time.time() + self._ttl_s, lease=lease)
+
+    async def find(self, id: str) -> Stored | None:
+        document = await self._documents.get(id)
+        return None if document is None else _decode(document.value)
+
+    async def get(self, id: str) -> Stored:
+        """Raises ApiError 404."""
+        if (stored := await self.find(id)) is None:
+            raise ApiError(404, f"no response {id!r}: {self._why()}", param="response_id", code="response_not_found")
+        return stored
+
+    async def delete(self, id: str) -> None:
+        """Raises ApiError 404."""
+        if not await self._documents.delete(id):
+            await self.get(id)
+
+    async def conversation(self, id: str) -> list[AnyItem]:
+        """All items up to this response, its output included. Raises ApiError 400 naming the one that is missing."""
+        turns: list[list[AnyItem]] = []
+        size, next_id = 0, id or None
+        while next_id is not None:
+            stored = await self._previous(next_id)
+            size += len(stored.input) + len(stored.response)
+            if len(turns) == MAX_CHAIN or size > MAX_CHAIN_BYTES:
+                message = (
+                    f"the conversation that ends with {id!r} has more than {MAX_CHAIN} responses or {MAX_CHAIN_BYTES}"
+                    " bytes: begin a new one, with what matters as input"
+                )
+                raise ApiError(400, message, param="previous_response_id")
+            turns.append([*_ITEMS.validate_json(stored.input), *_output_items(stored)])
+            next_id = stored.previous
+        return [item for turn in reversed(turns) for item in turn]
+
+    async def _previous(self, id: str) -> Stored:
+        param, code = "previous_response_id", "previous_response_not_found"
+        if (stored := await self.find(id)) is None:
+            raise ApiError(400, f"no response {id!r} to continue from: {self._why()}", param=param, code=code)
+        if not has_ended(stored):
+            raise ApiError(400, f"response {id!r} is still {status_of(stored)}: wait for its end", param=param)
+        return stored
+
+    async def resolve(self, items: Sequence[AnyItem]) -> list[AnyItem]:
+        """References replaced by what they name. Raises ApiError 400 for one that is not stored."""
+        resolved: list[AnyItem] = []
+        for index, item in enumerate(items):
+            resolved.append(await self._resolve(item, index) if isinstance(item, ItemReference) else item)
+        return resolved
+
+    async def _resolve(self, reference: ItemReference, index: int) -> AnyItem:
+        """Ids say which response has the item."""
+        parts = reference.id.split("_")
+        stored = await self.find(PREFIX + parts[1]) if len(parts) == 3 else None
+        items = [*_ITEMS.validate_json(stored.input), *_output_items(stored)] if stored is not None else ()
+        for item in items:
+            if item.id == reference.id:
+                return item
+        raise ApiError(
+            400,
+            f"no item {reference.id!r}: {self._why()}; give the item itself",
+            param=f"input[{index}].id",
+            code="item_not_found",
+        )
+
+    async def input_items(self, id: str, query: InputItemsQuery) -> InputItemList:
+        """A page of the input. Raises ApiError."""
+        items: list[dict[str, Any]] = msgspec.json.decode((await self.get(id)).input)
+        if query.order == "desc":
+            items.reverse()
+        if query.after is not None:
+            ids = [item["id"] for item in items]
+            if query.after not in ids:
+                raise ApiError(404, f"no item {query.after!r} in the input of {id!r}", param="after")
+            items = items[ids.index(query.after) + 1 :]
+        page = items[: query.limit]
+        return InputItemList(
+            data=page,
+            first_id=page[0]["id"] if page else None,
+            last_id=page[-1]["id"] if page else None,
+            has_more=len(items) > len(page),
+        )
+
+    def _why(self) -> str:
+        return (
+            "it was never stored (`store: false`), was deleted, or has expired: responses are kept for"
+            f" {_duration(self._ttl_s)}, and the oldest make room for new ones"
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 86400:g} days" if seconds >= 86400 else f"{seconds:g} seconds"
+
+
+def new_id() -> str:
+    return PREFIX + uuid.uuid4().hex
+
+
+def status_of(stored: Stored) -> str:
+    return msgspec.json.decode(stored.response, type=_Status).status
+
+
+def has_ended(stored: Stored) -> bool:
+    return status_of(stored) not in ("queued", "in_progress")
+
+
+class _Status(msgspec.Struct):
+    status: str
+
+
+class _Output(msgspec.Struct):
+    output: msgspec.Raw
+
+
+def _output_items(stored: Stored) -> list[AnyItem]:
+    return _ITEMS.validate_json(bytes(msgspec.json.decode(stored.response, type=_Output).output))
+
+
+def stored_input(id: str, items: Sequence[AnyItem]) -> bytes:
+    """JSON of a response's own input, in its long form, each item with an id."""
+    return msgspec.json.encode([_long_form(item, id.removeprefix(PREFIX), i) for i, item in enumerate(items)])
+
+
+def _long_form(item: AnyItem, hex: str, index: int) -> dict[str, Any]:
+    value: dict[str, Any] = item.model_dump(exclude_none=True)
+    kind = value.setdefault("type", "message")
+    value.setdefault("id", f"{_ID_PREFIXES[kind]}_{hex}_i{index}")
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        part: dict[str, Any] = {"type": "input_text", "text": item.content}
+        if item.role == "assistant":
+            part = {"type": "output_text", "text": item.content, "annotations": []}
+        value["content"] = [part]
+    if isinstance(item, MessageItem | FunctionCallInput | FunctionCallOutput):
+        value.setdefault("status", "completed")
+    return value
+
+
+def store(response: ModelResponse, input: bytes) -> Stored:
+    """Of a response that has ended."""
+    return Stored(encode(response), input, response.previous_response_id)
+
+
+def response_of(stored: Stored) -> ModelResponse:
+    return decode_response(stored.response)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Stored).decode

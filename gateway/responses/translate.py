@@ -1,0 +1,113 @@
+"""From a body of the Responses API to the GenerateRequest, by way of the chat that would ask for the same."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.responses.bodies import FunctionSettings, ModelResponse, ReasoningSettings, TextSettings
+from pagewire.gateway.responses.requests import (
+    LOGPROBS,
+    SHARED,
+    AllowedTools,
+    CreateResponse,
+    FunctionTool,
+    NamedFunction,
+)
+from pagewire.gateway.schema.requests import ChatCompletionRequest, Message
+from pagewire.gateway.schema.structured import JsonSchemaFormat, NamedSchema
+from pagewire.gateway.schema.tools import Function, FunctionName, NamedToolChoice, Tool
+from pagewire.gateway.translate import chat_requests
+from pagewire.v1.inference_pb2 import GenerateRequest
+
+
+def generate_request(body: CreateResponse, messages: Sequence[Message]) -> GenerateRequest:
+    """Raises ApiError 400 naming the parameter."""
+    tools, tool_choice = _tools(body)
+    wants_logprobs = LOGPROBS in (body.include or ())
+    values = {name: getattr(body, name) for name in SHARED} | {
+        "messages": list(messages),
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": wants_logprobs,
+        "top_logprobs": body.top_logprobs if wants_logprobs else None,
+        "tools": tools,
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body),
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    chat = ChatCompletionRequest.model_construct(**values)
+    try:
+        (request,) = chat_requests(chat)
+    except ApiError as error:
+        raise ApiError(error.status, error.message, param=_own_name(error.param), code=error.code) from None
+    return request
+
+
+def _tools(body: CreateResponse) -> tuple[list[Tool] | None, Any]:
+    """Tools that the model may call, and the choice among them."""
+    tools: list[FunctionTool] | None = body.tools
+    choice: Any = body.tool_choice
+    if isinstance(choice, AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        if unknown := allowed - {tool.name for tool in tools or ()}:
+            message = f"tool_choice allows {', '.join(sorted(map(repr, unknown)))}, not among the tools"
+            raise ApiError(400, message, param="tool_choice.tools")
+        tools, choice = [tool for tool in tools or () if tool.name in allowed], choice.mode
+    elif isinstance(choice, NamedFunction):
+        choice = NamedToolChoice(type="function", function=FunctionName(name=choice.name))
+    if tools is None:
+        return None, choice
+    return [Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))) for tool in tools], choice
+
+
+def _response_format(body: CreateResponse) -> Any:
+    form = body.text.format if body.text else None
+    if form is None or form.type != "json_schema":
+        return form
+    schema = NamedSchema.model_construct(name=form.name, content=form.content, strict=form.strict)
+    return JsonSchemaFormat.model_construct(type="json_schema", json_schema=schema)
+
+
+def _own_name(param: str | None) -> str | None:
+    """What chats call otherwise."""
+    names = {"response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
+    return None if param is None else names.get(param, param.replace(".function.", "."))
+
+
+def new_response(body: CreateResponse, id: str, created_at: int, model: str) -> ModelResponse:
+    """Nothing of it is generated yet."""
+    return ModelResponse(
+        id=id,
+        created_at=created_at,
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        model=model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningSettings(body.reasoning.effort) if body.reasoning else ReasoningSettings(),
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False,
+        temperature=body.temperature,
+        text=TextSettings(_as_json(body.text.format) if body.text and body.text.format else {"type": "text"}),
+        tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else _as_json(body.tool_choice) or "auto",
+        tools=[FunctionSettings(**tool.model_dump(exclude={"type"})) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=body.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    """Of what the client gave; {} of None."""
+    if value is None:
+        return {}
+    given: dict[str, Any] = json.loads(value.model_dump_json(by_alias=True, exclude_unset=True))
+    return given

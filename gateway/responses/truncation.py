@@ -1,0 +1,47 @@
+"""`truncation: "auto"`: what was said first is left out of a conversation that is longer than the model takes."""
+
+from collections.abc import Callable, Sequence
+
+from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.responses.conversation import AnyItem
+from pagewire.gateway.responses.items import MessageItem
+from pagewire.v1.inference_pb2 import GenerateRequest, TokenizeRequest
+
+
+async def shortened(
+    gateway: Gateway, items: Sequence[AnyItem], request_of: Callable[[Sequence[AnyItem]], GenerateRequest]
+) -> GenerateRequest:
+    """The request of the most items that fit, or of the fewest if none do: it is refused then with the numbers.
+
+    What system or developer say at the beginning stays, and what is left begins with a user's message, so that no call
+    is parted from its output.
+    """
+    request = request_of(items)
+    if await _fits(gateway, request):
+        return request
+    begin = next((i for i, item in enumerate(items) if not _is_message_of(item, "system", "developer")), len(items))
+    cuts = [i for i, item in enumerate(items) if i > begin and _is_message_of(item, "user")]
+    low, high = 0, len(cuts)  # cuts before `low` leave too much
+    while low < high:
+        middle = (low + high) // 2
+        if await _fits(gateway, request_of([*items[:begin], *items[cuts[middle] :]])):
+            high = middle
+        else:
+            low = middle + 1
+    if not cuts:
+        return request
+    return request_of([*items[:begin], *items[cuts[min(low, len(cuts) - 1)] :]])
+
+
+def _is_message_of(item: AnyItem, *roles: str) -> bool:
+    return isinstance(item, MessageItem) and item.role in roles
+
+
+async def _fits(gateway: Gateway, request: GenerateRequest) -> bool:
+    """Without room for max_output_tokens, one token is enough."""
+    tokenize = TokenizeRequest(model=request.model, chat=request.chat)
+    if request.HasField("add_special_tokens"):
+        tokenize.add_special_tokens = request.add_special_tokens
+    answer = await gateway.call(gateway.inference.Tokenize, tokenize)
+    room = request.sampling_params.max_tokens or 1
+    return not answer.max_model_len or len(answer.token_ids) + room <= answer.max_model_len

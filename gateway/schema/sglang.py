@@ -1,0 +1,40 @@
+"""Parameters that SGLang calls otherwise: taken under both names."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.field import RequestId, field
+from pagewire.gateway.schema.structured import Schema
+
+# SGLang's name -> ours.
+_NAMES = {
+    "rid": "request_id",
+    "no_stop_trim": "include_stop_str_in_output",
+    "json_schema": "guided_json",
+    "regex": "guided_regex",
+    "ebnf": "guided_grammar",
+}
+
+
+class SglangParameters(BaseModel):
+    """What is said by SGLang's name is found by ours."""
+
+    rid: RequestId | None = field("gateway", "SGLang's name of `request_id`.")
+    no_stop_trim: bool | None = field("tokenizer", "SGLang's name of `include_stop_str_in_output`.", False)
+    json_schema: Annotated[str | Schema | None, Field(union_mode="left_to_right")] = field(
+        "executor", "SGLang's way to say the form of the output: a JSON schema."
+    )
+    regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
+    ebnf: str | None = field("executor", "A grammar, as GBNF or Lark.")
+
+    @model_validator(mode="after")
+    def _by_our_names(self) -> Any:
+        for name, ours in _NAMES.items():
+            if (value := getattr(self, name)) is None:
+                continue
+            if getattr(self, ours) is not None:
+                raise ApiError(400, f"{name} and {ours} are the same: give one of them", param=name)
+            setattr(self, ours, value)
+        return self

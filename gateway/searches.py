@@ -1,0 +1,67 @@
+"""Requests whose outputs are known only when all of it is over: best_of and beam search.
+
+The tokenizer service searches. Nothing reaches the client before the end, so a search under which that service dies
+begins again, with the same seed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.reply import PendingChoice, Reply
+from pagewire.rpc import RpcError
+from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+
+# A unary method, its request, a traceparent; see `Gateway.call_to_its_end`.
+CallToItsEnd = Callable[[Callable[..., Awaitable[Any]], GenerateRequest, str], Awaitable[list[GenerateResponse]]]
+
+
+def is_search(request: GenerateRequest) -> bool:
+    return request.best_of > 0 or request.HasField("beam_search")
+
+
+class Searches:
+    """Stands where the link to the tokenizer service does for other requests."""
+
+    def __init__(self, stub: InferenceServiceStub, call_to_its_end: CallToItsEnd) -> None:
+        self._stub = stub
+        self._call_to_its_end = call_to_its_end
+
+    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
+        """requests: one per output; those of the same search are the same object, side by side."""
+        tasks: list[asyncio.Task[None]] = []
+
+        def abort(choices: Iterable[PendingChoice]) -> None:
+            for task in tasks:
+                task.cancel()
+
+        reply = Reply(abort, requests, streaming=streaming)
+        for start in range(0, len(requests), requests[0].n):
+            choices = reply.choices[start : start + requests[0].n]
+            tasks.append(asyncio.create_task(self._run(reply, choices), name="search"))
+        return reply
+
+    async def _run(self, reply: Reply, choices: Sequence[PendingChoice]) -> None:
+        request = choices[0].request
+        try:
+            responses = await self._call_to_its_end(self._outputs, request, request.traceparent)
+        except grpc.aio.AioRpcError as error:
+            reply.fail(RpcError.from_call(error))
+        except ApiError as error:
+            reply.fail(error)
+        else:
+            for response in responses:
+                choice = choices[response.index]
+                choice.add_response(response)
+                reply.push(choice, response, response.ByteSize())
+
+    async def _outputs(self, request: GenerateRequest, **call: Any) -> list[GenerateResponse]:
+        responses = self._stub.Generate(request, **call)
+        try:
+            return [response async for response in responses]
+        finally:
+            responses.cancel()

@@ -1,0 +1,1 @@
+"""Requests of which the answer has several outputs."""

@@ -1,0 +1,117 @@
+"""Several outputs of one prompt: each is a request of its own, as gateways send them."""
+
+import secrets
+from collections.abc import AsyncGenerator
+
+import grpc
+
+from pagewire.rpc import RpcError
+from pagewire.sampling_params import MAX_CHOICES, seed_of_choice
+from pagewire.services.tokenizer.client_session import ClientSession
+from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.text_generator import TextGenerator
+from pagewire.services.tokenizer.text_output import TextDelta, UnreadOutput
+from pagewire.v1 import inference_pb2
+
+
+async def sampled(
+    generator: TextGenerator, request: inference_pb2.GenerateRequest
+) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+    """What the request's n outputs say, as they are generated, or the n best of best_of when all have ended.
+
+    Raises RpcError.
+    """
+    if request.HasField("beam_search"):
+        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "beam_search is not supported yet")
+    n, best_of = _counts(request)
+    if best_of == n:
+        async for response in _all(generator, request, n):
+            yield response
+        return
+    for response in await _best(generator, request, n, best_of):
+        yield response
+
+
+def _counts(request: inference_pb2.GenerateRequest) -> tuple[int, int]:
+    """n and best_of. Raises RpcError (INVALID_ARGUMENT)."""
+    n = request.n or 1
+    best_of = request.best_of or n
+    for name, count in (("n", n), ("best_of", best_of)):
+        if not 1 <= count <= MAX_CHOICES:
+            raise invalid(f"{name} is {count}; it must be within 1..{MAX_CHOICES}")
+    if best_of < n:
+        raise invalid(f"best_of is {best_of}, and n is {n}: so many cannot be chosen; raise best_of or lower n")
+    if best_of > 1 and request.resume_token_ids:
+        raise invalid("resume_token_ids goes on with one output; send each one as a request of its own, without n")
+    return n, best_of
+
+
+async def _all(
+    generator: TextGenerator, request: inference_pb2.GenerateRequest, count: int
+) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+    session = ClientSession(generator)
+    try:
+        for index, one in enumerate(_requests(request, count)):
+            session.start(index, one)
+        async for outputs in session.outbox:
+            for number, unread in outputs.items():
+                output = unread.read()
+                if isinstance(output, RpcError):
+                    raise output
+                response = output.response if isinstance(output, TextDelta) else output
+                response.index = number or 0
+                count -= bool(response.finish_reason)
+                yield response
+            if not count:
+                return
+    finally:
+        session.close()
+
+
+def _requests(request: inference_pb2.GenerateRequest, count: int) -> list[inference_pb2.GenerateRequest]:
+    """For one output each."""
+    request.ClearField("n")
+    request.ClearField("best_of")
+    if count == 1:
+        return [request]
+    params = request.sampling_params
+    seed = params.seed if params.HasField("seed") else secrets.randbits(63)
+    requests = []
+    for index in range(count):
+        one = inference_pb2.GenerateRequest()
+        one.CopyFrom(request)
+        one.sampling_params.seed = seed_of_choice(seed, index)
+        if index:  # the first one is told for all
+            one.sampling_params.ClearField("prompt_logprobs")
+        requests.append(one)
+    return requests
+
+
+async def _best(
+    generator: TextGenerator, request: inference_pb2.GenerateRequest, n: int, best_of: int
+) -> list[inference_pb2.GenerateResponse]:
+    has_logprobs = request.sampling_params.HasField("logprobs")
+    if not has_logprobs:
+        request.sampling_params.logprobs = 0
+    merged: dict[int, UnreadOutput] = {}
+    async for response in _all(generator, request, best_of):
+        output = UnreadOutput(response)
+        merged[response.index] = merged[response.index].merge(output) if response.index in merged else output
+    wholes = [merged[index].read() for index in range(best_of)]
+    outputs = [whole for whole in wholes if isinstance(whole, inference_pb2.GenerateResponse)]
+    first = outputs[0]
+    outputs.sort(key=_mean_logprob, reverse=True)
+    if outputs[0] is not first and first.HasField("prompt_logprobs"):
+        outputs[0].prompt_logprobs.CopyFrom(first.prompt_logprobs)
+        first.ClearField("prompt_logprobs")
+    outputs[0].usage.completion_tokens += sum(output.usage.completion_tokens for output in outputs[n:])
+    for rank, best in enumerate(outputs[:n]):
+        best.index = rank
+        if not has_logprobs:
+            best.ClearField("logprobs")
+    return outputs[:n]
+
+
+def _mean_logprob(output: inference_pb2.GenerateResponse) -> float:
+    """What OpenAI's API chooses by; a sum, as vLLM's was, is in favor of short outputs."""
+    return sum(token.logprob for token in output.logprobs) / max(1, len(output.logprobs))
