@@ -392,7 +392,7 @@ def told(logits: torch.Tensor, params: list[SamplingParams], mode: LogprobsMode)
     return logprobs
 
 
-TRUNCATED = {"top_k": 12, "top_p": 0.8, "min_p": 0.01, "temperature": 1.5, "logit_bias": ((7, 4.0),)}
+TRUNCATED: dict[str, Any] = {"top_k": 12, "top_p": 0.8, "min_p": 0.01, "temperature": 1.5, "logit_bias": ((7, 4.0),)}
 
 
 def test_processed_log_probabilities_are_those_of_being_drawn():
