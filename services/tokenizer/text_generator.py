@@ -14,7 +14,7 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_BAD_WORDS
-from pagewire.services.tokenizer.call_grammar import grammar_with_calls
+from pagewire.services.tokenizer.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -166,7 +166,7 @@ class TextGenerator:
                 params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
             check_prompt(prompt.token_ids, request.resume_token_ids)
             self._add_thinking(params, request, prompt)
-            parser = self._parsers.make(parsing, prompt.token_ids)
+            parser = self._parsers.make(parsing, prompt.token_ids, tools_of(request))
             stream = live.stream = TextStream(
                 self._detokenizers,
                 options,
