@@ -89,6 +89,13 @@ def test_schemas_compile_and_are_schemas(compiler: Compiler, name: str) -> None:
     compiler.compile(Grammar(json_schema=json.dumps(SCHEMAS[name])))
 
 
+def test_schemas_without_members(compiler: Compiler) -> None:
+    """Anything, and nothing."""
+    compiler.compile(Grammar(json_schema="true"))
+    with pytest.raises(GrammarError, match="json_schema: "):
+        compiler.compile(Grammar(json_schema="false"))
+
+
 def test_special_tokens_are_not_text(compiler: Compiler, path: Path) -> None:
     """A token that is spelled like what the grammar wants, and means something else."""
     grammar = Grammar(regex=r"<\|im_end\|>.*")
