@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -193,6 +194,18 @@ async def test_the_end_is_put_off_as_far_as_the_grammar_goes(stub: Stub, tiny: T
     assert len((await generate(stub, grammar, **eager, min_tokens=200)).text(tiny)) == 9
 
 
+async def test_only_tokens_that_are_allowed_besides(stub: Stub, tiny: Tiny) -> None:
+    token_ids = {digit: tiny.tokenizer.backend.token_to_id(digit) for digit in "0123456789-a"}
+    grammar = Grammar(regex="[0-9]{3}-[0-9]{4}")
+    for temperature in (0, 1.5):
+        allowed = [token_ids[char] for char in "357-"]
+        output = await generate(stub, grammar, temperature=temperature, allowed_token_ids=allowed)
+        assert re.fullmatch("[357]{3}-[357]{4}", output.text(tiny))
+        assert output.reason == FinishReason.FINISH_REASON_STOP
+    with pytest.raises(grpc.aio.AioRpcError, match="none of allowed_token_ids may follow"):
+        await generate(stub, grammar, allowed_token_ids=[token_ids["3"]])
+
+
 async def test_a_resumed_output_goes_on_where_it_was(stub: Stub) -> None:
     grammar = DENSE
     whole = await generate(stub, grammar, temperature=0.7)
@@ -288,6 +301,18 @@ REFUSED = {
     "a schema of 50000 levels": (Grammar(json_schema='{"items":' * 50000 + "{}" + "}" * 50000), "json_schema"),
     "explosive": (Grammar(regex="a?" * 2000 + "a" * 2000), "followed any further: .*too many expressions"),
 }
+
+
+async def test_a_grammar_that_takes_too_long_ends_alone(tmp_path: Path, tiny: Tiny) -> None:
+    async with served(tmp_path, tiny, timeout=1e-6) as stub:
+        other = asyncio.create_task(generate(stub, None, max_tokens=40))
+        for _ in range(2):
+            with pytest.raises(
+                grpc.aio.AioRpcError, match=r"takes longer than 1e-06 s .* raise .*--grammar-compile"
+            ) as raised:
+                await generate(stub, DENSE)
+            assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert len((await other).token_ids) == 40
 
 
 async def test_what_cannot_be_compiled_ends_alone(stub: Stub, tiny: Tiny) -> None:
