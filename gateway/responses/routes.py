@@ -12,7 +12,7 @@ from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, json_response
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.responses.answer import ResponseAnswer
-from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, ModelResponse
+from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, InputTokens, ModelResponse
 from pagewire.gateway.responses.conversation import AnyItem, messages_of
 from pagewire.gateway.responses.events import EVENTS
 from pagewire.gateway.responses.items import MessageItem
@@ -20,7 +20,7 @@ from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
 from pagewire.gateway.responses.requests import CreateResponse
 from pagewire.gateway.responses.stored import Stored, new_id, store, stored_input
 from pagewire.gateway.responses.translate import generate_request, new_response
-from pagewire.gateway.responses.truncation import shortened
+from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.v1.inference_pb2 import GenerateRequest
@@ -36,14 +36,7 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
     responses = gateway.responses
-    own = await responses.resolve(_items(body))
-    history = await responses.conversation(body.previous_response_id) if body.previous_response_id else []
-    items = [*history, *own]
-
-    def request_of(items: Sequence[AnyItem]) -> GenerateRequest:
-        return generate_request(body, messages_of(body.instructions, items))
-
-    generate = await shortened(gateway, items, request_of) if body.truncation == "auto" else request_of(items)
+    own, generate = await _read(gateway, body)
     head = replace(await head_of(request, body, "resp"), id=new_id())
     response = new_response(body, head.id, head.created, head.model)
     input = stored_input(head.id, own)
@@ -58,6 +51,26 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
     return GenerationResponse(
         gateway.link, [generate], answer, stream=bool(body.stream), ended=keep if response.store else None
     )
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(request: Request, body: CreateResponse) -> InputTokens:
+    """How many tokens the prompt of a response would have, without its images."""
+    gateway = gateway_of(request)
+    _, generate = await _read(gateway, body)
+    return InputTokens(input_tokens=(await count_tokens(gateway, generate))[0])
+
+
+async def _read(gateway: Gateway, body: CreateResponse) -> tuple[list[AnyItem], GenerateRequest]:
+    """The items of the input, and the request for what follows the whole conversation."""
+    own = await gateway.responses.resolve(_items(body))
+    history = await gateway.responses.conversation(body.previous_response_id) if body.previous_response_id else []
+    items = [*history, *own]
+
+    def request_of(items: Sequence[AnyItem]) -> GenerateRequest:
+        return generate_request(body, messages_of(body.instructions, items))
+
+    return own, await shortened(gateway, items, request_of) if body.truncation == "auto" else request_of(items)
 
 
 def _items(body: CreateResponse) -> list[AnyItem]:

@@ -120,6 +120,7 @@ async def test_other_answers_and_errors(
         ("get", "/v1/responses/{response_id}/input_items", "/v1/responses/unknown/input_items?limit=5", None),
         ("delete", "/v1/responses/{response_id}", "/v1/responses/unknown", None),
         ("post", "/v1/responses", "/v1/responses", {"input": "hi", "background": True}),
+        ("post", "/v1/responses/input_tokens", "/v1/responses/input_tokens", {"input": "hi"}),
         ("post", "/v1/responses/{response_id}/cancel", "/v1/responses/unknown/cancel", None),
         ("get", "/livez", "/livez", None),
         ("get", "/health", "/health", None),
