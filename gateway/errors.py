@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 from starlette.types import Scope
 
 from pagewire.gateway.encoding import json_response
@@ -140,7 +141,17 @@ def install_handlers(app: FastAPI) -> None:
             message = f"{request.url.path} does not take {request.method}"
         response = error_response(ApiError(error.status_code, message), request.scope)
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            methods = {*response.headers.get("allow", "").split(", "), *_documented_methods(request)} - {""}
+            response.headers["allow"] = ", ".join(sorted(methods))
         return response
+
+
+def _documented_methods(request: Request) -> set[str]:
+    """What the path takes, by all its routes; the router knows of the first one."""
+    paths: Mapping[str, Mapping[str, Any]] = request.app.openapi()["paths"]
+    taken = (methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path))
+    return {method.upper() for methods in taken for method in methods}
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
@@ -160,6 +171,20 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiErr
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     messages = dict.fromkeys(message for other, message in located if other == path)
     return ApiError(400, f"{param}: {', or '.join(messages)}", param=param)
+
+
+def with_integers(errors: Sequence[Mapping[str, Any]], body: object) -> bool:
+    """Whether numbers such as 16.0 stand where integers belong, which to JSON they are: puts these there."""
+    found = False
+    for path in {_path(error, body) for error in errors if error["type"] == "int_type"}:
+        holder: Any = body
+        for part in path[:-1]:
+            holder = holder[part]
+        # The first wrong one of a list is told, so all of it is looked at.
+        for key in range(len(holder)) if isinstance(holder, list) else path[-1:]:
+            if isinstance(value := holder[key], float) and value.is_integer():
+                holder[key], found = int(value), True
+    return found
 
 
 def _path(error: Mapping[str, Any], body: object) -> tuple[str | int, ...]:

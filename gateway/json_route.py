@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from pagewire.gateway import openapi
 from pagewire.gateway.encoding import json_response
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.errors import ApiError, with_integers
 from pagewire.gateway.schema.responses import Body
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -62,11 +62,13 @@ class JsonRoute(APIRoute):
 
 def parse(model: type[Model], body: Any) -> Model:
     """Raises RequestValidationError, or ApiError."""
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        raise RequestValidationError(located, body=body) from None
+    while True:
+        try:
+            return model.model_validate(body)
+        except ValidationError as error:
+            located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+            if not with_integers(located, body):
+                raise RequestValidationError(located, body=body) from None
 
 
 async def _read(request: Request) -> Any:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from pagewire.gateway.messages.responses import MessagesError
 from pagewire.gateway.schema.responses import Body, ErrorResponse
+from pagewire.sampling_params import INT64_MAX
 
 DESCRIPTION = """
 OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
@@ -97,8 +98,21 @@ class DocumentedApp(FastAPI):
                 if name in schemas:
                     raise ValueError(f"a request and a response are both called {name}: rename one of them")
                 schemas[name] = schema
+            _make_bounds_exact(schemas)
         document: dict[str, Any] = super().openapi()
         return document
+
+
+def _make_bounds_exact(value: Any) -> None:
+    """FastAPI makes all bounds floats, of which none is the greatest integer of 64 bits."""
+    if isinstance(value, dict):
+        if value.get("type") == "integer":
+            for name, exact in (("minimum", max), ("maximum", min)):
+                if isinstance(bound := value.get(name), float):
+                    value[name] = exact(int(bound), -INT64_MAX - 1 if exact is max else INT64_MAX)
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        _make_bounds_exact(one)
 
 
 def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:

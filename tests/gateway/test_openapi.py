@@ -44,7 +44,9 @@ async def test_documents(client: httpx.AsyncClient, document: dict[str, Any]) ->
     assert success["application/json"]["schema"]["$ref"].endswith("/ChatCompletion")
     assert success["text/event-stream"]["schema"]["$ref"].endswith("/ChatCompletionChunk")
     schemas = document["components"]["schemas"]
-    assert "temperature" in schemas["ChatCompletionRequest"]["properties"]
+    asked = schemas["ChatCompletionRequest"]["properties"]
+    assert asked["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
+    assert asked["seed"]["anyOf"][0] == {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
     # What is always there is required, whether or not a type has a value for it.
     assert {"id", "object", "system_fingerprint"} <= set(schemas["ChatCompletion"]["required"])
     assert "prompt_token_ids" not in schemas["ChatCompletion"]["required"]
