@@ -48,6 +48,7 @@ class Client:
         cache_salt: str = "",
         n: int = 1,
         best_of: int | None = None,
+        beam_search: inference_pb2.BeamSearch | None = None,
         timeout: float | None = None,
         **sampling_params: Any,
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
@@ -70,6 +71,7 @@ class Client:
             cache_salt=cache_salt,
             n=n,
             best_of=best_of,
+            beam_search=beam_search,
             sampling_params=common_pb2.SamplingParams(**given),
             **_prompt(prompt),
         )
