@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.e2e.conftest import Reference
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 
@@ -18,11 +17,9 @@ CHOSEN = [PROMPTS[index] for index in (3, 11)]
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2_gguf: Path) -> list[list[str]]:
+def expected(reference: Reference) -> list[list[str]]:
     """What transformers' generate() finds for each prompt, without end tokens."""
-    where = {"pretrained_model_name_or_path": smollm2_gguf.parent, "gguf_file": smollm2_gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    tokenizer, model = reference
     found = []
     for prompt in CHOSEN:
         inputs = tokenizer(prompt, return_tensors="pt")
