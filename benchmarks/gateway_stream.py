@@ -36,7 +36,11 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "chat, token ids": ("/v1/chat/completions", CHAT | {"return_token_ids": True}),
     "chat, 2 logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
     "completion": ("/v1/completions", {"model": "m", "prompt": "hi", "stream": True}),
+    "message": ("/v1/messages", CHAT | {"max_tokens": NUM_TOKENS}),
+    "response": ("/v1/responses", {"model": "m", "input": "hi", "stream": True}),
 }
+# Of these there is always one.
+WITHOUT_CHOICES = ("message", "response")
 
 
 class ScriptedReply:
@@ -86,7 +90,7 @@ async def seconds(app: ASGIApp, path: str, body: dict[str, Any]) -> float:
 
     async def send(message: Message) -> None:
         nonlocal sent
-        sent += message.get("body", b"").count(b'"index":')
+        sent += message.get("body", b"").count(b'index":')
 
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b"", "root_path": ""}
@@ -105,7 +109,8 @@ async def measure(num_passes: int, store: Store) -> None:
     app = create_app(config, gateway)
     print(f"{'ns per token':<20}" + "".join(f"{f'{n} choices':>14}" for n in NUM_CHOICES))
     for name, (path, body) in ASKED.items():
-        least = [min([await seconds(app, path, body | {"n": n}) for _ in range(num_passes)]) for n in NUM_CHOICES]
+        asked = [body] if name in WITHOUT_CHOICES else [body | {"n": n} for n in NUM_CHOICES]
+        least = [min([await seconds(app, path, one) for _ in range(num_passes)]) for one in asked]
         print(f"{name:<20}" + "".join(f"{1e9 * value / NUM_TOKENS:>14.0f}" for value in least), flush=True)
     await gateway.channel.close()
 

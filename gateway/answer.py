@@ -61,7 +61,9 @@ class Answer(Protocol):
     def error(self, out: list[bytes], error: ApiError) -> None:
         """The last events of a stream that fails after its first output."""
 
-    def whole(self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: "UsageTotal") -> Body:
+    def whole(
+        self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: "UsageTotal"
+    ) -> Body | Sequence[Body]:
         """The answer to a client that does not stream."""
 
 

@@ -179,6 +179,8 @@ def _type(value: Schema, null: str = "") -> str:
         return " or ".join(text for text in texts if text != "null" or null)
     kind = value.get("type", "any")
     if kind == "array":
+        if "prefixItems" in value:
+            return f"({', '.join(_type(item, null) for item in value['prefixItems'])})"
         return f"list of {_type(value.get('items', {}), null)}"
     if kind == "null":
         return null

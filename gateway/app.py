@@ -17,7 +17,13 @@ from pagewire.gateway.errors import ApiError, install_handlers
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.messages import routes as messages_routes
+from pagewire.gateway.messages.models import model_info, model_page
+from pagewire.gateway.messages.responses import ModelInfo, ModelPage
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.operation import routes as operation_routes
+from pagewire.gateway.operation import unserved
+from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
@@ -40,6 +46,7 @@ from pagewire.gateway.schema.responses import (
 )
 from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
+from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
 from pagewire.v1 import inference_pb2
 
@@ -65,10 +72,14 @@ def with_routes() -> FastAPI:
         title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
     )
     app.include_router(router)
+    app.include_router(messages_routes.router)
     app.include_router(vector_routes.router)
     app.include_router(files_routes.router)
     app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
+    app.include_router(operation_routes.router)
+    app.include_router(sglang_routes.router)
+    app.include_router(unserved.router)
     return app
 
 
@@ -111,19 +122,31 @@ def _generation(
     )
 
 
-@router.get("/v1/models", tags=["models"])
-async def list_models(request: Request) -> ModelList:
-    """The served names."""
-    return ModelList(data=[_model(model) for model in await gateway_of(request).list_models()])
+@router.get(
+    "/v1/models",
+    tags=["models"],
+    responses=openapi.responses_by_client(ModelList, ModelPage),
+)
+async def list_models(request: Request) -> Response:
+    """What is served; with the header `anthropic-version` as Anthropic's clients list it."""
+    models = await gateway_of(request).list_models()
+    if request_context(request.scope).speaks_anthropic:
+        return json_response(model_page(models))
+    return json_response(ModelList(data=[_model(model) for model in models]))
 
 
-@router.get("/v1/models/{model:path}", tags=["models"])
-async def retrieve_model(request: Request, model: str) -> Model:
-    """What is known of a served name."""
+@router.get(
+    "/v1/models/{model:path}",
+    tags=["models"],
+    responses=openapi.responses_by_client(Model, ModelInfo),
+)
+async def retrieve_model(request: Request, model: str) -> Response:
+    """One of the served models."""
     models = await gateway_of(request).list_models()
     for served in models:
         if served.id == model:
-            return _model(served)
+            speaks_anthropic = request_context(request.scope).speaks_anthropic
+            return json_response(model_info(served) if speaks_anthropic else _model(served))
     names = ", ".join(served.id for served in models)
     raise ApiError(404, f"no model {model!r}; served: {names}", param="model", code="model_not_found")
 
@@ -133,6 +156,7 @@ def _model(model: inference_pb2.Model) -> Model:
 
 
 @router.post("/tokenize", tags=["tokens"])
+@router.post("/v1/tokenize", tags=["tokens"])
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     """Text or messages to token ids, exactly as a completion would see them."""
     gateway = gateway_of(request)
@@ -146,11 +170,15 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
 
 
 @router.post("/detokenize", tags=["tokens"])
+@router.post("/v1/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     """Token ids to text."""
-    upstream = inference_pb2.DetokenizeRequest(model=body.model or "", token_ids=body.tokens)
+    upstream = inference_pb2.DetokenizeRequest(
+        model=body.model or "", token_ids=body.tokens, skip_special_tokens=bool(body.skip_special_tokens)
+    )
     gateway = gateway_of(request)
-    return DetokenizeResponse(prompt=(await gateway.call(gateway.inference.Detokenize, upstream)).text)
+    text = (await gateway.call(gateway.inference.Detokenize, upstream)).text
+    return DetokenizeResponse(prompt=text, text=text)
 
 
 @router.get("/livez", tags=["operation"])
@@ -166,6 +194,8 @@ _READY: openapi.Responses = {
 
 
 @router.get("/health", tags=["operation"], responses=_READY)
+@router.get("/ping", tags=["operation"], responses=_READY)
+@router.post("/ping", tags=["operation"], responses=_READY)
 @router.get("/readyz", tags=["operation"], responses=_READY)
 async def ready(request: Request) -> Response:
     """Whether a request would be served, by the whole line. Needs no key."""

@@ -1,4 +1,8 @@
-"""Errors in the shape an OpenAI client expects: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in the shape that the client expects.
+
+OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type": "error", "error": {"type", "message"},
+"request_id"}.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +12,18 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
+from starlette.types import Scope
 
 from pagewire.gateway.encoding import json_response
+from pagewire.gateway.messages.responses import (
+    NO_THREADS,
+    MessagesError,
+    MessagesErrorDetail,
+    MessagesErrorDetails,
+    MessagesErrorType,
+)
+from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.responses import ErrorDetail, ErrorResponse
 from pagewire.rpc import RpcError
 
@@ -24,7 +38,18 @@ _TYPES = {
     409: "conflict_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
+    501: "not_supported_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+_ANTHROPIC_TYPES: Mapping[int, MessagesErrorType] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
     504: "timeout_error",
 }
 
@@ -59,6 +84,13 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "server_error")
         return ErrorResponse(error=ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code))
 
+    def anthropic_body(self, request_id: str) -> MessagesError:
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        detail = MessagesErrorDetail(type=kind, message=self.message)
+        if self.code == NO_THREADS:
+            detail.details = MessagesErrorDetails(error_code=self.code, unsupported=[self.param or ""])
+        return MessagesError(error=detail, request_id=request_id)
+
 
 def from_rpc(error: RpcError) -> ApiError:
     """The HTTP error of a gRPC status. Statuses that no client can cause are 500."""
@@ -67,35 +99,38 @@ def from_rpc(error: RpcError) -> ApiError:
     return ApiError(status, error.message, param=param, code=_OPENAI_CODES.get(error.code))
 
 
-def error_response(error: ApiError) -> Response:
-    headers = {}
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """In the shape of the API that the request of this scope speaks."""
+    context, headers = request_context(scope), {}
     if error.status in (429, 503):
         headers["retry-after"] = str(RETRY_AFTER_S)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return json_response(error.body(), error.status, headers)
+    body = error.anthropic_body(context.request_id) if context.speaks_anthropic else error.body()
+    return json_response(body, error.status, headers)
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Every error that a route or the router raises leaves in OpenAI's shape."""
+    """Every error that a route or the router raises leaves as error_response() says it."""
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> Response:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     @app.exception_handler(grpc.aio.AioRpcError)
     async def on_rpc_error(request: Request, error: grpc.aio.AioRpcError) -> Response:
-        return error_response(from_rpc(RpcError.from_call(error)))
+        return error_response(from_rpc(RpcError.from_call(error)), request.scope)
 
     @app.exception_handler(UnicodeEncodeError)
     async def on_unicode_error(request: Request, error: UnicodeEncodeError) -> Response:
         # JSON can escape half a surrogate pair; no message on the wire can carry it.
         half = ascii(error.object[error.start])
-        return error_response(ApiError(400, f"the body holds {half}, half a surrogate pair: not valid Unicode text"))
+        message = f"the body holds {half}, half a surrogate pair: not valid Unicode text"
+        return error_response(ApiError(400, message), request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
-        return error_response(from_validation(error.errors(), error.body))
+        return error_response(from_validation(error.errors(), error.body), request.scope)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
@@ -104,9 +139,19 @@ def install_handlers(app: FastAPI) -> None:
             message = f"no route {request.method} {request.url.path}; see /docs"
         elif error.status_code == 405:
             message = f"{request.url.path} does not take {request.method}"
-        response = error_response(ApiError(error.status_code, message))
+        response = error_response(ApiError(error.status_code, message), request.scope)
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            methods = {*response.headers.get("allow", "").split(", "), *_documented_methods(request)} - {""}
+            response.headers["allow"] = ", ".join(sorted(methods))
         return response
+
+
+def _documented_methods(request: Request) -> set[str]:
+    """What the path takes, by all its routes; the router knows of the first one."""
+    paths: Mapping[str, Mapping[str, Any]] = request.app.openapi()["paths"]
+    taken = (methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path))
+    return {method.upper() for methods in taken for method in methods}
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
@@ -126,6 +171,20 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiErr
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     messages = dict.fromkeys(message for other, message in located if other == path)
     return ApiError(400, f"{param}: {', or '.join(messages)}", param=param)
+
+
+def with_integers(errors: Sequence[Mapping[str, Any]], body: object) -> bool:
+    """Whether numbers such as 16.0 stand where integers belong, which to JSON they are: puts these there."""
+    found = False
+    for path in {_path(error, body) for error in errors if error["type"] == "int_type"}:
+        holder: Any = body
+        for part in path[:-1]:
+            holder = holder[part]
+        # The first wrong one of a list is told, so all of it is looked at.
+        for key in range(len(holder)) if isinstance(holder, list) else path[-1:]:
+            if isinstance(value := holder[key], float) and value.is_integer():
+                holder[key], found = int(value), True
+    return found
 
 
 def _path(error: Mapping[str, Any], body: object) -> tuple[str | int, ...]:

@@ -17,7 +17,10 @@ from pagewire.gateway.answer import Head
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
-from pagewire.gateway.middleware import GracefulShutdown, request_context
+from pagewire.gateway.middleware import GracefulShutdown
+from pagewire.gateway.request_context import request_context
+from pagewire.gateway.responses.background import Background
+from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.searches import Searches
 from pagewire.gateway.store import Bound, Store
@@ -50,6 +53,8 @@ class Gateway:
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout)
+        log = OutputLog(store, config.response_store_size, config.response_store_ttl)
+        self.background = Background(self.link, store, self.responses, log)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.searches = Searches(self.inference, self.call_to_its_end)
         self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Coroutine
 from email.message import Message
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -14,8 +14,10 @@ from starlette.responses import Response
 
 from pagewire.gateway import openapi
 from pagewire.gateway.encoding import json_response
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.errors import ApiError, with_integers
 from pagewire.gateway.schema.responses import Body
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class JsonRoute(APIRoute):
@@ -49,21 +51,24 @@ class JsonRoute(APIRoute):
         async def handle(request: Request) -> Response:
             arguments = dict(request.path_params)
             if query is not None:
-                arguments["query"] = _parse(query, dict(request.query_params))
+                arguments["query"] = parse(query, dict(request.query_params))
             if model is not None:
-                arguments["body"] = _parse(model, await _read(request))
+                arguments["body"] = parse(model, await _read(request))
             answer = await endpoint(request=request, **arguments)
             return json_response(answer) if isinstance(answer, Body) else answer
 
         return handle
 
 
-def _parse(model: type[BaseModel], body: Any) -> BaseModel:
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        raise RequestValidationError(located, body=body) from None
+def parse(model: type[Model], body: Any) -> Model:
+    """Raises RequestValidationError, or ApiError."""
+    while True:
+        try:
+            return model.model_validate(body)
+        except ValidationError as error:
+            located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+            if not with_integers(located, body):
+                raise RequestValidationError(located, body=body) from None
 
 
 async def _read(request: Request) -> Any:

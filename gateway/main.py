@@ -97,6 +97,7 @@ async def serve(
     )
     link = asyncio.create_task(gateway.link.run())
     batches = asyncio.create_task(worker.run())
+    background = asyncio.create_task(gateway.background.run())
     serving = asyncio.create_task(server.serve([sock]))
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
@@ -105,11 +106,12 @@ async def serve(
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from (link if link.done() else serving).exception()
         worker.stop()
+        await rpc.cancel([background])  # others go on with what it did
         await _drain(gateway, config.shutdown_timeout)
         server.should_exit = True
         await serving
     finally:
-        await rpc.cancel([stopped, serving, batches, link])
+        await rpc.cancel([stopped, serving, batches, background, link])
         await gateway.channel.close()
         await store.close()
 

@@ -7,7 +7,6 @@ import asyncio
 import hmac
 import logging
 import re
-import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -19,40 +18,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
+from pagewire.gateway.request_context import RequestContext, add_context, request_context
 from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-PROBES = frozenset({"/health", "/livez", "/readyz"})
+PROBES = frozenset({"/health", "/livez", "/ping", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
-_SCOPE_KEY = "pagewire.request"
 # nginx's status for a client that went away before its answer; never on the wire.
 CLIENT_GONE = 499
-
-
-class RequestContext:
-    """One HTTP request and its response, as the log and the metrics see them."""
-
-    __slots__ = ("note", "request_id", "send", "started", "status")
-
-    def __init__(self, request_id: str, send: Send) -> None:
-        """send: the server's own, for a body whose head has passed through everything between."""
-        self.request_id = request_id
-        self.send = send
-        self.started = time.monotonic()
-        self.status = 0
-        self.note = ""
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.started
-
-
-def request_context(scope: Scope) -> RequestContext:
-    context: RequestContext = scope[_SCOPE_KEY]
-    return context
 
 
 class GracefulShutdown:
@@ -93,8 +69,9 @@ class RequestMiddleware:
             return
         headers = dict(scope["headers"])
         given_id = headers.get(b"x-request-id", b"").decode("latin-1")
-        context = RequestContext(given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex, send)
-        scope[_SCOPE_KEY] = context
+        request_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
+        context = RequestContext(request_id, send, speaks_anthropic=_speaks_anthropic(scope["path"], headers))
+        add_context(scope, context)
         quiet = scope["path"] in _QUIET
         metrics.HTTP_IN_FLIGHT.inc()
         if not quiet:
@@ -110,7 +87,7 @@ class RequestMiddleware:
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         refusal = self._refuse(scope["path"], headers)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope)(scope, receive, send)
             return
         try:
             await self._app(scope, _limited(receive, self._body_limit(scope["path"])), send)
@@ -122,15 +99,15 @@ class RequestMiddleware:
             if context.status:
                 # The head is out: the cut connection is all that can still tell the client.
                 raise
-            await error_response(ApiError(500, "internal error; the gateway's log has the cause"))(scope, receive, send)
+            error = ApiError(500, "internal error; the gateway's log has the cause")
+            await error_response(error, scope)(scope, receive, send)
 
     def _refuse(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         if path in PROBES:
             return None
-        if self._api_key is not None and not self._authorized(headers.get(b"authorization", b"")):
-            return ApiError(
-                401, "missing or wrong API key: send the header Authorization: Bearer KEY", code="invalid_api_key"
-            )
+        if self._api_key is not None and not self._authorized(headers):
+            message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+            return ApiError(401, message, code="invalid_api_key")
         if self._shutdown.begun and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
         length = headers.get(b"content-length", b"0")
@@ -141,10 +118,17 @@ class RequestMiddleware:
     def _body_limit(self, path: str) -> int:
         return self._body_limits.get(path, MAX_BODY_BYTES)
 
-    def _authorized(self, authorization: bytes) -> bool:
-        scheme, _, key = authorization.partition(b" ")
+    def _authorized(self, headers: dict[bytes, bytes]) -> bool:
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = [bearer] if scheme.lower() == b"bearer" else []
+        given.append(headers.get(b"x-api-key", b""))
         assert self._api_key is not None
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
+        return any(hmac.compare_digest(key.strip(), self._api_key) for key in given)
+
+
+def _speaks_anthropic(path: str, headers: dict[bytes, bytes]) -> bool:
+    """Anthropic's clients say so on all routes; those that are Anthropic's alone need no header."""
+    return b"anthropic-version" in headers or path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def _too_large(limit: int) -> str:
@@ -170,7 +154,10 @@ def _sender(context: RequestContext, send: Send) -> Send:
     async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
             context.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", context.request_id.encode())]
+            request_id = context.request_id.encode()
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            if context.speaks_anthropic:
+                message["headers"].append((b"request-id", request_id))
         await send(message)
 
     return sender

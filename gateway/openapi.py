@@ -6,12 +6,15 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from pagewire.gateway.messages.responses import MessagesError
 from pagewire.gateway.schema.responses import Body, ErrorResponse
+from pagewire.sampling_params import INT64_MAX
 
 DESCRIPTION = """
-OpenAI-compatible API of a Pagewire server, with vLLM's extensions.
+OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
 
-With `--api-key`, every route but `/livez`, `/readyz` and `/health` needs the header `Authorization: Bearer KEY`.
+With `--api-key`, every route but `/livez`, `/readyz`, `/health` and `/ping` needs the header
+`Authorization: Bearer KEY`, or `x-api-key: KEY`.
 A parameter that is not supported is refused by name, never ignored; `null` means unset.
 `X-Request-Id` is taken from the request, or made, and returned.
 """
@@ -25,8 +28,23 @@ def content(body: type[Body], media_type: str = "application/json") -> dict[str,
     return {media_type: {"schema": {"$ref": _REF.format(name=body.__name__)}}}
 
 
+def content_of(bodies: Sequence[type[Body]], media_type: str = "application/json") -> dict[str, Any]:
+    """One of them."""
+    return {media_type: {"schema": {"anyOf": [{"$ref": _REF.format(name=body.__name__)} for body in bodies]}}}
+
+
 def response(body: type[Body], description: str = "The answer.") -> dict[str, Any]:
     return {"description": description, "content": content(body)}
+
+
+def responses_by_client(openai: type[Body], anthropic: type[Body]) -> Responses:
+    """Of a route that answers clients of both APIs in their own way, and documents errors in theirs."""
+    answer = {"description": "The answer.", "content": content_of((openai, anthropic))}
+    errors = {
+        status: {"description": meaning, "content": content_of((ErrorResponse, MessagesError))}
+        for status, meaning in _ERRORS.items()
+    }
+    return {200: answer, **errors}
 
 
 def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
@@ -44,6 +62,15 @@ def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Response
     return {200: answer}
 
 
+def native_responses(output: type[Body]) -> Responses:
+    """Of a route that answers with one `output` or a list of them, or streams events of which each carries one."""
+    one = {"$ref": _REF.format(name=output.__name__)}
+    answer = response(output, "An output, or a list of them; with `stream: true` as events, and at last `[DONE]`.")
+    answer["content"]["application/json"]["schema"] = {"anyOf": [one, {"type": "array", "items": one}]}
+    answer["content"] |= content(output, "text/event-stream")
+    return {200: answer}
+
+
 _ERRORS: dict[int | str, str] = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
@@ -56,7 +83,9 @@ _ERRORS: dict[int | str, str] = {
     "default": "Any other error.",
 }
 
+
 ERROR_RESPONSES: Responses = {status: response(ErrorResponse, meaning) for status, meaning in _ERRORS.items()}
+MESSAGES_ERROR_RESPONSES: Responses = {status: response(MessagesError, meaning) for status, meaning in _ERRORS.items()}
 
 
 class DocumentedApp(FastAPI):
@@ -69,14 +98,29 @@ class DocumentedApp(FastAPI):
                 if name in schemas:
                     raise ValueError(f"a request and a response are both called {name}: rename one of them")
                 schemas[name] = schema
+            _make_bounds_exact(schemas)
         document: dict[str, Any] = super().openapi()
         return document
+
+
+def _make_bounds_exact(value: Any) -> None:
+    """FastAPI makes all bounds floats, of which none is the greatest integer of 64 bits."""
+    if isinstance(value, dict):
+        if value.get("type") == "integer":
+            for name, exact in (("minimum", max), ("maximum", min)):
+                if isinstance(bound := value.get(name), float):
+                    value[name] = exact(int(bound), -INT64_MAX - 1 if exact is max else INT64_MAX)
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        _make_bounds_exact(one)
 
 
 def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     bodies = Body.__subclasses__()
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REF)
     for body in bodies:
+        if body.__name__ not in schemas:
+            raise ValueError(f"two responses are called {body.__name__}: rename one of them")
         schema = schemas[body.__name__]
         # A default saves the server from saying it each time; only what may be UNSET is ever left out.
         fields = msgspec.structs.fields(body)

@@ -70,7 +70,7 @@ class PendingChoice(LinkedRequest):
 
     def to_submit(self) -> NumberedRequest:
         submit = NumberedRequest(number=self.number, request=self.request)
-        if self.was_sent:
+        if self.was_sent or self.prompt_token_ids:
             metrics.RESUBMISSIONS.inc()
             submit.request.resubmitted = True
             if self.prompt_token_ids:
@@ -82,6 +82,12 @@ class PendingChoice(LinkedRequest):
 
     def fail(self, error: RpcError) -> None:
         self.reply.fail(error)
+
+    def add_earlier(self, response: GenerateResponse) -> None:
+        """Notes an output of an attempt that another process made."""
+        noted = GenerateResponse()
+        noted.CopyFrom(response)
+        self.add_response(noted)
 
     def add_response(self, response: GenerateResponse) -> None:
         """Notes what has arrived, and leaves in the response what it means for the client."""

@@ -26,8 +26,12 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
         """recovery_timeout: seconds without the tokenizer service after which generations end with UNAVAILABLE."""
         super().__init__("tokenizer service", InferenceServiceStub(channel).Connect, recovery_timeout)
 
-    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
+    def generate(
+        self, requests: Sequence[GenerateRequest], *, streaming: bool, earlier: Sequence[GenerateResponse] = ()
+    ) -> Reply:
         """Starts one generation per request; they wait for a tokenizer that is away for a moment.
+
+        earlier: all outputs of an earlier attempt at the one request, which goes on after them.
 
         Raises RpcError UNAVAILABLE when there has been none for recovery_timeout seconds, or never.
         """
@@ -35,6 +39,8 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "the tokenizer service cannot be reached; try again")
         reply = Reply(self._abort_all, requests, streaming=streaming)
         for choice in reply.choices:
+            for output in earlier:
+                choice.add_earlier(output)
             self.submit(choice)
         return reply
 

@@ -46,6 +46,7 @@ class Client:
         bad_words: Sequence[str] = (),
         truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
+        request_id: str = "",
         n: int = 1,
         best_of: int | None = None,
         beam_search: inference_pb2.BeamSearch | None = None,
@@ -69,6 +70,7 @@ class Client:
             bad_words=bad_words,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,
+            request_id=request_id,
             n=n,
             best_of=best_of,
             beam_search=beam_search,
@@ -139,6 +141,11 @@ class Client:
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
         return str((await self._unary(self._stub.Detokenize, request)).text)
+
+    async def abort(self, *request_ids: str) -> int:
+        """Ends generations by the ids of their requests, whoever sent them; returns how many there were."""
+        request = inference_pb2.AbortRequestsRequest(request_ids=request_ids)
+        return int((await self._unary(self._stub.AbortRequests, request)).num_aborted)
 
     async def models(self) -> list[inference_pb2.Model]:
         return list((await self._unary(self._stub.ListModels, inference_pb2.ListModelsRequest())).models)

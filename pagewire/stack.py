@@ -67,20 +67,26 @@ def run_for(config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, N
 
 
 async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, None, int]]) -> int:
-    working: asyncio.Task[int] | None = None
+    ready = asyncio.Event()
 
-    def begin() -> None:
-        nonlocal working
-        working = asyncio.create_task(work())
-        working.add_done_callback(lambda _: supervisor.stop())
+    async def until_stopped() -> int:
+        await ready.wait()
+        working, stopping = asyncio.create_task(work()), asyncio.create_task(supervisor.wait_stopping())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        supervisor.stop()
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait({working})
+        return 130 if working.cancelled() else working.result()
 
+    serving_for = asyncio.create_task(until_stopped())
     try:
-        await supervisor.run(begin)
+        await supervisor.run(ready.set)
     finally:
-        if working is not None and not working.done():
-            working.cancel()
-            await asyncio.wait([working])
-    return 130 if working is None or working.cancelled() else working.result()
+        if not ready.is_set():
+            serving_for.cancel()
+        await asyncio.wait({serving_for})
+    return 130 if serving_for.cancelled() else serving_for.result()
 
 
 def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:

@@ -167,6 +167,10 @@ class Supervisor:
         """Has run() stop everything and return."""
         self._stop.set()
 
+    async def wait_stopping(self) -> None:
+        """Until stop() or a signal."""
+        await self._stop.wait()
+
     async def _stop_all(self) -> None:
         if self._stop_together:
             await asyncio.gather(*(keeper.stop(self._stop_timeout) for keeper in self._keepers))

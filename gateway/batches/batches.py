@@ -23,6 +23,10 @@ from pagewire.gateway.files.schema import MAX_EXPIRY_S
 from pagewire.gateway.files.upload import storage_error
 from pagewire.gateway.store import Document, Lease, Store
 
+ENDED = ("completed", "failed", "expired", "cancelled")
+# Of a batch that has ended.
+KEPT_S = 90 * 86400.0
+
 
 class Record(msgspec.Struct, kw_only=True):
     """A batch in the store: what clients see of it, and what they do not."""
@@ -59,8 +63,6 @@ class Batches:
             raise
         if file.purpose != "batch":
             raise ApiError(400, f"the purpose of {file.id} is {file.purpose!r}, not 'batch'", param="input_file_id")
-        # The batch's own from now on, whatever becomes of the file.
-        await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
         batch = Batch(
             id=id,
             endpoint=request.endpoint,
@@ -73,8 +75,13 @@ class Batches:
         )
         expiry = request.output_expires_after.seconds if request.output_expires_after else MAX_EXPIRY_S
         record = Record(batch=batch, output_file_id=new_id(), error_file_id=new_id(), output_expiry=expiry)
-        await self._documents.put(id, msgspec.json.encode(record))
-        await self.jobs.add(id)
+        # The batch's own from now on, whatever becomes of the file.
+        await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
+        try:
+            await self._documents.put(id, msgspec.json.encode(record), jobs=self.jobs)
+        except BaseException:
+            self.working_file(id).unlink(missing_ok=True)
+            raise
         return batch
 
     async def get(self, id: str) -> Batch:
@@ -108,7 +115,8 @@ class Batches:
 
     async def save(self, record: Record, lease: Lease) -> None:
         """Raises LeaseLost if another process runs it now."""
-        await self._documents.put(record.batch.id, msgspec.json.encode(record), lease=lease)
+        expires_at = time.time() + KEPT_S if record.batch.status in ENDED else None
+        await self._documents.put(record.batch.id, msgspec.json.encode(record), expires_at=expires_at, lease=lease)
 
     async def _with_cancellation(self, batch: Batch) -> Batch:
         """The record is its owner's, who learns of a cancellation a moment later."""

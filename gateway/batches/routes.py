@@ -26,11 +26,13 @@ async def create_batch(request: Request, body: BatchRequest) -> Batch:
 
 @router.get("/v1/batches")
 async def list_batches(request: Request, query: Annotated[BatchQuery, Query()]) -> BatchList:
+    """All batches, the newest first."""
     return await gateway_of(request).batches.list(query)
 
 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve_batch(request: Request, batch_id: str) -> Batch:
+    """How far a batch is, and the files of its answers once it has ended."""
     return await gateway_of(request).batches.get(batch_id)
 
 

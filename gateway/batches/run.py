@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 REPORT_S = 1.0
 # Between looks for what is not there yet: the models, or files that a process which lost its lease has still open.
 LOOK_S = 1.0
+# All custom ids of a batch are in memory.
+MAX_REQUESTS = 200_000
 # Processes that died while they ran a batch, after which its remaining lines are taken for the cause.
 MAX_DEATHS = 20
 EXPIRED = "batch_expired", "the completion window ended before this request could be run"
@@ -91,7 +93,7 @@ class BatchRun:
 
     async def _validate(self) -> None:
         batch = self._batch
-        checked = await asyncio.to_thread(lines.check, self._input, [batch.endpoint])
+        checked = await asyncio.to_thread(lines.check, self._input, [batch.endpoint], MAX_REQUESTS)
         if checked.models and not checked.errors:
             lines.check_models(checked, await self._served())
         if checked.errors:

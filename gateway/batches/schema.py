@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from pagewire.gateway.files.schema import MAX_EXPIRY_S, ExpiresAfter
 from pagewire.gateway.schema.field import field, required
@@ -42,9 +42,9 @@ class BatchRequest(Parameters):
 
     input_file_id: Annotated[str, StringConstraints(min_length=1)] = required("gateway", "The id of an uploaded file.")
     endpoint: str = required("gateway", "The route that all its lines name.")
-    completion_window: Annotated[str, AfterValidator(_window)] = required(
-        "gateway", "`24h`, `30m`, `7d`: what is not done by then is not done. At most 30 days."
-    )
+    completion_window: Annotated[
+        str, AfterValidator(_window), WithJsonSchema({"type": "string", "pattern": f"^{_WINDOW.pattern}$"})
+    ] = required("gateway", "`24h`, `30m`, `7d`: what is not done by then is not done. At most 30 days.")
     metadata: (
         Annotated[
             dict[

@@ -24,16 +24,19 @@ async def create_file(request: Request) -> File:
 
 @router.get("/v1/files")
 async def list_files(request: Request, query: Annotated[FileQuery, Query()]) -> FileList:
+    """The files that were uploaded and those that batches have answered with."""
     return await gateway_of(request).files.list(query)
 
 
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(request: Request, file_id: str) -> File:
+    """What is known of a file."""
     return await gateway_of(request).files.get(file_id)
 
 
 @router.get("/v1/files/{file_id}/content", responses=_CONTENT)
 async def retrieve_file_content(request: Request, file_id: str) -> Response:
+    """The bytes of a file."""
     files = gateway_of(request).files
     file = await files.get(file_id)
     try:
@@ -50,5 +53,6 @@ async def retrieve_file_content(request: Request, file_id: str) -> Response:
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(request: Request, file_id: str) -> DeletedFile:
+    """Deletes a file. A batch that was created with it goes on."""
     await gateway_of(request).files.delete(file_id)
     return DeletedFile(id=file_id)

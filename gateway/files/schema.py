@@ -87,6 +87,10 @@ UPLOAD: dict[str, Any] = {
                             "default": MAX_EXPIRY_S,
                         },
                     },
+                    "dependentRequired": {
+                        "expires_after[anchor]": ["expires_after[seconds]"],
+                        "expires_after[seconds]": ["expires_after[anchor]"],
+                    },
                     "additionalProperties": False,
                 }
             }

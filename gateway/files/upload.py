@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -38,18 +38,7 @@ class Upload:
         self._is_file = False
         self._content = bytearray()
         self._complete = False
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._part_begins,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_ends,
-                "on_headers_finished": self._headers_end,
-                "on_part_data": self._part_data,
-                "on_end": self._end,
-            },
-        )
+        self._parser = self._make_parser(boundary)
 
     async def read(self, stream: AsyncIterator[bytes]) -> None:
         """Raises ApiError, 413 for a file that is too large, and OSError."""
@@ -70,6 +59,21 @@ class Upload:
             except UnicodeDecodeError:
                 raise ApiError(400, f"{name}: not valid UTF-8", param=name) from None
         await self._flush()
+
+    def _make_parser(self, boundary: bytes) -> MultipartParser:
+        callbacks: dict[str, Callable[..., None]] = {
+            "on_part_begin": self._part_begins,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_ends,
+            "on_headers_finished": self._headers_end,
+            "on_part_data": self._part_data,
+            "on_end": self._end,
+        }
+        try:
+            return MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+        except FormParserError as error:
+            raise ApiError(400, f"the boundary of the multipart/form-data cannot be used: {error}") from error
 
     async def _flush(self) -> None:
         content, self._content = self._content, bytearray()

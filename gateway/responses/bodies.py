@@ -141,6 +141,11 @@ class InputItemList(Body, kw_only=True):
     has_more: bool
 
 
+class InputTokens(Body, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class DeletedResponse(Body, kw_only=True):
     id: str
     object: Literal["response"] = "response"

@@ -50,6 +50,9 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
         elif isinstance(item, MessageItem):
             fresh = _assistant(messages, fits=_says_nothing)
             fresh.content = _content(item.content)
+    for one in messages:
+        if _says_nothing(one):
+            one.content = ""  # it has only thought; some templates fail over null
     if not messages:
         raise ApiError(400, "there is nothing to answer: give input", param="input")
     return messages

@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# All that could be included is there anyway. The official client writes the brackets.
+Include = Annotated[str | None, Field(None, alias="include[]", description="Changes nothing.")]
+
 
 class InputItemsQuery(BaseModel):
     """Which page of the items; `after` is the last id of the page before."""
@@ -14,6 +17,7 @@ class InputItemsQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
     include: str | None = None
+    include_list: Include
 
 
 class RetrieveQuery(BaseModel):
@@ -24,4 +28,5 @@ class RetrieveQuery(BaseModel):
     stream: bool = False
     starting_after: Annotated[int, Field(ge=0)] | None = None
     include: str | None = None
+    include_list: Include
     include_obfuscation: Literal["false"] | None = None

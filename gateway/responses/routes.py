@@ -5,28 +5,29 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from pagewire.gateway import openapi
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.gateway import gateway_of, head_of
+from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, json_response
+from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.responses.answer import ResponseAnswer
-from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, ModelResponse
+from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, InputTokens, ModelResponse
 from pagewire.gateway.responses.conversation import AnyItem, messages_of
 from pagewire.gateway.responses.events import EVENTS
 from pagewire.gateway.responses.items import MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
 from pagewire.gateway.responses.requests import CreateResponse
-from pagewire.gateway.responses.stored import Responses, new_id, store, stored_input
+from pagewire.gateway.responses.stored import Stored, new_id, store, stored_input
 from pagewire.gateway.responses.translate import generate_request, new_response
-from pagewire.gateway.responses.truncation import shortened
+from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
+_EVENT_STREAM = {name.decode(): value.decode() for name, value in EVENT_STREAM_HEADERS}
 _RESPONSE = openapi.event_responses(ModelResponse, EVENTS)
 
 
@@ -35,20 +36,14 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
     responses = gateway.responses
-    if body.background:
-        raise ApiError(400, "background is not supported yet", param="background", code="unsupported_parameter")
-    own = await responses.resolve(_items(body))
-    history = await responses.conversation(body.previous_response_id) if body.previous_response_id else []
-    items = [*history, *own]
-
-    def request_of(items: Sequence[AnyItem]) -> GenerateRequest:
-        return generate_request(body, messages_of(body.instructions, items))
-
-    generate = await shortened(gateway, items, request_of) if body.truncation == "auto" else request_of(items)
+    own, generate = await _read(gateway, body)
     head = replace(await head_of(request, body, "resp"), id=new_id())
     response = new_response(body, head.id, head.created, head.model)
-    answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))
     input = stored_input(head.id, own)
+    if body.background:
+        await gateway.background.add(response, input, generate)
+        return await _events(gateway, head.id, 0) if body.stream else json_response(response)
+    answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))
 
     async def keep() -> None:
         await responses.save(head.id, store(answer.response, input))
@@ -56,6 +51,26 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
     return GenerationResponse(
         gateway.link, [generate], answer, stream=bool(body.stream), ended=keep if response.store else None
     )
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(request: Request, body: CreateResponse) -> InputTokens:
+    """How many tokens the prompt of a response would have, without its images."""
+    gateway = gateway_of(request)
+    _, generate = await _read(gateway, body)
+    return InputTokens(input_tokens=(await count_tokens(gateway, generate))[0])
+
+
+async def _read(gateway: Gateway, body: CreateResponse) -> tuple[list[AnyItem], GenerateRequest]:
+    """The items of the input, and the request for what follows the whole conversation."""
+    own = await gateway.responses.resolve(_items(body))
+    history = await gateway.responses.conversation(body.previous_response_id) if body.previous_response_id else []
+    items = [*history, *own]
+
+    def request_of(items: Sequence[AnyItem]) -> GenerateRequest:
+        return generate_request(body, messages_of(body.instructions, items))
+
+    return own, await shortened(gateway, items, request_of) if body.truncation == "auto" else request_of(items)
 
 
 def _items(body: CreateResponse) -> list[AnyItem]:
@@ -66,15 +81,23 @@ def _items(body: CreateResponse) -> list[AnyItem]:
 
 @router.get("/v1/responses/{response_id}", responses=_RESPONSE)
 async def retrieve_response(request: Request, response_id: str, query: Annotated[RetrieveQuery, Query()]) -> Response:
-    """A stored response."""
-    stored = await _responses(request).get(response_id)
-    return Response(stored.response, media_type="application/json")
+    """A stored response; with `stream=true` the events of one in the background, also while it is generated."""
+    gateway = gateway_of(request)
+    if query.stream:
+        return await _events(gateway, response_id, 0 if query.starting_after is None else query.starting_after + 1)
+    return _told(await gateway.responses.get(response_id))
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
-    await _responses(request).delete(response_id)
+    await gateway_of(request).background.delete(response_id)
     return DeletedResponse(id=response_id)
+
+
+@router.post("/v1/responses/{response_id}/cancel", responses={200: openapi.response(ModelResponse)})
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Ends a response in the background; what it has said until then stays."""
+    return _told(await gateway_of(request).background.cancel(response_id))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -82,8 +105,12 @@ async def list_input_items(
     request: Request, response_id: str, query: Annotated[InputItemsQuery, Query()]
 ) -> InputItemList:
     """What was given as input to this response alone, in its long form."""
-    return await _responses(request).input_items(response_id, query)
+    return await gateway_of(request).responses.input_items(response_id, query)
 
 
-def _responses(request: Request) -> Responses:
-    return gateway_of(request).responses
+def _told(stored: Stored) -> Response:
+    return Response(stored.response, media_type="application/json")
+
+
+async def _events(gateway: Gateway, id: str, first: int) -> Response:
+    return StreamingResponse(await gateway.background.events(id, first, gateway.shutdown), headers=_EVENT_STREAM)

@@ -33,6 +33,7 @@ class Stored(msgspec.Struct, gc=False):
     previous: str | None = None
     request: bytes = b""  # GenerateRequest of a response in the background
     logprobs: bool = False  # told of text
+    num_outputs: int = 0  # of a response in the background that has ended
 
 
 class Responses:
@@ -82,8 +83,8 @@ class Responses:
         param, code = "previous_response_id", "previous_response_not_found"
         if (stored := await self.find(id)) is None:
             raise ApiError(400, f"no response {id!r} to continue from: {self._why()}", param=param, code=code)
-        if (status := status_of(stored)) in ("queued", "in_progress"):
-            raise ApiError(400, f"response {id!r} is still {status}: wait for its end, or cancel it", param=param)
+        if not has_ended(stored):
+            raise ApiError(400, f"response {id!r} is still {status_of(stored)}: wait for its end", param=param)
         return stored
 
     async def resolve(self, items: Sequence[AnyItem]) -> list[AnyItem]:
@@ -143,6 +144,10 @@ def new_id() -> str:
 
 def status_of(stored: Stored) -> str:
     return msgspec.json.decode(stored.response, type=_Status).status
+
+
+def has_ended(stored: Stored) -> bool:
+    return status_of(stored) not in ("queued", "in_progress")
 
 
 class _Status(msgspec.Struct):

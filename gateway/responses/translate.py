@@ -41,7 +41,8 @@ def generate_request(body: CreateResponse, messages: Sequence[Message]) -> Gener
     try:
         (request,) = chat_requests(chat)
     except ApiError as error:
-        raise ApiError(error.status, error.message, param=_own_name(error.param), code=error.code) from None
+        message = error.message.replace("response_format", "text.format")
+        raise ApiError(error.status, message, param=_own_name(error.param), code=error.code) from None
     return request
 
 

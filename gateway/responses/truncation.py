@@ -37,11 +37,16 @@ def _is_message_of(item: AnyItem, *roles: str) -> bool:
     return isinstance(item, MessageItem) and item.role in roles
 
 
-async def _fits(gateway: Gateway, request: GenerateRequest) -> bool:
-    """Without room for max_output_tokens, one token is enough."""
+async def count_tokens(gateway: Gateway, request: GenerateRequest) -> tuple[int, int]:
+    """(tokens of the prompt without its images, the most that prompt and output may have; 0 = not known)."""
     tokenize = TokenizeRequest(model=request.model, chat=request.chat)
     if request.HasField("add_special_tokens"):
         tokenize.add_special_tokens = request.add_special_tokens
     answer = await gateway.call(gateway.inference.Tokenize, tokenize)
-    room = request.sampling_params.max_tokens or 1
-    return not answer.max_model_len or len(answer.token_ids) + room <= answer.max_model_len
+    return len(answer.token_ids), answer.max_model_len
+
+
+async def _fits(gateway: Gateway, request: GenerateRequest) -> bool:
+    """Where max_output_tokens is unset, there must be room for one."""
+    count, limit = await count_tokens(gateway, request)
+    return not limit or count + (request.sampling_params.max_tokens or 1) <= limit

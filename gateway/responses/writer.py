@@ -189,7 +189,7 @@ class ResponseWriter:
         if finish_reason == common_pb2.FINISH_REASON_ERROR:
             self.fail(ApiError(500, "the engine failed; its log has the cause"))
         elif finish_reason == common_pb2.FINISH_REASON_ABORT:
-            self.cancel()
+            self.cancel(usage)
         elif finish_reason == common_pb2.FINISH_REASON_LENGTH:
             response.incomplete_details = IncompleteDetails("max_output_tokens")
             self._end("incomplete")
@@ -197,7 +197,8 @@ class ResponseWriter:
             response.completed_at = int(now)
             self._end("completed")
 
-    def cancel(self) -> None:
+    def cancel(self, usage: ResponseUsage | None) -> None:
+        self.response.usage = usage
         self._end("cancelled")
 
     def fail(self, error: ApiError) -> None:

@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     StringConstraints,
+    WithJsonSchema,
     create_model,
     model_validator,
 )
@@ -62,6 +63,19 @@ def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
         if value not in LOGIT_BIAS:
             raise ValueError(f"the bias of token {token_id} must be {LOGIT_BIAS}, not {value:g}")
     return bias
+
+
+LogitBias = Annotated[
+    dict[str, float],
+    AfterValidator(_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": LOGIT_BIAS.minimum, "maximum": LOGIT_BIAS.maximum},
+        }
+    ),
+]
 
 
 class Parameters(BaseModel):
@@ -222,7 +236,7 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
     early_stopping: bool | None = field("tokenizer", "Of beam search: end as soon as `n` outputs have ended.", False)
     stream: bool | None = field("gateway", "Send events as the output grows.", False)
     stream_options: StreamOptions | None = field("gateway", "Only with `stream`.")
-    logit_bias: Annotated[dict[str, float], AfterValidator(_logit_bias)] | None = field(
+    logit_bias: LogitBias | None = field(
         "executor", "Token ids in decimal -> -100 to 100, added to their logits. " + EAGER
     )
     stop: StopString | list[StopString] | None = field(
@@ -376,3 +390,4 @@ class TokenizeRequest(ChatPromptParameters):
 class DetokenizeRequest(Parameters):
     model: str | None = field("tokenizer", MODEL)
     tokens: list[TokenId] = required("tokenizer", "Token ids.")
+    skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", False)

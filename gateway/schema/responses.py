@@ -267,7 +267,10 @@ class TokenizeResponse(Body):
 
 
 class DetokenizeResponse(Body):
+    """The text, as vLLM's and as SGLang's clients look for it."""
+
     prompt: str
+    text: str
 
 
 class Health(Body):

@@ -15,6 +15,7 @@ class Refused(NamedTuple):
 
     why: str
     harmless: tuple[Any, ...] = ()
+    code: str = "unsupported_parameter"
 
 
 _CHAT_ONLY = "it is for chats"
@@ -123,7 +124,7 @@ def check_names(
             param, refused = where + name, unsupported[name]
             default = f" (only {refused.harmless[0]!r} or null)" if refused.harmless else ""
             message = f"parameter {param!r} is not supported{default}: {refused.why}"
-            raise ApiError(400, message, param=param, code="unsupported_parameter")
+            raise ApiError(400, message, param=param, code=refused.code)
     return kept
 
 

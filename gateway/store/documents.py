@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.store.database import Database
-from pagewire.gateway.store.jobs import Lease, check_held
+from pagewire.gateway.store.jobs import Jobs, Lease, check_held
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,16 @@ class Documents:
         self._collection = collection
         self._bound = bound
 
-    async def put(self, id: str, value: bytes, *, expires_at: float | None = None, lease: Lease | None = None) -> None:
-        """Adds or replaces. lease: written only while it is held.
+    async def put(
+        self,
+        id: str,
+        value: bytes,
+        *,
+        expires_at: float | None = None,
+        lease: Lease | None = None,
+        jobs: Jobs | None = None,
+    ) -> None:
+        """Adds or replaces. lease: written only while it is held. jobs: adds one of the same id, or neither.
 
         Raises LeaseLost, or ApiError 413 if the value alone is larger than the bound.
         """
@@ -57,8 +65,12 @@ class Documents:
             )
             if self._bound is not None:
                 self._make_room(connection, self._bound)
+            if jobs is not None:
+                jobs.insert(connection, id)
 
         await self._database.write(work)
+        if jobs is not None:
+            jobs.wake()
 
     async def get(self, id: str) -> Document | None:
         return await self._database.read(lambda connection: self._get(connection, id))

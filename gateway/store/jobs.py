@@ -54,8 +54,15 @@ class Jobs:
 
     async def add(self, id: str) -> None:
         """Some process will take it, this one at once if it waits in next()."""
-        statement = "INSERT INTO jobs (kind, id) VALUES (?, ?)"
-        await self._database.write(lambda connection: connection.execute(statement, (self._kind, id)))
+        await self._database.write(lambda connection: self.insert(connection, id))
+        self.wake()
+
+    def insert(self, connection: sqlite3.Connection, id: str) -> None:
+        """add() within a transaction; wake() follows it."""
+        connection.execute("INSERT INTO jobs (kind, id) VALUES (?, ?)", (self._kind, id))
+
+    def wake(self) -> None:
+        """Has next() look at once."""
         self._added.set()
 
     async def next(self) -> Lease:

@@ -11,10 +11,13 @@ from pagewire.gateway.store.jobs import LEASE_S, POLL_S, Jobs
 
 def data_directory(given: str | None, port: int) -> Path:
     """Where the gateways of this REST port keep their data: --data-dir, else a directory of the user for this port, so
-    that several stacks of one user do not meet in it."""
+    that several stacks of one user do not meet in it. Raises StartupError if the user has none."""
     if given is not None:
         return Path(given).expanduser().absolute()
-    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    try:
+        home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    except RuntimeError as error:
+        raise StartupError(f"no directory for the gateway's data ({error}): name one with --data-dir") from error
     return Path(home) / "pagewire" / f"gateway-{port}"
 
 

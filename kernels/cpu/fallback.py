@@ -282,6 +282,11 @@ class TokenGroups:
         masses[index, group] = exponents.clamp_(min=-80).exp_().sum(-1).numpy()
         return masses
 
+    def num_above(self, bound: np.ndarray) -> np.ndarray:
+        line, group = (self.maxima > bound[:, None]).nonzero()
+        counts = (self.members(line, group) > bound[line, None]).sum(-1)
+        return np.bincount(line, counts, minlength=len(bound)).astype(np.int64)
+
     def members(self, line: np.ndarray, group: np.ndarray) -> np.ndarray:
         return self._groups[line, group]
 

@@ -39,6 +39,10 @@ class TokenGroups(Protocol):
         """
         ...
 
+    def num_above(self, bound: np.ndarray) -> np.ndarray:
+        """int64 [L]: how many values are greater than bound [L], groups with NaN left out."""
+        ...
+
     def members(self, line: np.ndarray, group: np.ndarray) -> np.ndarray:
         """[N, GROUP_SIZE]: the values of the groups group [N] of the lines line [N]."""
         ...
@@ -269,8 +273,7 @@ def token_logprobs(
     groups = make_groups(logits, lines, ones)
     chosen = token_ids.numpy()
     chosen_logits = groups.members(lines, chosen // GROUP_SIZE)[lines, chosen % GROUP_SIZE]
-    above, _, _ = _at_least(groups, lines, np.nextafter(chosen_logits, _INF))
-    ranks = np.bincount(above, minlength=len(lines)) + 1
+    ranks = groups.num_above(chosen_logits) + 1
 
     highest = groups.maxima.max(-1)
     origin = _exp_origin(highest)

@@ -13,6 +13,7 @@ from pagewire.kernels.reference.sampling import GROUP_SIZE
 _LINES = (I, P, L, P, P, L, L)
 _group_maxima = bind("group_maxima", *_LINES, P, I)
 _group_masses = bind("group_masses", *_LINES, *[P] * 4, I)
+_group_counts = bind("group_counts", *_LINES, *[P] * 3, I)
 _group_members = bind("group_members", *_LINES, P, P, L, P)
 _sample_greedy = bind("sample_greedy", I, P, L, L, L, P, P, P, L, P, I, P, P, I)
 
@@ -39,6 +40,18 @@ class TokenGroups:
             self._threads(len(lines)),
         )
         return masses
+
+    def num_above(self, bound: np.ndarray) -> np.ndarray:
+        bound = np.ascontiguousarray(bound, np.float32)
+        counts = np.empty(self.maxima.shape, dtype=np.int32)
+        _group_counts(
+            *self._arguments(self._lines, self._scales),
+            self.maxima.ctypes.data,
+            bound.ctypes.data,
+            counts.ctypes.data,
+            self._threads(len(bound)),
+        )
+        return counts.sum(-1, dtype=np.int64)
 
     def members(self, line: np.ndarray, group: np.ndarray) -> np.ndarray:
         line, group = np.ascontiguousarray(line, np.int64), np.ascontiguousarray(group, np.int64)

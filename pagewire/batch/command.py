@@ -102,7 +102,11 @@ async def _run_at(url: str, config: BatchCommandConfig, checked: lines.Checked) 
             if results.done:
                 print(f"going on: {len(results.done)} requests have their answers already", file=sys.stderr)
             progress = Progress(results, checked.num_requests)
-            await _run(server, results, progress, config)
+            try:
+                await _run(server, results, progress, config)
+            except BaseException:
+                progress.interrupt()
+                raise
             progress.end()
             return 1 if results.num_failed else 0
 

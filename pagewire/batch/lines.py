@@ -27,6 +27,8 @@ ENDPOINTS = (
 # Parameters of bodies that would leave the answer elsewhere.
 _REFUSED = {"stream": "a line of a batch cannot be streamed", "background": "a line of a batch is its own background"}
 MAX_ERRORS = 100
+# Larger bodies are refused by HTTP, too.
+MAX_LINE_BYTES = 32 * 1024 * 1024
 _READ_AHEAD_BYTES = 1024 * 1024
 
 
@@ -68,11 +70,15 @@ class Checked:
     models: dict[str, int] = field(default_factory=dict)  # -> the first line that names it
 
 
-def check(path: Path, endpoints: Collection[str]) -> Checked:
+def check(path: Path, endpoints: Collection[str], max_requests: int | None = None) -> Checked:
     """Reads the whole file. Raises OSError."""
     checked, custom_ids = Checked(), set[str]()
     with path.open("rb") as file:
         for number, raw in _numbered(file):
+            if checked.num_requests == max_requests:
+                message = f"a batch may have {max_requests} requests: make several of it"
+                checked.errors.append(LineError(number, "too_many_requests", message))
+                break
             checked.num_requests += 1
             try:
                 line = _parse(number, raw, endpoints)
@@ -122,11 +128,19 @@ def _some(numbered: Iterator[tuple[int, bytes]], endpoints: Collection[str]) -> 
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank."""
-    return ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
+    """Lines that are not blank. Of one that is too long, a byte more than it may have."""
+    number = 0
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if raw.strip():
+            yield number, raw
+        while not raw.endswith(b"\n") and raw:
+            raw = file.readline(_READ_AHEAD_BYTES)
 
 
 def _parse(number: int, raw: bytes, endpoints: Collection[str]) -> Line:
+    if len(raw) > MAX_LINE_BYTES:
+        raise LineError(number, "line_too_long", f"longer than {MAX_LINE_BYTES} bytes")
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:  # also what is not UTF-8

@@ -23,6 +23,11 @@ class Progress:
             await asyncio.sleep(TERMINAL_S if self._terminal else LOG_S)
             self._print(self._line(), end="" if self._terminal else "\n")
 
+    def interrupt(self) -> None:
+        """Leaves the line to others."""
+        if self._terminal:
+            self._print("", end="")
+
     def end(self) -> None:
         usage, seconds = self._results.usage, time.monotonic() - self._started
         self._print(

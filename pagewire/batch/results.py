@@ -46,16 +46,17 @@ class Usage:
     reasoning_tokens: int = 0
 
     def add(self, body: dict[str, Any]) -> None:
-        """What the answer says, in the words of whichever API."""
+        """What the answer says, in the words of whichever API; Anthropic's `input_tokens` are without cached ones."""
         usage = body.get("usage")
         if not isinstance(usage, dict):
             return
-        self.input_tokens += _count(usage, "prompt_tokens", "input_tokens")
+        apart = _count(usage, "cache_read_input_tokens")
+        self.input_tokens += _count(usage, "prompt_tokens", "input_tokens") + apart
         self.output_tokens += _count(usage, "completion_tokens", "output_tokens")
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        self.cached_tokens += _count(details, "cached_tokens")
+        self.cached_tokens += _count(details, "cached_tokens") + apart
         details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-        self.reasoning_tokens += _count(details, "reasoning_tokens")
+        self.reasoning_tokens += _count(details, "reasoning_tokens", "thinking_tokens")
 
 
 def _count(usage: Any, *names: str) -> int:

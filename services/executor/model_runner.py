@@ -107,6 +107,11 @@ class ModelRunner:
         return self._images.smallest
 
     @property
+    def max_prompt_lines(self) -> int:
+        """Most tokens of prompts whose log probabilities are computed at once."""
+        return self._prompt_logprobs.max_lines
+
+    @property
     def num_requests(self) -> int:
         """Rows in use."""
         return len(self._state)

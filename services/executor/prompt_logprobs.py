@@ -33,7 +33,7 @@ class PromptLogprobs:
         self._model = model
         self._device = device
         self._mode = mode
-        self._piece = max(1, _PIECE_BYTES // (4 * model.config.vocab_size))  # lines
+        self.max_lines = max(1, _PIECE_BYTES // (4 * model.config.vocab_size))  # at once
         self._prompts: dict[int, ScoredPrompt] = {}  # by request id
 
     def reset(self) -> None:
@@ -102,7 +102,7 @@ class PromptLogprobs:
         """Of tokens int64 [n], predicted behind those at `places` in the step."""
         pieces = [
             token_logprobs(self._model.compute_logits(hidden[some]), ids, num_top, self._mode)
-            for some, ids in zip(places.split(self._piece), token_ids.split(self._piece), strict=True)
+            for some, ids in zip(places.split(self.max_lines), token_ids.split(self.max_lines), strict=True)
         ]
         return {
             "prompt_token_ids": torch.cat([piece.token_ids for piece in pieces]),

@@ -8,7 +8,7 @@ import torch
 
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.memory_profile import COSTLY_SAMPLING
+from pagewire.services.executor.memory_profile import COSTLY_PROMPT, COSTLY_SAMPLING
 from pagewire.services.executor.model_runner import ModelRunner
 
 
@@ -33,6 +33,16 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
             drafted = BatchShape.uniform(num_reqs, 1 + runner.max_draft_tokens)
             runner.uniform_run(drafted)
             runner.uniform_run(drafted, sampling=COSTLY_SAMPLING)
+    if runner.pooling.generates:
+        _warm_up_prompt_logprobs(runner)
+
+
+def _warm_up_prompt_logprobs(runner: ModelRunner) -> None:
+    """The head's products, for as many tokens of prompts as are scored at once."""
+    limits = runner.limits
+    for size in _powers_of_two(min(runner.max_prompt_lines, limits.max_num_batched_tokens)):
+        num_reqs = min(limits.max_num_seqs, -(-size // max(1, limits.max_model_len - 2)))
+        runner.dummy_run(num_reqs, num_reqs + size, sampling=COSTLY_PROMPT)
 
 
 def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:

@@ -31,10 +31,10 @@ def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers:
     """
     parsing, reader = request.output_parsing, parsers.call_reader
     if (kind := parsing.WhichOneof("forced")) is not None:
-        return _forced(parsing, _tools(request), kind)
+        return _forced(parsing, tools_of(request), kind)
     if not parsing.tool_calls or reader is None:
         return given
-    tools = _tools(request)
+    tools = tools_of(request)
     if not tools or (given is None and not any(tool.strict for tool in tools)):
         return given
     answer = None if given is None else _as_format(given)
@@ -53,7 +53,8 @@ def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers:
     return _structural_tag(format)
 
 
-def _tools(request: GenerateRequest) -> Sequence[Tool]:
+def tools_of(request: GenerateRequest) -> Sequence[Tool]:
+    """That may be called."""
     return request.output_parsing.tools or request.chat.tools
 
 

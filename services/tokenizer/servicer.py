@@ -77,6 +77,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         text = await self._generator.pool.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
 
+    async def AbortRequests(
+        self, request: inference_pb2.AbortRequestsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.AbortRequestsResponse:
+        num_aborted = self._generator.end_early(None if request.all else frozenset(request.request_ids))
+        return inference_pb2.AbortRequestsResponse(num_aborted=num_aborted)
+
+    async def CountRequests(
+        self, request: inference_pb2.CountRequestsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CountRequestsResponse:
+        generator = self._generator
+        return inference_pb2.CountRequestsResponse(num_requests=generator.num_starting + generator.link.num_live)
+
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:

@@ -7,16 +7,17 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_BAD_WORDS
-from pagewire.services.tokenizer.call_grammar import grammar_with_calls
+from pagewire.services.tokenizer.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -43,8 +44,10 @@ REPLAY_PIECE = 1000
 class LiveGeneration:
     """A request, from its arrival to its end."""
 
-    def __init__(self, link: SchedulerLink) -> None:
+    def __init__(self, link: SchedulerLink, request_id: str, deliver: Deliver) -> None:
         self._link = link
+        self.request_id = request_id
+        self._deliver = deliver
         self.starting: asyncio.Task[None] | None = None
         self.stream: TextStream | None = None  # once its prompt is encoded
         self._request: SubmittedRequest | None = None  # once it is submitted
@@ -62,6 +65,25 @@ class LiveGeneration:
             self.stream.cancel()
         if self._request is not None:
             self._link.abort(self._request)
+
+    def end_early(self) -> bool:
+        """The same, but for its client it ends with what there is. False: it has ended before."""
+        assert self.starting is not None
+        if self.stream is None:
+            if self.starting.done():  # with an error
+                return False
+            self._deliver(inference_pb2.GenerateResponse(finish_reason=common_pb2.FINISH_REASON_ABORT))
+        elif self.stream.finished:
+            return False
+        else:
+            self.stream.end_early()
+        self.abort()
+        return True
+
+    def goes_by(self, request_ids: Collection[str]) -> bool:
+        """Whether its id is among these, or it is a choice of a request whose id is."""
+        whole, _, choice = self.request_id.rpartition("-")
+        return self.request_id in request_ids or (choice.isdecimal() and whole in request_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +115,7 @@ class TextGenerator:
         self._parsers = parsers
         self._defaults = defaults
         self._starting: set[asyncio.Task[Any]] = set()
+        self._generations: WeakSet[LiveGeneration] = WeakSet()  # all that live, and some that have ended
         self._replaying = asyncio.Lock()
 
     @property
@@ -134,11 +157,17 @@ class TextGenerator:
 
     def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
         """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
-        live = LiveGeneration(self.link)
+        live = LiveGeneration(self.link, request.request_id, deliver)
+        self._generations.add(live)
         live.starting = asyncio.create_task(self._start(live, request, deliver))
         self._starting.add(live.starting)
         live.starting.add_done_callback(self._starting.discard)
         return live
+
+    def end_early(self, request_ids: Collection[str] | None) -> int:
+        """Ends generations by their ids, None: all. Returns how many."""
+        chosen = [one for one in self._generations if request_ids is None or one.goes_by(request_ids)]
+        return sum([one.end_early() for one in chosen])
 
     async def _start(self, live: LiveGeneration, request: inference_pb2.GenerateRequest, deliver: Deliver) -> None:
         arrived = time.monotonic()
@@ -188,7 +217,7 @@ class TextGenerator:
         arrived: float,
     ) -> TextStream:
         """For one output."""
-        parser = self._parsers.make(request.output_parsing, prepared.prompt.token_ids)
+        parser = self._parsers.make(request.output_parsing, prepared.prompt.token_ids, tools_of(request))
         text = request.text if request.WhichOneof("prompt") == "text" else None
         return TextStream(
             self._detokenizers, prepared.options, prepared.prompt.token_ids, deliver, span, arrived, parser, text

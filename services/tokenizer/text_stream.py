@@ -174,6 +174,12 @@ class TextStream:
         self._span.end(error=error.message)
         self._deliver(error)
 
+    def end_early(self) -> None:
+        """Delivers what was held back, as the end."""
+        tail = self._text.flush()
+        rest = tail.text if isinstance(tail, StopHit) else tail
+        self._finish(self._last_response([], rest, (), None, common_pb2.FINISH_REASON_ABORT))
+
     def cancel(self) -> None:
         """Nobody wants the rest. Nothing is delivered any more."""
         if not self.finished:

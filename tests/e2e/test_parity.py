@@ -1,4 +1,5 @@
-"""The line's greedy tokens are transformers' own, however the scheduler arranges the work."""
+"""The line's greedy tokens and the log probabilities of its prompts are transformers' own, however the scheduler
+arranges the work."""
 
 import asyncio
 from collections.abc import Iterator
@@ -21,11 +22,14 @@ class Expected:
     prompt: str
     prompt_token_ids: list[int]
     output_token_ids: list[int]
+    # Of the prompt's tokens from the second on; the highest three behind each token but the last.
+    prompt_logprobs: list[float]
+    highest: list[list[float]]
 
 
 @pytest.fixture(scope="session")
 def expected(reference: Reference) -> list[Expected]:
-    """transformers' greedy continuation of every prompt, end-of-sequence token included."""
+    """transformers' greedy continuation of every prompt, end-of-sequence token included, and what it thinks of it."""
     tokenizer, model = reference
     result = []
     for prompt in PROMPTS:
@@ -33,7 +37,10 @@ def expected(reference: Reference) -> list[Expected]:
         ids = inputs["input_ids"]
         with torch.inference_mode():
             output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
-        result.append(Expected(prompt, ids[0].tolist(), output[0, ids.shape[1] :].tolist()))
+            logprobs = model(**inputs).logits[0, :-1].log_softmax(-1)
+        own, highest = logprobs.gather(1, ids[0, 1:, None])[:, 0], logprobs.topk(3).values
+        output_ids = output[0, ids.shape[1] :].tolist()
+        result.append(Expected(prompt, ids[0].tolist(), output_ids, own.tolist(), highest.tolist()))
     return result
 
 
@@ -50,8 +57,8 @@ async def generate(line: Line, prompts: list[inference_pb2.GenerateRequest]) -> 
         return await asyncio.gather(*(one(request) for request in prompts))
 
 
-def requests(expected: list[Expected]) -> list[inference_pb2.GenerateRequest]:
-    greedy = common_pb2.SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+def requests(expected: list[Expected], num_prompt_logprobs: int | None = None) -> list[inference_pb2.GenerateRequest]:
+    greedy = common_pb2.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, prompt_logprobs=num_prompt_logprobs)
     return [inference_pb2.GenerateRequest(text=e.prompt, sampling_params=greedy) for e in expected]
 
 
@@ -61,6 +68,18 @@ def check(expected: list[Expected], responses: list[inference_pb2.GenerateRespon
         assert list(got.token_ids) == wanted.output_token_ids, wanted.prompt[:60]
         assert got.usage.prompt_tokens == len(wanted.prompt_token_ids)
         assert got.usage.completion_tokens == len(wanted.output_token_ids)
+
+
+def check_scores(expected: list[Expected], responses: list[inference_pb2.GenerateResponse]) -> None:
+    """As `check`, of responses with three alternatives to each of the prompt's tokens."""
+    check(expected, responses)
+    for wanted, got in zip(expected, responses, strict=True):
+        told, count = got.prompt_logprobs, len(wanted.prompt_token_ids) - 1
+        assert list(told.logprobs.token_ids[::4]) == wanted.prompt_token_ids[1:], "once, and all"
+        assert len(told.text_offsets) == 1 + count and told.text == wanted.prompt
+        assert list(told.logprobs.logprobs[::4]) == pytest.approx(wanted.prompt_logprobs, abs=2e-3)
+        for place, highest in enumerate(wanted.highest):
+            assert list(told.logprobs.logprobs[4 * place + 1 : 4 * place + 4]) == pytest.approx(highest, abs=2e-3)
 
 
 @contextmanager
@@ -97,6 +116,14 @@ async def test_batched_and_from_the_prefix_cache(line: Line, expected: list[Expe
     assert longest.cached_tokens > longest.prompt_tokens - 64
 
 
+async def test_prompt_logprobs_of_what_is_cached(line: Line, expected: list[Expected]) -> None:
+    few = expected[::3]
+    check(few, await generate(line, requests(few)))
+    responses = await generate(line, requests(few, 3))
+    check_scores(few, responses)
+    assert all(response.usage.cached_tokens == 0 for response in responses)
+
+
 def test_whole_prompts_without_prefix_cache(line: Line, expected: list[Expected]) -> None:
     with flags(line, "scheduler", "--no-enable-prefix-caching", "--no-enable-chunked-prefill"):
         responses = asyncio.run(generate(line, requests(expected)))
@@ -106,7 +133,7 @@ def test_whole_prompts_without_prefix_cache(line: Line, expected: list[Expected]
 
 def test_chunked_prefill_one_step_in_flight(line: Line, expected: list[Expected]) -> None:
     with flags(line, "scheduler", "--max-num-batched-tokens", "96", "--pipeline-depth", "1"):
-        check(expected, asyncio.run(generate(line, requests(expected))))
+        check_scores(expected, asyncio.run(generate(line, requests(expected, 3))))
 
 
 def test_preemption(line: Line, expected: list[Expected]) -> None:
@@ -117,7 +144,7 @@ def test_preemption(line: Line, expected: list[Expected]) -> None:
     assert len(fitting) >= 48
     with flags(line, "executor", "--num-gpu-blocks-override", str(num_blocks)):
         before = asyncio.run(preemptions(line))
-        check(fitting, asyncio.run(generate(line, requests(fitting))))
+        check_scores(fitting, asyncio.run(generate(line, requests(fitting, 3))))
         assert asyncio.run(preemptions(line)) > before
 
 

@@ -18,6 +18,8 @@ RESTRICTED = {"bad_words": ["the", "and", "of"], "truncate_prompt_tokens": 12, "
 STEP = {"type": "object", "properties": {"step": {"type": "string", "maxLength": 40}, "n": {"type": "integer"}}}
 STEPS = {"type": "array", "items": STEP | {"required": ["step", "n"]}, "minItems": 40}
 STRUCTURED = {"structured_outputs": {"json": STEPS}}
+# What another eighth is told of.
+SCORED = {"echo": True, "logprobs": 1}
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Outcome:
     finish_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    tokens: tuple[str, ...]  # those with log probabilities
 
 
 class Progress:
@@ -47,10 +50,10 @@ class Progress:
 
 async def stream(line: Line, number: int, progress: Progress) -> Outcome:
     """Even streams are greedy, odd ones sampled with a seed; one in four has a long prompt, one in four is
-    RESTRICTED, one in eight STRUCTURED."""
-    extra = RESTRICTED if number % 4 == 3 else STRUCTURED if number % 8 == 5 else {}
+    RESTRICTED, one in eight STRUCTURED, one SCORED."""
+    extra = RESTRICTED if number % 4 == 3 else {5: STRUCTURED, 1: SCORED}.get(number % 8, {})
     prompt = PROMPTS[number % 18] if number % 4 else PROMPTS[16] * (1 + number % 3)
-    text, finish_reason, usage = "", None, None
+    text, finish_reason, usage, tokens = "", None, None, list[str]()
     async with line.openai() as client:
         async for chunk in await client.completions.create(
             model="m",
@@ -65,10 +68,11 @@ async def stream(line: Line, number: int, progress: Progress) -> Outcome:
             usage = chunk.usage or usage
             for choice in chunk.choices:
                 text += choice.text
+                tokens += choice.logprobs.tokens if choice.logprobs else ()
                 finish_reason = choice.finish_reason or finish_reason
             await progress.advance()
     assert usage is not None
-    return Outcome(text, finish_reason, usage.prompt_tokens, usage.completion_tokens)
+    return Outcome(text, finish_reason, usage.prompt_tokens, usage.completion_tokens, tuple(tokens))
 
 
 async def run_streams(line: Line, victim: str | None = None, kills: tuple[int, ...] = ()) -> list[Outcome]:
@@ -97,6 +101,7 @@ async def test_streams_survive_the_death_of_a_service(line: Line, undisturbed: l
     assert all(o.completion_tokens == MAX_TOKENS and o.finish_reason == "length" for o in outcomes)
     assert all(o.prompt_tokens <= 12 and " the " not in o.text and " of " not in o.text for o in outcomes[3::4])
     assert all(re.match(r'\s*\[\s*\{\s*"step"\s*:\s*"', o.text) for o in outcomes[5::8])
+    assert all(len(o.tokens) == o.prompt_tokens + MAX_TOKENS for o in outcomes[1::8])
     await line.wait_ready()
     load = await line.wait_idle()
     assert load.num_free_blocks == load.num_blocks
@@ -110,6 +115,25 @@ async def test_streams_survive_the_death_of_all_three(line: Line, undisturbed: l
         line.restart(victim)
     assert await asyncio.gather(*tasks) == undisturbed
     await line.wait_ready()
+
+
+async def test_a_prompt_is_scored_once_if_the_executor_dies_over_it(line: Line) -> None:
+    async def score() -> list[float]:
+        async with line.openai() as client:
+            answer = await client.completions.create(
+                model="m", prompt=PROMPTS[16] * 2, max_tokens=0, echo=True, logprobs=0
+            )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None and logprobs.token_logprobs is not None
+        assert logprobs.token_logprobs[0] is None and "".join(logprobs.tokens or ()) == PROMPTS[16] * 2
+        return logprobs.token_logprobs[1:]
+
+    undisturbed = await score()
+    task = asyncio.create_task(score())
+    while not (await line.load()).num_running:  # noqa: ASYNC110 - the state of a service
+        await asyncio.sleep(0.005)
+    line.restart("executor")
+    assert await task == pytest.approx(undisturbed, abs=1e-3)
 
 
 async def test_requests_are_judged_by_the_executor_that_runs_them(line: Line) -> None:

@@ -1,4 +1,4 @@
-"""A gateway under uvicorn on a loopback port, before a fake tokenizer service on a unix socket."""
+"""A gateway under uvicorn on a loopback port, before a tokenizer service on a unix socket: a fake one, mostly."""
 
 import asyncio
 import logging
@@ -18,7 +18,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pagewire import telemetry
 from pagewire.config import GatewayConfig
 from pagewire.gateway import main
+from pagewire.services.tokenizer.codec import CodecSource
+from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.v1.scheduler_pb2 import TokenRequest
 from tests.gateway.fake_tokenizer import FakeTokenizer
+from tests.services.tokenizer.chat_templates import FAMILIES
+from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -96,3 +102,56 @@ async def ai(client: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client."""
     async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0) as official:
         yield official
+
+
+# Instead of the fake: a real tokenizer service, for a model that says what it is told to, in the marks of Qwen3.
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_gguf: Path) -> LoadedTokenizer:
+    return load_tokenizer(smollm2_gguf)
+
+
+@pytest.fixture(scope="module")
+def pool(smollm2_gguf: Path):
+    pool = TokenizerPool(CodecSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
+    yield pool
+    pool.close()
+
+
+class Model:
+    """Says `output` to whoever asks."""
+
+    def __init__(self, tokenizer: LoadedTokenizer) -> None:
+        self.output = ""
+        self._tokenizer = tokenizer
+        self.scheduler = FakeScheduler(self.tokens)
+
+    def tokens(self, request: TokenRequest) -> list[int]:
+        return [*self.encode(self.output), EOS]
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    @property
+    def prompt(self) -> str:
+        """The last one."""
+        token_ids = self.scheduler.requests[-1].prompt_token_ids
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+
+@pytest.fixture
+def model(tokenizer: LoadedTokenizer) -> Model:
+    return Model(tokenizer)
+
+
+@pytest.fixture
+def line(tmp_path: Path, smollm2_gguf: Path, model: Model) -> TokenizerLine:
+    return TokenizerLine(tmp_path, model.scheduler, smollm2_gguf, served_model_name="m")
+
+
+@pytest.fixture
+async def http(line: TokenizerLine, pool: TokenizerPool) -> AsyncIterator[httpx.AsyncClient]:
+    async with line.running(pool=pool), running_gateway(line.config.listen) as client:
+        await wait_ready(client)
+        yield client

@@ -350,6 +350,12 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self._check_model(request.model)
         return [len(one.text + one.text_pair + render(one.chat)) or len(one.token_ids.ids) for one in inputs]
 
+    async def AbortRequests(self, request, context) -> inference_pb2.AbortRequestsResponse:
+        return inference_pb2.AbortRequestsResponse(num_aborted=len(request.request_ids))
+
+    async def CountRequests(self, request, context) -> inference_pb2.CountRequestsResponse:
+        return inference_pb2.CountRequestsResponse(num_requests=0)
+
     async def Detokenize(self, request, context) -> inference_pb2.DetokenizeResponse:
         self._check_model(request.model)
         return inference_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))

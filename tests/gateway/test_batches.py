@@ -86,6 +86,8 @@ async def test_a_batch_answers_like_http(ai: openai.AsyncOpenAI, client: httpx.A
     ("endpoint", "body"),
     [
         ("/v1/completions", {"prompt": "p", "max_tokens": 3, "priority": 1}),
+        ("/v1/responses", {"input": "p"}),
+        ("/v1/messages", {"model": "fake", "messages": [{"role": "user", "content": "p"}], "max_tokens": 3}),
         ("/v1/embeddings", {"input": ["p", "q"]}),
         ("/v1/score", {"text_1": "p", "text_2": "q"}),
         ("/v1/rerank", {"query": "p", "documents": ["q"]}),
@@ -94,7 +96,7 @@ async def test_a_batch_answers_like_http(ai: openai.AsyncOpenAI, client: httpx.A
 async def test_other_endpoints(ai: openai.AsyncOpenAI, endpoint: str, body: dict[str, Any]) -> None:
     lines = [{"custom_id": str(i), "method": "POST", "url": endpoint, "body": body} for i in range(3)]
     batch = await end(ai, (await start(ai, lines, endpoint)).id)
-    assert batch.error_file_id is None
+    assert batch.error_file_id is None and batch.usage.input_tokens > 0
     assert [line["response"]["status_code"] for line in await content(ai, batch.output_file_id)] == [200] * 3
 
 
@@ -110,6 +112,7 @@ async def test_what_is_wrong_with_a_file_is_said_line_by_line(ai: openai.AsyncOp
         chat(3) | {"url": "/v1/completions"},
         chat(4) | {"body": "text"},
         chat(5, stream=True),
+        chat(6, background=True),
         b'{"custom_id": "\xff"}\n',
     ]
     batch = await end(ai, (await start(ai, lines)).id)
@@ -123,7 +126,8 @@ async def test_what_is_wrong_with_a_file_is_said_line_by_line(ai: openai.AsyncOp
         (8, "invalid_url", "url"),
         (9, "invalid_type", "body"),
         (10, "invalid_request", "body.stream"),
-        (11, "invalid_json_line", None),
+        (11, "invalid_request", "body.background"),
+        (12, "invalid_json_line", None),
     ]
     assert fake.received == []
     empty = await end(ai, (await start(ai, [b"\n"])).id)
@@ -169,6 +173,12 @@ async def test_a_batch_keeps_its_input(ai: openai.AsyncOpenAI, fake: FakeTokeniz
     await ai.files.delete(batch.input_file_id)
     fake.running.set()
     assert (await end(ai, batch.id)).request_counts.completed == 2
+
+
+async def test_interactive_requests_come_first(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
+    batch = await end(ai, (await start(ai, [chat(1), chat(2, priority=-3)])).id)
+    assert batch.request_counts.completed == 2
+    assert sorted(request.sampling_params.priority for request in fake.received) == [-3, 100]
 
 
 async def test_a_cancelled_batch_keeps_what_it_has(ai: openai.AsyncOpenAI, fake: FakeTokenizer, address: str) -> None:
@@ -218,6 +228,7 @@ async def test_another_gateway_goes_on_where_one_has_stopped(fake: FakeTokenizer
         batch = await start(official(http), [chat(number) for number in range(30)])
         await eventually(lambda: len(fake.received) > 12)
         fake.running.clear()
+        assert len(fake.live) <= 5
     fake.running.set()
     async with running_gateway(address) as http:
         await wait_ready(http)

@@ -1,5 +1,6 @@
 """Every way a request can fail, in the shape that OpenAI's clients expect."""
 
+import json
 from typing import Any
 
 import grpc
@@ -119,7 +120,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"stream_reasoning": False}, "stream_reasoning"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
     (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
-    (TEXT, {"best_of": 2}, "best_of"),
+    (CHAT, {"best_of": 2}, "best_of"),
     (TEXT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     (TEXT, {"suffix": "end"}, "suffix"),
     (TEXT, {"use_beam_search": True}, "use_beam_search"),
@@ -212,6 +213,20 @@ async def test_unknown_route_and_method(client: httpx.AsyncClient) -> None:
     response = await client.get(CHAT)
     assert "GET" in error_of(response, 405)["message"]
     assert response.headers["allow"] == "POST"
+    # Of all routes with this path.
+    assert (await client.put("/v1/files")).headers["allow"] == "GET, POST"
+
+
+async def test_a_number_without_a_fraction_is_an_integer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    """JSON has numbers only, and some clients write all of them with a point."""
+    whole = {"prompt": [97, 98.0, 99.0], "max_tokens": 3.0, "n": 1.0, "stop_token_ids": [5.0], "top_p": 1}
+    response = await client.post(TEXT, content=json.dumps(whole), headers={"content-type": "application/json"})
+    assert response.status_code == 200, response.text
+    [request] = fake.received
+    assert list(request.token_ids.ids) == [97, 98, 99]
+    assert (request.sampling_params.max_tokens, list(request.sampling_params.stop_token_ids)) == (3, [5])
+    for wrong in ({"max_tokens": 3.5}, {"prompt": [97, 98.5]}, {"max_tokens": "3"}, {"n": True}):
+        error_of(await client.post(TEXT, json={"prompt": "p"} | wrong), 400)
 
 
 async def test_body_too_large(client: httpx.AsyncClient) -> None:

@@ -56,6 +56,7 @@ async def test_what_is_wrong_with_an_upload_is_said(ai: openai.AsyncOpenAI, clie
         ({"files": {"file": CONTENT, "purpose": (None, "batch"), "color": (None, "red")}}, "color"),
         ({"files": [("file", CONTENT), ("file", CONTENT), ("purpose", (None, "batch"))]}, "one file at a time"),
         ({"content": b"--x\r\nnonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}}, "not valid"),
+        ({"content": b"--x", "headers": {"content-type": f"multipart/form-data; boundary={'x' * 999}"}}, "boundary"),
     ]:
         answer = await client.post("/v1/files", **arguments)
         assert answer.status_code == 400 and message in answer.json()["error"]["message"], answer.text

@@ -44,7 +44,9 @@ async def test_documents(client: httpx.AsyncClient, document: dict[str, Any]) ->
     assert success["application/json"]["schema"]["$ref"].endswith("/ChatCompletion")
     assert success["text/event-stream"]["schema"]["$ref"].endswith("/ChatCompletionChunk")
     schemas = document["components"]["schemas"]
-    assert "temperature" in schemas["ChatCompletionRequest"]["properties"]
+    asked = schemas["ChatCompletionRequest"]["properties"]
+    assert asked["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
+    assert asked["seed"]["anyOf"][0] == {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
     # What is always there is required, whether or not a type has a value for it.
     assert {"id", "object", "system_fingerprint"} <= set(schemas["ChatCompletion"]["required"])
     assert "prompt_token_ids" not in schemas["ChatCompletion"]["required"]
@@ -119,9 +121,20 @@ async def test_other_answers_and_errors(
         ("get", "/v1/responses/{response_id}", "/v1/responses/unknown", None),
         ("get", "/v1/responses/{response_id}/input_items", "/v1/responses/unknown/input_items?limit=5", None),
         ("delete", "/v1/responses/{response_id}", "/v1/responses/unknown", None),
+        ("post", "/v1/responses", "/v1/responses", {"input": "hi", "background": True}),
+        ("post", "/v1/responses/input_tokens", "/v1/responses/input_tokens", {"input": "hi"}),
+        ("post", "/v1/responses/{response_id}/cancel", "/v1/responses/unknown/cancel", None),
         ("get", "/livez", "/livez", None),
         ("get", "/health", "/health", None),
         ("get", "/version", "/version", None),
+        ("post", "/abort_requests", "/abort_requests", {"request_ids": ["a"]}),
+        ("post", "/abort_requests", "/abort_requests", {}),
+        ("get", "/load", "/load", None),
+        ("post", "/generate", "/generate", {"text": "p", "return_logprob": True, "top_logprobs_num": 1}),
+        ("post", "/generate", "/generate", {"text": ["p", "q"]}),
+        ("post", "/generate", "/generate", {}),
+        ("get", "/model_info", "/model_info", None),
+        ("get", "/server_info", "/server_info", None),
         ("post", TEXT, TEXT, {}),
         ("post", TEXT, TEXT, {"prompt": "p", "model": "nobody"}),
     ]:

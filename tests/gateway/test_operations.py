@@ -42,7 +42,10 @@ async def test_tokenize_and_detokenize(client: httpx.AsyncClient) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False, "add_special_tokens": False}
     answer = (await client.post("/tokenize", json=chat)).json()
     assert answer["token_strs"] is None
-    assert (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json() == {"prompt": "<user>a"}
+    assert (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json() == {
+        "prompt": "<user>a",
+        "text": "<user>a",
+    }
     both = await client.post("/tokenize", json={"prompt": "p", **chat})
     assert both.status_code == 400
 

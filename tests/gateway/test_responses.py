@@ -358,6 +358,29 @@ async def test_items_may_be_named_instead_of_repeated(ai: openai.AsyncOpenAI, fa
     assert render(fake.received[-1].chat) == f"<user>one<assistant>{first.output_text}<user>two<assistant>"
 
 
+async def test_the_prompt_is_counted_beforehand(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
+    first = await ai.responses.create(model="fake", input="one")
+    count = await ai.responses.input_tokens.count(model="fake", input="two", previous_response_id=first.id)
+    asked = f"<user>one<assistant>{first.output_text}<user>two<assistant>"
+    assert (count.object, count.input_tokens) == ("response.input_tokens", len("^" + asked))
+    assert len(fake.received) == 1
+
+
+async def test_asking_for_more_than_there_is_changes_nothing(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
+    response = await ai.responses.create(model="fake", input="one", include=["reasoning.encrypted_content"])
+    again = await ai.responses.retrieve(response.id, include=["reasoning.encrypted_content"], include_obfuscation=False)
+    assert again.output_text == response.output_text
+    items = await ai.responses.input_items.list(response.id, include=["message.input_image.image_url"])
+    assert len(items.data) == 1
+
+
+async def test_a_turn_that_was_only_thought(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    answer = await client.post(RESPONSES, json={"input": [WEATHER[0], WEATHER[1], WEATHER[0]]})
+    assert answer.status_code == 200
+    thought = fake.received[-1].chat.messages[1]
+    assert (thought.reasoning, thought.HasField("content"), thought.content) == ("Ask.", True, "")
+
+
 @pytest.mark.parametrize(
     ("choice", "shown", "forced"),
     [

@@ -209,3 +209,14 @@ def test_each_port_has_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch, t
     assert data_directory("~/x", 8000) == Path.home() / "x"
     monkeypatch.setenv("XDG_DATA_HOME", "")
     assert data_directory(None, 1) == Path.home() / ".local" / "share" / "pagewire" / "gateway-1"
+
+
+async def test_a_document_and_its_job_come_together(stores: tuple[Store, Store]) -> None:
+    notes, jobs = stores[0].documents("notes"), stores[0].jobs("work")
+    waiting = asyncio.create_task(jobs.next())
+    await notes.put("a", b"1", jobs=jobs)
+    assert (await waiting).id == "a"
+    with pytest.raises(ApiError):  # there is such a job
+        await notes.put("a", b"2", jobs=jobs)
+    found = await notes.get("a")
+    assert found is not None and found.value == b"1"

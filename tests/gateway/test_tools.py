@@ -12,15 +12,13 @@ import pydantic
 import pytest
 
 from pagewire.services.executor.grammar.compiler import Compiler
-from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.tokenizer_files.loading import LoadedTokenizer
 from pagewire.v1.scheduler_pb2 import TokenRequest
 from tests.gateway import test_documented_streams as documented_streams
-from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway.conftest import Model, running_gateway, wait_ready
 from tests.gateway.test_openapi import check
-from tests.services.tokenizer.chat_templates import FAMILIES
-from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
+from tests.services.tokenizer.service_line import EOS, TokenizerLine
 
 PARAMETERS = {"type": "object", "properties": {"zip": {"type": "integer"}, "city": {"type": "string"}}}
 TOOL: Any = {
@@ -34,56 +32,6 @@ ARGUMENTS = '{"zip": 8001, "city": "Zürich"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 THOUGHT = "<think>\nWhere? Zürich.\n</think>\n\n"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2_gguf: Path) -> LoadedTokenizer:
-    return load_tokenizer(smollm2_gguf)
-
-
-@pytest.fixture(scope="module")
-def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
-    yield pool
-    pool.close()
-
-
-class Model:
-    """Says `output` to whoever asks."""
-
-    def __init__(self, tokenizer: LoadedTokenizer) -> None:
-        self.output = ""
-        self._tokenizer = tokenizer
-        self.scheduler = FakeScheduler(self.tokens)
-
-    def tokens(self, request: TokenRequest) -> list[int]:
-        return [*self.encode(self.output), EOS]
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    @property
-    def prompt(self) -> str:
-        """The last one."""
-        token_ids = self.scheduler.requests[-1].prompt_token_ids
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
-
-
-@pytest.fixture
-def model(tokenizer: LoadedTokenizer) -> Model:
-    return Model(tokenizer)
-
-
-@pytest.fixture
-def line(tmp_path: Path, smollm2_gguf: Path, model: Model) -> TokenizerLine:
-    return TokenizerLine(tmp_path, model.scheduler, smollm2_gguf, served_model_name="m")
-
-
-@pytest.fixture
-async def http(line: TokenizerLine, pool: TokenizerPool) -> AsyncIterator[httpx.AsyncClient]:
-    async with line.running(pool=pool), running_gateway(line.config.listen) as client:
-        await wait_ready(client)
-        yield client
 
 
 @pytest.fixture

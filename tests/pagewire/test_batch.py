@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.batch import command
+from pagewire.batch import command, lines
 from pagewire.batch.lines import Line
 from pagewire.batch.results import Answer, Results
 from pagewire.errors import StartupError
@@ -195,6 +195,18 @@ def test_what_keeps_it_from_starting_is_said(
     Path("wrong.jsonl").write_text('{\n{"custom_id": "a", "url": "/v1/completions"}\n')
     with pytest.raises(StartupError, match=message):
         command.main(argv)
+
+
+def test_long_lines_and_files_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", [request(1), request(2, prompt="x" * lines.MAX_LINE_BYTES), request(3)])
+    checked = lines.check(path, [COMPLETIONS])
+    assert (checked.num_requests, [str(error) for error in checked.errors]) == (
+        3,
+        [f"line 2: longer than {lines.MAX_LINE_BYTES} bytes"],
+    )
+    write(path, [request(number) for number in range(10)])
+    assert [error.code for error in lines.check(path, [COMPLETIONS], 9).errors] == ["too_many_requests"]
+    assert not lines.check(path, [COMPLETIONS], 10).errors
 
 
 def test_a_file_of_something_else_is_not_appended_to(tmp_path: Path) -> None:

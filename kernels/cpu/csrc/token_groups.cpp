@@ -108,6 +108,26 @@ void pagewire_group_masses(int dtype, const void* logits, int64_t stride, const 
     });
 }
 
+// counts [num_lines, G]: of values > bound [num_lines]. Groups whose maximum is not, or NaN, are not read.
+void pagewire_group_counts(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
+                           int64_t num_lines, int64_t vocab_size, const float* maxima, const float* bound,
+                           int32_t* counts, int threads) {
+    const Lines l{logits, stride, lines, scales, num_lines, vocab_size};
+    with_dtype(dtype, [&](auto t) {
+        l.for_groups(threads, [&](int64_t line, int64_t group) {
+            const int64_t index = line * l.num_groups() + group;
+            i32x16 total = {};
+            if (maxima[index] > bound[line]) {
+                f32x16 values[GROUP_VECTORS];
+                l.load_group<decltype(t)>(line, group, values);
+                for (const f32x16 v : values) total -= v > splat(bound[line]);  // -1 where it is
+            }
+            counts[index] = 0;
+            for (int lane = 0; lane < LANES; lane++) counts[index] += total[lane];
+        });
+    });
+}
+
 // out [num_members, 128]: the values of group groups[i] of the line members[i]
 void pagewire_group_members(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
                             int64_t num_lines, int64_t vocab_size, const int64_t* members, const int64_t* groups,

@@ -65,6 +65,16 @@ class InferenceServiceStub:
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.AbortRequests = channel.unary_unary(
+                '/pagewire.v1.InferenceService/AbortRequests',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.AbortRequestsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.AbortRequestsResponse.FromString,
+                _registered_method=True)
+        self.CountRequests = channel.unary_unary(
+                '/pagewire.v1.InferenceService/CountRequests',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/pagewire.v1.InferenceService/ListModels',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -125,6 +135,20 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AbortRequests(self, request, context):
+        """Ends generations by their ids, whoever sent them: what they have so far ends with FINISH_REASON_ABORT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountRequests(self, request, context):
+        """How much there is to do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """What is served.
         """
@@ -172,6 +196,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'AbortRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortRequests,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.AbortRequestsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.AbortRequestsResponse.SerializeToString,
+            ),
+            'CountRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountRequests,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -347,6 +381,60 @@ class InferenceService:
             '/pagewire.v1.InferenceService/Detokenize',
             pagewire_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.InferenceService/AbortRequests',
+            pagewire_dot_v1_dot_inference__pb2.AbortRequestsRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.AbortRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.InferenceService/CountRequests',
+            pagewire_dot_v1_dot_inference__pb2.CountRequestsRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.CountRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,22 +4,28 @@ A new one is a class in a file of its own, a name here and in `pagewire.config`,
 are told from all others.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pagewire.services.tokenizer.parsers.deepseek_v3 import CALLS_BEGIN, DeepSeekV3Reader
 from pagewire.services.tokenizer.parsers.deepseek_v31 import DeepSeekV31Reader
 from pagewire.services.tokenizer.parsers.forced import ArgumentsReader, ListedCallReader
 from pagewire.services.tokenizer.parsers.gpt_oss import GptOssReader
+from pagewire.services.tokenizer.parsers.granite import GraniteReader
 from pagewire.services.tokenizer.parsers.harmony import HarmonyReader
 from pagewire.services.tokenizer.parsers.hermes import HermesReader
+from pagewire.services.tokenizer.parsers.kimi_k2 import KimiK2Reader
 from pagewire.services.tokenizer.parsers.llama3_json import Llama3JsonReader
 from pagewire.services.tokenizer.parsers.mistral import MistralReader
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
 from pagewire.services.tokenizer.parsers.pythonic import PythonicReader
+from pagewire.services.tokenizer.parsers.tagged_calls import Glm45Reader, MiniMaxM2Reader, Qwen3CoderReader
 from pagewire.services.tokenizer.parsers.think import DeepSeekR1Reader, MistralThinkReader, ThinkReader
 from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
+from pagewire.services.tokenizer.parsers.untyped_values import resolved
 from pagewire.v1.common_pb2 import Thinking, TokenSequence
-from pagewire.v1.inference_pb2 import OutputParsing
+from pagewire.v1.inference_pb2 import OutputParsing, Tool
 
 ReasoningReader = type[ThinkReader] | type[HarmonyReader]
 
@@ -27,19 +33,29 @@ ReasoningReader = type[ThinkReader] | type[HarmonyReader]
 TOOL_CALL_PARSERS: Mapping[str, type[ToolCallReader]] = {
     "deepseek_v3": DeepSeekV3Reader,
     "deepseek_v31": DeepSeekV31Reader,
+    "glm45": Glm45Reader,
+    "glm47": Glm45Reader,
     "gpt_oss": GptOssReader,
+    "granite": GraniteReader,
     "hermes": HermesReader,
+    "kimi_k2": KimiK2Reader,
     "llama3_json": Llama3JsonReader,
     "llama4_json": Llama3JsonReader,
     "llama4_pythonic": PythonicReader,
+    "minimax_m2": MiniMaxM2Reader,
     "mistral": MistralReader,
     "openai": GptOssReader,
     "pythonic": PythonicReader,
+    "qwen3_coder": Qwen3CoderReader,
+    "qwen3_xml": Qwen3CoderReader,
 }
 REASONING_PARSERS: Mapping[str, ReasoningReader] = {
     "deepseek_r1": DeepSeekR1Reader,
     "deepseek_v3": ThinkReader,
+    "glm45": ThinkReader,
     "gpt_oss": HarmonyReader,
+    "kimi_k2": ThinkReader,
+    "minimax_m2": ThinkReader,
     "mistral": MistralThinkReader,
     "openai_gptoss": HarmonyReader,
     "qwen3": ThinkReader,
@@ -56,9 +72,17 @@ def detect_tool_call_parser(template: str) -> str:
         return "deepseek_v3" if "```json" in template else "deepseek_v31"
     if "<|channel|>" in template and "functions" in template:
         return "gpt_oss"
+    if "<|tool_calls_section_begin|>" in template:
+        return "kimi_k2"
+    if "<minimax:tool_call>" in template:
+        return "minimax_m2"
     if "<tool_call>" in template:
-        # Qwen3-Coder and GLM put other things between the same marks.
-        return "none" if "<function=" in template or "<arg_key>" in template else "hermes"
+        # Three kinds of things between the same marks.
+        if "<function=" in template:
+            return "qwen3_coder"
+        return "glm45" if "<arg_key>" in template else "hermes"
+    if "<|tool_call|>" in template:
+        return "granite"
     if "<|python_start|>" in template or "[func_name1(" in template:
         return "pythonic"
     if "<|python_tag|>" in template or '{"name": function name' in template:
@@ -73,6 +97,18 @@ def detect_reasoning_parser(template: str) -> str:
     if "[THINK]" in template:
         return "mistral"
     return "qwen3" if "<think>" in template or "</think>" in template else "none"
+
+
+def _schemas_of_arguments(tool: Tool) -> dict[str, Any]:
+    """By their names; {} if the tool's schema does not say."""
+    try:
+        schema = json.loads(tool.parameters_json)
+    except (ValueError, RecursionError):
+        return {}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return {}
+    return {name: resolved(one, schema) for name, one in properties.items()}
 
 
 class OutputParsers:
@@ -112,10 +148,14 @@ class OutputParsers:
         readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self.call_reader)
         return frozenset(mark for reader in readers if reader for mark in reader.marks)
 
-    def make(self, parsing: OutputParsing, prompt_token_ids: Sequence[int]) -> OutputParser | None:
-        """None if there is nothing to parse."""
+    def make(
+        self, parsing: OutputParsing, prompt_token_ids: Sequence[int], tools: Sequence[Tool] = ()
+    ) -> OutputParser | None:
+        """None if there is nothing to parse. tools: that may be called."""
         reasoning = self._reasoning if parsing.reasoning else None
-        tool_calls = self._call_reader(parsing)
+        tool_calls = self._make_call_reader(parsing)
+        if tool_calls is not None and tool_calls.reads_schemas:
+            tool_calls.schemas = {tool.name: _schemas_of_arguments(tool) for tool in tools}
         if reasoning is None and tool_calls is None:
             return None
         return OutputParser(
@@ -142,7 +182,7 @@ class OutputParsers:
         """Of the tokens, which an earlier attempt at the same request has told; its text may be gone."""
         return self._decode(token_ids[-NUM_LAST_TOKENS:])
 
-    def _call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:
+    def _make_call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:
         new_id = None if self.call_reader is None else self.call_reader.new_id
         match parsing.WhichOneof("forced"):
             case "required":

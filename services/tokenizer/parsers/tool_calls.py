@@ -6,8 +6,8 @@ is text. From then on its arguments are what the model wrote, up to the brace th
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from pagewire.services.tokenizer.parsers.formats import (
     CallableTool,
@@ -37,6 +37,8 @@ class ToolCallReader(Reader):
     opening: ClassVar[tuple[str, ...]]
     # What may follow a call, in this order and each of it or not.
     closing: ClassVar[tuple[str, ...]] = ()
+    # Whether it needs to know what the tools' arguments are.
+    reads_schemas: ClassVar[bool] = False
     # What models write between two calls.
     between: ClassVar[str] = ""
     # Whether an output that calls is said to have ended for that; as OpenAI's, one that had to call the tool is not.
@@ -46,6 +48,8 @@ class ToolCallReader(Reader):
         """new_id: makes a call's; the model's templates may refuse others."""
         super().__init__()
         self._new_id = new_id or self.new_id
+        # Schemas of the arguments, by their names, of the tools by theirs; for those that read them.
+        self.schemas: Mapping[str, dict[str, Any]] = {}
         self._num_calls = 0
         self._unopened = ""  # what was read of a call that is not open yet
         self._after_call = False  # since the last call there was nothing but white space
@@ -119,8 +123,8 @@ class ToolCallReader(Reader):
         self._state = self._text
         return True
 
-    def _open(self, parsed: Parsed, name: str) -> None:
-        parsed.tool_calls.append(ToolCallDelta(index=self._num_calls, id=self._new_id(), name=name))
+    def _open(self, parsed: Parsed, name: str, call_id: str = "") -> None:
+        parsed.tool_calls.append(ToolCallDelta(index=self._num_calls, id=call_id or self._new_id(), name=name))
         self._num_calls += 1
         self._unopened = ""
 
@@ -137,9 +141,12 @@ class ToolCallReader(Reader):
         if match is None:
             return self._no_call(parsed)
         self._take(brace)
-        self._open(parsed, match[1])
+        self._open_headed(parsed, match)
         self._state = self._arguments
         return True
+
+    def _open_headed(self, parsed: Parsed, header: re.Match[str]) -> None:
+        self._open(parsed, header[1])
 
     def _arguments(self, parsed: Parsed) -> bool:
         """Of an open call."""

@@ -41,6 +41,7 @@ EXTRAS = (
     sampling_params(logprobs=0),
     sampling_params(logprobs=1),
     sampling_params(logprobs=16),
+    sampling_params(prompt_logprobs=16),
     sampling_params(repetition_penalty=1.2, logit_bias=((3, 1.0),)),
 )
 

@@ -253,6 +253,22 @@ async def test_reasoning_before_calls_that_must_be(make_line, pool, thought: str
     assert request.sampling_params.HasField("thinking") and request.sampling_params.HasField("grammar")
 
 
+async def test_what_is_text_is_told_by_the_tools_even_after_a_restart(make_line) -> None:
+    output = "<tool_call>\n<function=get_weather>\n<parameter=city>\n12\n</parameter>\n</function>\n</tool_call>"
+    async with (line := make_line(output, config={"chat_template": FAMILIES["qwen3_coder"]})).running():
+        whole = await line.generate(chat=WITH_TOOL, output_parsing=OutputParsing(tool_calls=True))
+        untold = await line.generate(chat=CHAT, output_parsing=OutputParsing(tool_calls=True))
+        before = whole.responses[:15]
+        resumed = await line.generate(
+            token_ids=inference_pb2.TokenIds(ids=whole.prompt_token_ids),
+            resume_token_ids=[token_id for response in before for token_id in response.token_ids],
+            output_parsing=OutputParsing(tool_calls=True, tools=[TOOL]),
+        )
+    assert merged(whole.responses) == ("", "", [("get_weather", '{"city": "12"}')])
+    assert merged(untold.responses) == ("", "", [("get_weather", '{"city": 12}')])
+    assert merged([*before, *resumed.responses]) == merged(whole.responses)
+
+
 @pytest.mark.parametrize(
     ("chat", "parsing", "message"),
     [

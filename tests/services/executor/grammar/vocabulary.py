@@ -12,7 +12,7 @@ import numpy as np
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
-from tests.services.executor.constrained import EOS, VOCAB_SIZE
+from tests.services.executor.constrained import EOS
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 
@@ -36,7 +36,7 @@ class Vocabulary:
         """What somebody writes after `begin` who likes marks and means nothing; None if it has no end so soon."""
         tag = {"type": "structural_tag", "format": format}
         matcher = self.compiler.compile(Grammar(structural_tag=json.dumps(tag)))
-        mask = np.empty(-(-VOCAB_SIZE // 32), dtype=np.int32)
+        mask = np.empty(-(-self.tokenizer.backend.get_vocab_size() // 32), dtype=np.int32)
         output = self.tokenizer.encode(begin, add_special_tokens=False)
         assert matcher.consume_tokens(output)
         while len(output) < max_tokens:
@@ -58,5 +58,5 @@ def vocabulary_with(path: Path, marks: Sequence[str], ends: Sequence[str] = ()) 
     tokenizer = load_tokenizer(path)
     vocabulary = tokenizer.backend.get_vocab()
     id_of = {mark: vocabulary[mark] for mark in marks}
-    compiler = Compiler(path, VOCAB_SIZE, [EOS, *(id_of[mark] for mark in ends)])
+    compiler = Compiler(path, len(vocabulary), [EOS, *(id_of[mark] for mark in ends)])
     return Vocabulary(compiler, tokenizer, [id_of[mark] for mark in marks if mark not in ends])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,7 +27,7 @@ from tests.services.executor.models.tiny_vision import (
     save_tiny_vision,
     tensors,
 )
-from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, Driver, graph_steps
+from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, Driver, graph_steps, sampling_params
 
 CONFIGS = {
     "llava-clip": llava_config(),
@@ -90,6 +91,18 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         tokens = driver.tokens[request_id]
         assert tokens == prompt.expected(reference, len(tokens)), request_id
     assert driver.tokens[0] != driver.tokens[3]
+
+
+@pytest.mark.parametrize("name", ["llava-clip", "qwen2.5-vl"])
+def test_prompts_with_images_have_log_probabilities(name: str, tmp_path: Path) -> None:
+    reference = save_tiny_vision(tmp_path, CONFIGS[name])
+    prompt = prompts_of(CONFIGS[name])[1]
+    expected = prompt.expected_logprobs(reference).numpy()
+    driver = driver_of(tmp_path)
+    driver.add(0, prompt.token_ids, sampling_params(temperature=0, prompt_logprobs=0), images=prompt.images)
+    driver.step({0: 3})
+    host = driver.step({0: len(prompt.token_ids) - 3})
+    np.testing.assert_allclose(host.prompt_logprobs[0].logprobs[:, 0], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llava-clip", "idefics3", "qwen2.5-vl"])

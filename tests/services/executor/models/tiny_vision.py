@@ -130,9 +130,8 @@ class ImagePrompt:
             else:
                 self.token_ids += part
 
-    @torch.inference_mode()
-    def expected(self, model: Any, num_tokens: int) -> list[int]:
-        """What transformers generates greedily."""
+    def inputs(self, model: Any) -> dict[str, torch.Tensor]:
+        """What transformers' model takes."""
         inputs: dict[str, torch.Tensor] = {}
         for name in self.images[0].tensors if self.images else ():
             axis = 1 if self.images[0].tensors[name].ndim == 5 else 0
@@ -142,13 +141,18 @@ class ImagePrompt:
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (input_ids == IMAGE_TOKEN).int()
             model.model.rope_deltas = None
+        return inputs | {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+
+    @torch.inference_mode()
+    def expected(self, model: Any, num_tokens: int) -> list[int]:
+        """What transformers generates greedily."""
         output = model.generate(
-            input_ids=input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            **inputs,
+            max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **self.inputs(model)
         )
         return output[0, len(self.token_ids) :].tolist()
+
+    @torch.inference_mode()
+    def expected_logprobs(self, model: Any) -> torch.Tensor:
+        """transformers' log probabilities of its tokens from the second on, placeholders included."""
+        logprobs = model(**self.inputs(model)).logits[0, :-1].log_softmax(-1)
+        return logprobs.gather(1, torch.tensor(self.token_ids[1:])[:, None])[:, 0]

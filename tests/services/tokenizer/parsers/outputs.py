@@ -1,5 +1,6 @@
 """Outputs of models, and what they say. Calls are (name, arguments as the model wrote them)."""
 
+import json
 from dataclasses import dataclass
 
 
@@ -36,6 +37,49 @@ def deepseek_v31(*calls: tuple[str, str]) -> str:
 
 def gpt_oss(*calls: tuple[str, str]) -> str:
     return "".join(f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{a}<|call|>" for n, a in calls)
+
+
+def kimi_k2(*calls: tuple[str, str]) -> str:
+    each = [
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return "<|tool_calls_section_begin|>" + "".join(each) + "<|tool_calls_section_end|>"
+
+
+def qwen3_coder(name: str, **arguments: str) -> str:
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+
+
+def glm45(name: str, line: str = "\n", **arguments: str) -> str:
+    each = [f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}" for key, value in arguments.items()]
+    return f"<tool_call>{name}{line}{''.join(each)}</tool_call>"
+
+
+def minimax_m2(*calls: tuple[str, dict[str, str]]) -> str:
+    each = [
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments.items())
+        + "</invoke>\n"
+        for name, arguments in calls
+    ]
+    return f"<minimax:tool_call>\n{''.join(each)}</minimax:tool_call>"
+
+
+# Of the tools whose arguments stand one by one, and what some are as text and as JSON.
+SCHEMAS = {
+    "get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "now": {},
+    "run": {"code": {"type": "string"}, "deep": {"type": "object"}, "note": {"type": ["string", "null"]}},
+}
+CODE = 'if (x < 1) {\n\ts = "é\\n";\n} // </param [TOOL_CALLS]\n'
+RUN = ("run", '{"code": ' + json.dumps(CODE, ensure_ascii=False) + ', "deep": {"a": [1, null]}, "note": null}')
+RUN_AS_TEXT = {"code": CODE, "deep": '{"a": [1, null]}', "note": "null"}
+# Without a schema what reads like JSON is JSON, or Python.
+GUESSED = ("guess", '{"a": 1, "b": "x y", "c": [true, null], "d": "1.2.3"}')
+GUESSED_AS_TEXT = {"a": "1", "b": "x y", "c": "[True, None]", "d": "1.2.3"}
+PARIS = {"city": "Paris", "days": "2"}
 
 
 # What is text to every parser.
@@ -156,6 +200,55 @@ TOOL_CALLS: dict[str, list[tuple[str, Said]]] = {
         ("Let me see." + deepseek_v31(WEATHER, TIME, HARD), Said("Let me see.", (WEATHER, TIME, HARD))),
         (deepseek_v31(WEATHER)[:-30], Said("", (WEATHER,))),
         ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]", Said("<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]")),
+    ],
+    "kimi_k2": [
+        (kimi_k2(WEATHER), Said("", (WEATHER,))),
+        ("Let me see." + kimi_k2(WEATHER, TIME, HARD) + " Done", Said("Let me see. Done", (WEATHER, TIME, HARD))),
+        (kimi_k2(WEATHER)[:-40], Said("", (WEATHER,))),
+        ("<|tool_call_begin|>now:12 <|tool_call_argument_begin|> {}", Said("", (TIME,))),
+        ("<|tool_call_begin|>now<|tool_call_argument_begin|>{}",
+         Said("<|tool_call_begin|>now<|tool_call_argument_begin|>{}")),
+    ],
+    "granite": [
+        (f"<|tool_call|>[{object_of(WEATHER)}, {object_of(HARD)}]", Said("", (WEATHER, HARD))),
+        (f"Well.\n<tool_call>[{object_of(TIME)}]</tool_call>", Said("Well.", (TIME,))),
+        (f"<|tool_call|> [{object_of(TIME)}]<|/tool_call|> ok", Said(" ok", (TIME,))),
+        ("<|tool_call|>now", Said("<|tool_call|>now")),
+        ("<|tool_call|>[1]", Said("<|tool_call|>[1]")),
+    ],
+    "qwen3_coder": [
+        (qwen3_coder("get_weather", **PARIS), Said("", (WEATHER,))),
+        ("I look.\n\n" + qwen3_coder("run", **RUN_AS_TEXT) + "\n" + qwen3_coder("now"), Said("I look.", (RUN, TIME))),
+        (qwen3_coder("guess", **GUESSED_AS_TEXT), Said("", (GUESSED,))),
+        ("<tool_call><function=now></function></tool_call> ok", Said(" ok", (TIME,))),
+        ("<tool_call><function=run><parameter=code></parameter><parameter=note>a null</parameter></function>",
+         Said("", (("run", '{"code": "", "note": "a null"}'),))),
+        # Cut off, or not as it should be.
+        (qwen3_coder("get_weather", **PARIS)[:56], Said("", (("get_weather", '{"city": "Pari'),))),
+        ("<tool_call>\n<function=now>\n<param", Said("", (("now", ""),))),
+        ("<tool_call>\n<function=get_weather>\n<parameter=days>\n1", Said("", (("get_weather", '{"days": '),))),
+        ("<tool_call>\n<function=now>\noops</function>", Said("\noops</function>", (TIME,))),
+        ("<tool_call>\n<function=f g>", Said("<tool_call>\n<function=f g>")),
+        ("<tool_call>\n<fun", Said("<tool_call>\n<fun")),
+        ("a <tool_call> b", Said("a <tool_call> b")),
+        ('<tool_call>{"name": "now"}</tool_call>', Said('<tool_call>{"name": "now"}</tool_call>')),
+    ],
+    "glm45": [
+        (glm45("get_weather", **PARIS), Said("", (WEATHER,))),
+        ("I look." + glm45("run", line="", **RUN_AS_TEXT) + "\n" + glm45("now"), Said("I look.", (RUN, TIME))),
+        (glm45("guess", **GUESSED_AS_TEXT), Said("", (GUESSED,))),
+        (glm45("get_weather", **PARIS)[:62], Said("", (("get_weather", '{"city": "Pari'),))),
+        ("<tool_call>now", Said("<tool_call>now")),
+        ("<tool_call>two words</tool_call>", Said("<tool_call>two words</tool_call>")),
+        ("<tool_call>now\n<arg_key>a</arg_key>\nb</tool_call>", Said("<arg_key>a</arg_key>\nb</tool_call>", (TIME,))),
+    ],
+    "minimax_m2": [
+        (minimax_m2(("get_weather", PARIS)), Said("", (WEATHER,))),
+        ("I look.\n" + minimax_m2(("run", RUN_AS_TEXT), ("now", {})) + " ok", Said("I look. ok", (RUN, TIME))),
+        (minimax_m2(("guess", GUESSED_AS_TEXT)), Said("", (GUESSED,))),
+        (minimax_m2(("now", {})).replace("</minimax:tool_call>", "<inv"), Said("\n<inv", (TIME,))),
+        (minimax_m2(("now", {})).replace("</minimax:tool_call>", "<invoke>"), Said("\n<invoke>", (TIME,))),
+        ("<minimax:tool_call>\n<tool>", Said("<minimax:tool_call>\n<tool>")),
     ],
     "listed": [
         (f"[{object_of(WEATHER)}, {object_of(HARD)}]", Said("", (WEATHER, HARD))),

@@ -1,0 +1,144 @@
+"""What messages are made of when Anthropic's clients send them: content blocks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from pagewire.gateway.schema.field import field, required
+
+STRICT = ConfigDict(strict=True, extra="forbid")
+
+Name = Annotated[str, StringConstraints(min_length=1)]
+CACHE_CONTROL: Any = field("gateway", "Ignored: whatever prompts begin with in common is cached, unmarked.")
+# A list in which nothing may be asked for.
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
+class TextBlockParam(BaseModel):
+    model_config = STRICT
+
+    type: Literal["text"]
+    text: str
+    citations: Nothing | None = field("gateway", "No template shows them.")
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
+
+
+class Base64Source(BaseModel):
+    model_config = STRICT
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str = required("tokenizer", "The image's bytes in base64.")
+
+
+class UrlSource(BaseModel):
+    model_config = STRICT
+
+    type: Literal["url"]
+    url: Name = required("tokenizer", "Where the server may fetch it (`--allowed-media-domains`).")
+
+
+class ImageBlockParam(BaseModel):
+    model_config = STRICT
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
+
+
+class ThinkingBlockParam(BaseModel):
+    """What an assistant thought before it answered."""
+
+    model_config = STRICT
+
+    type: Literal["thinking"]
+    thinking: str = required("tokenizer", "Shown by templates that show earlier thoughts.")
+    signature: str | None = field("gateway", "Not checked.")
+
+
+class RedactedThinkingBlockParam(BaseModel):
+    """Thoughts that only Anthropic can read: they are left out."""
+
+    model_config = STRICT
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class DirectCaller(BaseModel):
+    model_config = STRICT
+
+    type: Literal["direct"]
+
+
+class ToolUseBlockParam(BaseModel):
+    """A call that the assistant made."""
+
+    model_config = STRICT
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: dict[str, Any]
+    caller: DirectCaller | None = field("gateway", "Only the model calls tools.")
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
+
+
+ToolResultPart = Annotated[TextBlockParam | ImageBlockParam, Field(discriminator="type")]
+
+
+class ToolResultBlockParam(BaseModel):
+    """What a call returned."""
+
+    model_config = STRICT
+
+    type: Literal["tool_result"]
+    tool_use_id: Name = required("tokenizer", "The call's `id`.")
+    content: str | list[ToolResultPart] | None = field(
+        "tokenizer", "Text, or text and images.", union_mode="left_to_right"
+    )
+    is_error: bool | None = field("gateway", 'The model sees the content with "Error: " before it.', False)
+    cache_control: dict[str, Any] | None = CACHE_CONTROL
+
+
+Block = (
+    TextBlockParam
+    | ImageBlockParam
+    | ThinkingBlockParam
+    | RedactedThinkingBlockParam
+    | ToolUseBlockParam
+    | ToolResultBlockParam
+)
+
+
+def blocks_of(content: str | Sequence[Block]) -> list[Block]:
+    return [TextBlockParam(type="text", text=content)] if isinstance(content, str) else list(content)
+
+
+_BLOCKS_OF: Mapping[str, tuple[str, ...]] = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+class MessageParam(BaseModel):
+    """Part of a turn: neighbours of the same role are one."""
+
+    model_config = STRICT
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Annotated[Block, Field(discriminator="type")]] = required(
+        "tokenizer", "Text, or blocks.", union_mode="left_to_right"
+    )
+
+    @model_validator(mode="after")
+    def _blocks_fit_the_role(self) -> "MessageParam":
+        allowed = _BLOCKS_OF[self.role]
+        for index, block in enumerate(self.content if isinstance(self.content, list) else ()):
+            if block.type not in allowed:
+                raise ValueError(f"content[{index}] is {block.type!r}; role {self.role!r} has {', '.join(allowed)}")
+        if self.content == [] and self.role != "assistant":
+            raise ValueError(f"content of a {self.role!r} message is required")
+        return self

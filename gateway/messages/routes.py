@@ -1,0 +1,45 @@
+"""The routes of Anthropic's Messages API."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagewire.gateway import openapi, translate
+from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.messages.answer import MessagesAnswer
+from pagewire.gateway.messages.requests import CountTokensRequest, MessagesRequest
+from pagewire.gateway.messages.responses import EVENTS, AnsweredMessage, TokenCount
+from pagewire.gateway.messages.translate import chat_request, tokenize_request
+from pagewire.gateway.request_context import request_context
+from pagewire.gateway.serving import GenerationResponse
+
+router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.MESSAGES_ERROR_RESPONSES)
+
+_ANSWER: openapi.Responses = {
+    200: {
+        "description": "The answer; with `stream: true` as events.",
+        "content": openapi.content(AnsweredMessage) | openapi.content_of(EVENTS, "text/event-stream"),
+    }
+}
+
+
+@router.post("/v1/messages", responses=_ANSWER)
+async def create_message(request: Request, body: MessagesRequest) -> Response:
+    """The next turn of a conversation, as Anthropic's clients ask for it; with `stream: true` as server-sent events."""
+    gateway, request_id = gateway_of(request), request_context(request.scope).request_id
+    requests = translate.chat_requests(chat_request(body))
+    answer = MessagesAnswer(
+        request_id,
+        body.model or await gateway.default_model(),
+        max_tokens=body.max_tokens,
+        show_thinking=getattr(body.thinking, "display", None) != "omitted",
+    )
+    return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_message_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
+    """How many tokens the prompt of such a request has."""
+    gateway = gateway_of(request)
+    upstream = translate.tokenize_request(tokenize_request(body))
+    return TokenCount(input_tokens=len((await gateway.call(gateway.inference.Tokenize, upstream)).token_ids))

@@ -1,0 +1,97 @@
+"""Routes for operators, by the names that vLLM and SGLang give them."""
+
+import re
+
+from fastapi import APIRouter, Request
+
+from pagewire import __version__
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.gateway import Gateway, gateway_of
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.operation.schema import AbortBody, Aborted, ServedModel, ServerInfo, ServerLoad
+from pagewire.gateway.schema.responses import Health
+from pagewire.v1 import common_pb2, inference_pb2
+
+router = APIRouter(route_class=JsonRoute, tags=["operation"])
+
+# What the ids of answers begin with.
+_PREFIX = re.compile(r"(chatcmpl-|cmpl-|msg_|resp_)")
+# What the end-to-end probe asks for.
+_TEXT = "Hi"
+
+
+@router.post("/abort_requests")
+@router.post("/inference/v1/abort_requests")
+@router.post("/abort_request")
+async def abort_requests(request: Request, body: AbortBody) -> Aborted:
+    """Ends generations wherever they are, whichever gateway they came by."""
+    gateway = gateway_of(request)
+    ids = [name for given in body.ids for name in (given, _PREFIX.sub("", given, count=1))]
+    upstream = inference_pb2.AbortRequestsRequest(request_ids=ids, all=bool(body.abort_all))
+    answer = await gateway.call(gateway.inference.AbortRequests, upstream)
+    return Aborted(status="aborted", aborted=answer.num_aborted)
+
+
+@router.get("/load")
+async def load(request: Request) -> ServerLoad:
+    return ServerLoad(server_load=await _num_requests(gateway_of(request)))
+
+
+@router.get("/server_info")
+@router.get("/get_server_info", include_in_schema=False)
+async def server_info(request: Request) -> ServerInfo:
+    gateway = gateway_of(request)
+    models = await gateway.list_models()
+    return ServerInfo(
+        version=__version__,
+        model_path=models[0].root,
+        served_model_names=[model.id for model in models],
+        is_generation=_generates(models[0]),
+        max_model_len=models[0].max_model_len or None,
+        num_requests=await _num_requests(gateway),
+    )
+
+
+@router.get("/model_info")
+@router.get("/get_model_info", include_in_schema=False)
+async def model_info(request: Request) -> ServedModel:
+    model = (await gateway_of(request).list_models())[0]
+    return ServedModel(
+        model_path=model.root,
+        tokenizer_path=model.root,
+        is_generation=_generates(model),
+        served_model_name=model.id,
+        max_model_len=model.max_model_len or None,
+    )
+
+
+@router.get("/health_generate")
+async def health_generate(request: Request) -> Health:
+    """Whether a token, or a vector, comes out at the end of the line. It waits for its turn like any request."""
+    gateway = gateway_of(request)
+    if reason := await gateway.why_not_ready():
+        raise ApiError(503, reason)
+    await _compute(gateway, (await gateway.list_models())[0].kind)
+    return Health(status="ok")
+
+
+async def _compute(gateway: Gateway, kind: common_pb2.ModelKind) -> None:
+    inputs = [inference_pb2.InputText(text=_TEXT)]
+    if kind == common_pb2.MODEL_KIND_EMBED:
+        await gateway.call(gateway.inference.Embed, inference_pb2.EmbedRequest(inputs=inputs))
+    elif kind == common_pb2.MODEL_KIND_CLASSIFY:
+        await gateway.call(gateway.inference.Classify, inference_pb2.ClassifyRequest(inputs=inputs))
+    else:
+        params = common_pb2.SamplingParams(max_tokens=1, ignore_eos=True)
+        call = gateway.inference.Generate(inference_pb2.GenerateRequest(text=_TEXT, sampling_params=params))
+        async for _ in call:
+            pass
+
+
+async def _num_requests(gateway: Gateway) -> int:
+    counted = await gateway.call(gateway.inference.CountRequests, inference_pb2.CountRequestsRequest())
+    return counted.num_requests
+
+
+def _generates(model: inference_pb2.Model) -> bool:
+    return model.kind == common_pb2.MODEL_KIND_UNSPECIFIED

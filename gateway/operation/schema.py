@@ -1,0 +1,70 @@
+"""Bodies and answers of the routes for operators."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.field import field
+from pagewire.gateway.schema.requests import Parameters
+from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.schema.unsupported import Refused
+
+
+class AbortBody(Parameters):
+    """Which requests end, with what they have so far and `finish_reason: abort`: some, or all."""
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {}
+
+    request_ids: Annotated[list[str], Field(min_length=1)] | None = field(
+        "tokenizer", "Their `request_id`, `X-Request-Id`, or the `id` of their answer."
+    )
+    rid: str | list[str] | None = field("tokenizer", "SGLang's name of `request_ids`.", union_mode="left_to_right")
+    abort_all: bool | None = field("tokenizer", "All that are being generated, whoever sent them.", False)
+
+    @model_validator(mode="after")
+    def _says_which(self) -> "AbortBody":
+        if not self.abort_all and not self.ids:
+            raise ApiError(400, "give request_ids (or rid), or abort_all: true", param="request_ids")
+        return self
+
+    @property
+    def ids(self) -> list[str]:
+        rids = [self.rid] if isinstance(self.rid, str) else self.rid or []
+        return [*(self.request_ids or ()), *rids]
+
+
+class Aborted(Body):
+    """`aborted`: how many generations were ended; each of `n` choices is one."""
+
+    status: Literal["aborted"]
+    aborted: int
+
+
+class ServerLoad(Body):
+    """Requests that wait or run, of all gateways of this server."""
+
+    server_load: int
+
+
+class ServedModel(Body, kw_only=True):
+    """What SGLang's clients ask about a model."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    served_model_name: str
+    max_model_len: int | None
+    weight_version: Literal["default"] = "default"
+
+
+class ServerInfo(Body, kw_only=True):
+    """What is served, and by what."""
+
+    version: str
+    model_path: str
+    served_model_names: list[str]
+    is_generation: bool
+    max_model_len: int | None
+    num_requests: int

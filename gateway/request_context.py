@@ -1,0 +1,38 @@
+"""What is known of an HTTP request wherever it is dealt with, from the middleware to the last byte of its answer."""
+
+import time
+
+from starlette.types import Scope, Send
+
+_SCOPE_KEY = "pagewire.request"
+
+
+class RequestContext:
+    """One HTTP request and its response, as the log and the metrics see them."""
+
+    __slots__ = ("note", "request_id", "send", "speaks_anthropic", "started", "status")
+
+    def __init__(self, request_id: str, send: Send, *, speaks_anthropic: bool = False) -> None:
+        """send: the server's own, for a body whose head has passed through everything between.
+
+        speaks_anthropic: the client is one of Anthropic's API, which has errors and lists of its own.
+        """
+        self.request_id = request_id
+        self.send = send
+        self.speaks_anthropic = speaks_anthropic
+        self.started = time.monotonic()
+        self.status = 0
+        self.note = ""
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+
+def add_context(scope: Scope, context: RequestContext) -> None:
+    scope[_SCOPE_KEY] = context
+
+
+def request_context(scope: Scope) -> RequestContext:
+    context: RequestContext = scope[_SCOPE_KEY]
+    return context

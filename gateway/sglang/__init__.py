@@ -1,0 +1,1 @@
+"""SGLang's own API, as far as its clients use it: /generate."""

@@ -1,0 +1,34 @@
+"""SGLang's native route."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagewire.gateway import openapi
+from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.json_route import JsonRoute, parse
+from pagewire.gateway.request_context import request_context
+from pagewire.gateway.schema.requests import CompletionRequest
+from pagewire.gateway.serving import GenerationResponse
+from pagewire.gateway.sglang.generate import NativeAnswer, completion_body
+from pagewire.gateway.sglang.schema import NativeGenerateRequest, NativeOutput
+from pagewire.gateway.translate import completion_requests
+
+router = APIRouter(route_class=JsonRoute, tags=["generation"])
+
+
+@router.post("/generate", responses=openapi.native_responses(NativeOutput))
+async def generate(request: Request, body: NativeGenerateRequest) -> Response:
+    """SGLang's own API: what follows each prompt, an output or a list of them; with `stream: true` as events."""
+    completion = parse(CompletionRequest, completion_body(body))
+    context = request_context(request.scope)
+    if body.rid is not None and "x-request-id" not in request.headers:
+        context.request_id = body.rid
+    answer = NativeAnswer(body, context.request_id)
+    requests = completion_requests(completion)
+    return GenerationResponse(
+        gateway_of(request).link,
+        requests,
+        answer,
+        stream=bool(body.stream),
+        choices_per_prompt=completion.n or 1,
+    )

@@ -1,0 +1,247 @@
+"""Calls whose arguments stand one by one between marks: Qwen3-Coder, GLM-4.5, MiniMax-M2.
+
+A value has no quotes. Whether it is text or JSON is what the tool's schema says; without one, what reads like JSON is.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pagewire.services.tokenizer.parsers.formats import (
+    ANY_TEXT,
+    CallableTool,
+    Format,
+    any_number_of,
+    listed,
+    regex_of,
+    sequence,
+    tag,
+    text_of,
+)
+from pagewire.services.tokenizer.parsers.keywords import Parameter, in_order, parameters_of
+from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, len_of_beginning
+from pagewire.services.tokenizer.parsers.tool_calls import MAX_HEADER, ToolCallReader, check_names
+from pagewire.services.tokenizer.parsers.untyped_values import is_text, to_json, value_format
+
+
+class TaggedCallReader(ToolCallReader):
+    """Subclasses have the marks."""
+
+    reads_schemas = True
+    # From an opening mark to the first argument, and what may become that. Group 1 is the tool's name.
+    header: ClassVar[re.Pattern[str]]
+    header_beginning: ClassVar[re.Pattern[str]]
+    # From one argument's value to the next, of which group 1 is the name, and what may become that.
+    key: ClassVar[re.Pattern[str]]
+    key_beginning: ClassVar[re.Pattern[str]]
+    value_end: ClassVar[str]
+    call_end: ClassVar[str]
+    # What begins the next call behind one, if not an opening mark.
+    next_call: ClassVar[str] = ""
+    # Whether values have lines of their own.
+    values_have_lines: ClassVar[bool] = False
+    # What models write behind each mark, for grammars.
+    gap: ClassVar[Format] = text_of("\n")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._properties: dict[str, Any] = {}
+        self._num_values = 0
+        self._schema: Any = None  # of the argument that is read
+        self._value: list[str] | None = None  # what was read of it; None: it is text, and told as it comes
+        self._is_begun = False  # the value is told
+        self._at_start = False  # of what is between its marks
+
+    def _call(self, parsed: Parsed) -> bool:
+        self._state = self._call
+        header = self.header.match(self._held)
+        if header is None:
+            may_come = not self._ended and len(self._held) <= MAX_HEADER and self.header_beginning.fullmatch(self._held)
+            return False if may_come else self._no_call(parsed)
+        self._take(header.end())
+        self._open(parsed, header[1])
+        self._properties = self.schemas.get(header[1], {})
+        self._num_values = 0
+        self._state = self._argument
+        return True
+
+    def _argument(self, parsed: Parsed) -> bool:
+        """Before the next one, or the call's end."""
+        rest = self._held.lstrip()
+        if rest.startswith(self.call_end) and len(self._held) - len(rest) <= MAX_SPACE:
+            self._held = rest[len(self.call_end) :]
+            self._tell_arguments(parsed, "}" if self._num_values else "{}")
+            self._state = self._behind_call
+            return True
+        key = self.key.match(self._held)
+        if key is not None:
+            self._take(key.end())
+            self._begin_value(parsed, key[1])
+            return True
+        may_come = self.key_beginning.fullmatch(self._held) or self.call_end.startswith(rest)
+        if may_come and len(self._held) <= MAX_HEADER:
+            if self._ended:
+                self._held = ""  # it was cut off
+            return False
+        self._tell_arguments(parsed, "}" if self._num_values else "{}")
+        return self._close()
+
+    def _begin_value(self, parsed: Parsed, name: str) -> None:
+        self._schema = self._properties.get(name)
+        self._tell_arguments(parsed, f"{', ' if self._num_values else '{'}{json.dumps(name, ensure_ascii=False)}: ")
+        self._num_values += 1
+        self._value, self._is_begun, self._at_start = (None if is_text(self._schema) else []), False, True
+        self._state = self._argument_value
+
+    def _argument_value(self, parsed: Parsed) -> bool:
+        if self.values_have_lines and self._at_start and self._held:
+            self._take(len(self._held) - len(self._held.removeprefix("\n")))
+            self._at_start = False
+        end = self._held.find(self.value_end)
+        is_whole = end != -1
+        if not is_whole:
+            end = len(self._held) - (0 if self._ended else len_of_beginning(self._held, self.value_end))
+        if self.values_have_lines and (is_whole or not self._ended) and self._held[:end].endswith("\n"):
+            end -= 1
+        if not end and not is_whole:
+            return False
+        self._tell_value(parsed, self._take(end))
+        if not is_whole:
+            return False
+        self._held = self._held[self._held.index(self.value_end) + len(self.value_end) :]
+        self._tell_arguments(parsed, '"' if self._value is None else to_json("".join(self._value), self._schema))
+        self._state = self._argument
+        return True
+
+    def _tell_value(self, parsed: Parsed, text: str) -> None:
+        if self._value is None:
+            quote = "" if self._is_begun else '"'
+            self._tell_arguments(parsed, quote + json.dumps(text, ensure_ascii=False)[1:-1])
+        else:
+            self._value.append(text)
+        self._is_begun = True
+
+    def _behind_call(self, parsed: Parsed) -> bool:
+        rest = self._held.lstrip()
+        if self.next_call and len(self._held) - len(rest) <= MAX_SPACE:
+            if rest.startswith(self.next_call):
+                self._unopened = ""
+                self._state = self._call
+                return True
+            if self.next_call.startswith(rest) and not self._ended:
+                return False
+        return self._close()
+
+    # -- the grammar of calls ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
+        check_names(tools)
+        return [
+            tag(cls.begin_of(tool.name), sequence(cls.gap, cls._arguments_format(tool)), cls.end_of_call)
+            for tool in tools
+        ]
+
+    @classmethod
+    def _arguments_format(cls, tool: CallableTool) -> Format:
+        parameters = parameters_of(tool)
+        if parameters is None:
+            name = regex_of(r"[A-Za-z_][\w.\-]{0,63}")
+            return any_number_of(cls.argument_format(name, ANY_TEXT))
+
+        def written(parameter: Parameter) -> Format:
+            return cls.argument_format(text_of(parameter.name), value_format(tool, parameter))
+
+        return in_order(parameters, written, "")
+
+    # What a call ends with, the closing marks included.
+    end_of_call: ClassVar[str]
+
+    @classmethod
+    def begin_of(cls, name: str) -> str:
+        """What a call of a tool begins with."""
+        raise NotImplementedError
+
+    @classmethod
+    def argument_format(cls, name: Format, value: Format) -> Format:
+        raise NotImplementedError
+
+
+class Qwen3CoderReader(TaggedCallReader):
+    """<tool_call><function=name><parameter=key>value</parameter></function></tool_call>; Qwen3.5 as well."""
+
+    opening = ("<tool_call>",)
+    closing = ("</tool_call>",)
+    marks = (*opening, *closing)
+    header = re.compile(r"\s{0,99}<function=([^\s<>]{1,128})>")
+    header_beginning = re.compile(r"\s{0,99}(?:<[a-z]{0,8}|<function=[^\s<>]{0,128})?")
+    key = re.compile(r"\s{0,99}<parameter=([^\s<>]{1,128})>")
+    key_beginning = re.compile(r"\s{0,99}(?:<[a-z]{0,9}|<parameter=[^\s<>]{0,128})?")
+    value_end, call_end = "</parameter>", "</function>"
+    values_have_lines = True
+    between = "\n"
+    end_of_call = "</function>\n</tool_call>"
+
+    @classmethod
+    def begin_of(cls, name: str) -> str:
+        return f"<tool_call>\n<function={name}>"
+
+    @classmethod
+    def argument_format(cls, name: Format, value: Format) -> Format:
+        return sequence(tag("<parameter=", name, ">\n"), tag("", value, "\n</parameter>"), cls.gap)
+
+
+class Glm45Reader(TaggedCallReader):
+    """<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>; in GLM-4.5 with line breaks."""
+
+    opening = ("<tool_call>",)
+    marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    header = re.compile(r"\s{0,99}([^\s<>{]{1,128})\s{0,99}(?=<arg_key>|</tool_call>)")
+    header_beginning = re.compile(r"\s{0,99}(?:[^\s<>{]{1,128}\s{0,99}(?:<[a-z_/]{0,11})?)?")
+    key = re.compile(r"\s{0,99}<arg_key>\s{0,99}([^\s<>]{1,128})\s{0,99}</arg_key>\s{0,99}<arg_value>")
+    key_beginning = re.compile(
+        r"\s{0,99}(?:<[a-z_]{0,8}|<arg_key>\s{0,99}(?:[^\s<>]{1,128}\s{0,99}(?:<[a-z_/]{0,9}|</arg_key>\s{0,99}"
+        r"(?:<[a-z_]{0,10})?)?)?)?"
+    )
+    value_end, call_end = "</arg_value>", "</tool_call>"
+    between = "\n"
+    gap: ClassVar[Format] = {"type": "optional", "content": text_of("\n")}
+    end_of_call = "</tool_call>"
+
+    @classmethod
+    def begin_of(cls, name: str) -> str:
+        return f"<tool_call>{name}"
+
+    @classmethod
+    def argument_format(cls, name: Format, value: Format) -> Format:
+        return sequence(
+            tag("<arg_key>", name, "</arg_key>"), cls.gap, tag("<arg_value>", value, "</arg_value>"), cls.gap
+        )
+
+
+class MiniMaxM2Reader(TaggedCallReader):
+    """<minimax:tool_call><invoke name="name"><parameter name="key">value</parameter></invoke></minimax:tool_call>"""
+
+    opening = ("<minimax:tool_call>",)
+    closing = ("</minimax:tool_call>",)
+    marks = (*opening, *closing)
+    header = re.compile(r'\s{0,99}<invoke name="([^\s<>"]{1,128})">')
+    header_beginning = re.compile(r"\s{0,99}(?:<[a-z]{0,6}|<invoke [^\s<>]{0,136})?")
+    key = re.compile(r'\s{0,99}<parameter name="([^\s<>"]{1,128})">')
+    key_beginning = re.compile(r"\s{0,99}(?:<[a-z]{0,9}|<parameter [^\s<>]{0,136})?")
+    value_end, call_end, next_call = "</parameter>", "</invoke>", "<invoke"
+    end_of_call = "</invoke>\n"
+
+    @classmethod
+    def begin_of(cls, name: str) -> str:
+        return f'<invoke name="{name}">'
+
+    @classmethod
+    def argument_format(cls, name: Format, value: Format) -> Format:
+        return sequence(tag('<parameter name="', name, '">'), tag("", value, "</parameter>"), cls.gap)
+
+    @classmethod
+    def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
+        calls = super().call_tags(tools, only_one=only_one)
+        return [tag("<minimax:tool_call>\n", listed(calls, "", only_one=only_one), "</minimax:tool_call>")]

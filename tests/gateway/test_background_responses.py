@@ -1,0 +1,199 @@
+"""Responses in the background: they need no client, no particular gateway, and are told again from any event on."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from pagewire.gateway.store import Store
+from pagewire.rpc import RpcError
+from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
+from tests.gateway.test_responses import RESPONSES, THINKS_SAYS_CALLS, TOOL, events_of
+
+BODY: dict[str, Any] = {"input": "hi", "background": True, "seed": 3}
+PROMPT = "<user>hi<assistant>"
+
+
+async def ended(client: httpx.AsyncClient, id: str) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while True:
+            response = (await client.get(f"{RESPONSES}/{id}")).json()
+            if response["status"] not in ("queued", "in_progress"):
+                return response
+            await asyncio.sleep(0.02)
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def told(events: list[dict[str, Any]]) -> str:
+    return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+
+
+async def test_nobody_needs_to_wait(ai: openai.AsyncOpenAI, client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    response = await ai.responses.create(model="fake", input="hi", background=True, extra_body={"seed": 3})
+    assert (response.status, response.output, response.background) == ("queued", [], True)
+    await ended(client, response.id)
+    response = await ai.responses.retrieve(response.id)
+    assert (response.status, response.output_text) == ("incomplete", expected_text(PROMPT, 3))
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (len(PROMPT), 24)
+    follow_up = await ai.responses.create(model="fake", input="and?", previous_response_id=response.id)
+    assert follow_up.previous_response_id == response.id
+
+
+async def test_events_may_be_had_again_from_any_on(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.script = THINKS_SAYS_CALLS
+    body = BODY | {"stream": True, "tools": [TOOL]}
+    events = events_of((await client.post(RESPONSES, json=body)).text)
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    *_, last = events
+    assert last["type"] == "response.completed"
+    path = f"{RESPONSES}/{last['response']['id']}"
+    assert (await client.get(path)).json() == last["response"]
+    again = await client.get(path, params={"stream": "true"})
+    assert events_of(again.text) == events
+    rest = await client.get(path, params={"stream": "true", "starting_after": 6})
+    assert again.text.endswith(rest.text)
+    assert '"sequence_number":7}' in rest.text.split("\n\n")[0]
+
+
+async def test_a_stream_is_taken_up_where_it_broke(
+    ai: openai.AsyncOpenAI, client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    fake.steps_left = 5
+    first, rest = [], []
+    seeded = {"seed": 3}
+    async for event in await ai.responses.create(
+        model="fake", input="hi", background=True, stream=True, extra_body=seeded
+    ):
+        first.append(event)
+        if event.type == "response.output_text.delta":
+            break  # the connection is gone
+    fake.steps_left = None
+    id = first[0].response.id
+    async for event in await ai.responses.retrieve(id, stream=True, starting_after=first[-1].sequence_number):
+        rest.append(event)
+    events = [*first, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == rest[-1].response.output_text == expected_text(PROMPT, 3)
+
+
+async def test_another_gateway_goes_on_where_one_stopped(fake: FakeTokenizer, address: str) -> None:
+    """The one that takes over goes on after the tokens that are there: what was told stays true."""
+    fake.steps_left = 6
+    async with running_gateway(address) as first:
+        await wait_ready(first)
+        id = (await first.post(RESPONSES, json=BODY)).json()["id"]
+        await eventually(lambda: fake.steps_left == 0)
+        async with first.stream("GET", f"{RESPONSES}/{id}", params={"stream": "true"}) as stream:
+            before = []
+            async for line in stream.aiter_lines():
+                before.append(line)
+                if "output_text.delta" in line and line.startswith("data"):
+                    break
+    fake.steps_left = None
+    async with running_gateway(address) as second:
+        await wait_ready(second)
+        response = await ended(second, id)
+        assert text_of(response) == expected_text(PROMPT, 3)
+        assert fake.received[-1].resume_token_ids
+        assert fake.received[-1].resubmitted
+        stream = (await second.get(f"{RESPONSES}/{id}", params={"stream": "true"})).text
+        assert stream.startswith("\n".join(before))
+        assert told(events_of(stream)) == expected_text(PROMPT, 3)
+        usage = response["usage"]
+        assert (usage["output_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (24, 3)
+
+
+async def test_any_gateway_cancels(fake: FakeTokenizer, address: str) -> None:
+    fake.steps_left = 6
+    async with running_gateway(address) as owner, running_gateway(address) as other:
+        await wait_ready(owner)
+        await wait_ready(other)
+        id = (await owner.post(RESPONSES, json=BODY)).json()["id"]
+        await eventually(lambda: fake.steps_left == 0)
+        response = (await other.post(f"{RESPONSES}/{id}/cancel")).json()
+        assert response["status"] == "cancelled"
+        assert expected_text(PROMPT, 3).startswith(text_of(response))
+        assert fake.aborted == [id]
+        assert (await owner.post(f"{RESPONSES}/{id}/cancel")).json() == response
+        events = events_of((await owner.get(f"{RESPONSES}/{id}", params={"stream": "true"})).text)
+        assert (events[-1]["type"], events[-1]["response"]) == ("response.incomplete", response)
+
+
+async def test_what_is_deleted_ends(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.running.clear()
+    id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+    await eventually(lambda: fake.received)
+    assert (await client.delete(f"{RESPONSES}/{id}")).json()["deleted"] is True
+    fake.running.set()
+    await eventually(lambda: fake.aborted)
+    assert (await client.get(f"{RESPONSES}/{id}")).status_code == 404
+
+
+async def test_a_full_engine_is_waited_for(client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: Any) -> None:
+    monkeypatch.setattr("pagewire.gateway.responses.background.PAUSE_S", 0.05)
+    fake.error = RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many")
+    id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+    await eventually(lambda: len(fake.received) > 1)
+    fake.error = None
+    assert text_of(await ended(client, id)) == expected_text(PROMPT, 3)
+
+
+async def test_an_error_is_its_end(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.error_at = (4, RpcError(grpc.StatusCode.INTERNAL, "broken"))
+    id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+    response = await ended(client, id)
+    assert (response["status"], response["error"]) == ("failed", {"code": "server_error", "message": "broken"})
+    assert expected_text(PROMPT, 3).startswith(text_of(response))
+    events = events_of((await client.get(f"{RESPONSES}/{id}", params={"stream": "true"})).text)
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+
+
+async def test_what_gateways_die_of_is_given_up(fake: FakeTokenizer, address: str, tmp_path: Any) -> None:
+    fake.running.clear()
+    async with running_gateway(address) as client:
+        await wait_ready(client)
+        id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+        await eventually(lambda: fake.received)
+    store = Store(tmp_path / "data")
+    jobs = store.jobs("response", lease_s=0.0)
+    for _ in range(4):  # who dies gives nothing back
+        assert await jobs.take() is not None
+    await store.close()
+    async with running_gateway(address) as client:
+        await wait_ready(client)
+        response = await ended(client, id)
+        assert (response["status"], "died" in response["error"]["message"]) == ("failed", True)
+
+
+async def test_events_of_others_are_not_kept(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
+    response = await ai.responses.create(model="fake", input="hi")
+    with pytest.raises(openai.BadRequestError, match="background: true"):
+        await ai.responses.retrieve(response.id, stream=True)
+    with pytest.raises(openai.BadRequestError, match="background: true"):
+        await ai.responses.cancel(response.id)
+
+
+async def test_a_running_response_cannot_be_continued_from(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.running.clear()
+    id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+    answer = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": id})
+    assert (answer.status_code, "is still" in answer.text) == (400, True)
+
+
+async def test_log_probabilities_are_told_again(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    body = BODY | {"include": ["message.output_text.logprobs"], "max_output_tokens": 5, "stream": True}
+    events = events_of((await client.post(RESPONSES, json=body)).text)
+    [part] = events[-1]["response"]["output"][0]["content"]
+    assert "".join(one["token"] for one in part["logprobs"]) == part["text"] == expected_text(PROMPT, 3, 5)
