@@ -182,8 +182,11 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
         'JSON object of sampling defaults that take precedence, for instance `{"temperature": 0.6}`',
         group="model",
     )
+    enable_tokenizer_info_endpoint: bool = flag(
+        False, "tell clients the chat template and the special tokens (/tokenizer_info)", group="model"
+    )
     trust_request_chat_template: bool = flag(
-        False, "render chat templates that come with gRPC requests; only for clients you trust", group="model"
+        False, "render chat templates that come with requests; only for clients you trust", group="model"
     )
     tool_call_parser: str = flag(
         "auto",

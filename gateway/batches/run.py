@@ -86,8 +86,10 @@ class BatchRun:
 
     async def _validate_or_end(self, stopping: asyncio.Event) -> None:
         validating = asyncio.create_task(self._validate())
-        ending = await self._wait(validating, stopping)
-        await rpc.cancel([validating])
+        try:
+            ending = await self._wait(validating, stopping)
+        finally:
+            await rpc.cancel([validating])
         if ending in ("cancelled", "expired"):
             await self._begin_finalizing(ending)
 
@@ -118,20 +120,22 @@ class BatchRun:
         async with self._results() as results:
             runner = Runner(self._ask, results, room, away_timeout=0)
             running = asyncio.create_task(self._run_all(runner, results, concurrency))
-            deadly = self._lease.lost_leases >= MAX_DEATHS
-            ending = "deadly" if deadly else await self._wait(running, stopping)
-            if ending == "stopped":
-                runner.stop()
-                if not await running:
-                    return
-                ending = "completed"
-            await rpc.cancel([running])
+            try:
+                deadly = self._lease.lost_leases >= MAX_DEATHS
+                ending = "deadly" if deadly else await self._wait(running, stopping)
+                if ending == "stopped":
+                    runner.stop()
+                    if not await running:
+                        return
+                    ending = "completed"
+            finally:
+                await rpc.cancel([running])
             if ending == "expired":
                 await self._fail_the_rest(results, *EXPIRED)
             elif ending == "deadly":
                 await self._fail_the_rest(results, *DEADLY)
                 ending = "completed"
-            await self._end_lines(results, ending)
+        await self._end_lines(results, ending)
 
     async def _wait(self, running: asyncio.Task[Any], stopping: asyncio.Event) -> str:
         """ "completed", or why the task has to end."""
@@ -187,6 +191,7 @@ class BatchRun:
             await asyncio.to_thread(results.add_error, line, code, message)
 
     async def _end_lines(self, results: Results, ending: str) -> None:
+        """results: closed, so that nothing is added to them any more."""
         batch, record = self._batch, self._record
         self._note(results)
         if results.num_completed:

@@ -70,6 +70,8 @@ class BatchWorker:
                     await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     await rpc.cancel([running, lost])
+                if running.cancelled():
+                    raise LeaseLost
         except LeaseLost:
             logger.warning("batch %s has gone to another process", lease.id)
         except (ApiError, OSError) as error:

@@ -108,13 +108,16 @@ def _messages(body: CountTokensRequest) -> list[Message]:
 
 def _goes_on(last: MessageParam) -> bool:
     """Whether the answer continues the last message. Raises ApiError 400 if it is one that cannot go on."""
-    if last.role != "assistant" or not last.content:
+    blocks = blocks_of(last.content) if last.role == "assistant" else []
+    if not blocks:
         return False
-    block = blocks_of(last.content)[-1]
-    if not isinstance(block, TextBlockParam):
-        message = f"the last message is the assistant's, to go on with: it must end with text, not with {block.type!r}"
+    if not isinstance(blocks[-1], TextBlockParam) or any(isinstance(block, ToolUseBlockParam) for block in blocks):
+        message = (
+            "the last message is the assistant's, to go on with: it must end with text and call no tool (results of "
+            "calls are in a user message behind it)"
+        )
         raise ApiError(400, message, param="messages")
-    return True
+    return any(isinstance(block, TextBlockParam) and block.text for block in blocks)
 
 
 def _system(blocks: Iterable[Block]) -> list[Message]:

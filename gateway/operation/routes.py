@@ -3,12 +3,13 @@
 import re
 
 from fastapi import APIRouter, Request
+from msgspec import UNSET
 
 from pagewire import __version__
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.gateway import Gateway, gateway_of
 from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.operation.schema import AbortBody, Aborted, ServedModel, ServerInfo, ServerLoad
+from pagewire.gateway.operation.schema import AbortBody, Aborted, ServedModel, ServerInfo, ServerLoad, TokenizerInfo
 from pagewire.gateway.schema.responses import Health
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -62,6 +63,20 @@ async def model_info(request: Request) -> ServedModel:
         is_generation=_generates(model),
         served_model_name=model.id,
         max_model_len=model.max_model_len or None,
+    )
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> TokenizerInfo:
+    """Chat template and special tokens; only with `--enable-tokenizer-info-endpoint`."""
+    gateway = gateway_of(request)
+    info = await gateway.call(gateway.inference.GetTokenizerInfo, inference_pb2.GetTokenizerInfoRequest())
+    return TokenizerInfo(
+        chat_template=info.chat_template if info.HasField("chat_template") else UNSET,
+        tool_chat_template=info.tool_chat_template if info.HasField("tool_chat_template") else UNSET,
+        vocab_size=info.vocab_size,
+        model_max_length=info.max_model_len or None,
+        special_tokens=dict(info.special_tokens),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
+from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from pagewire.gateway.errors import ApiError
@@ -46,6 +47,17 @@ class ServerLoad(Body):
     """Requests that wait or run, of all gateways of this server."""
 
     server_load: int
+
+
+class TokenizerInfo(Body, kw_only=True):
+    """What tokenizer_config.json says, in the model's words."""
+
+    tokenizer_class: Literal["PreTrainedTokenizerFast"] = "PreTrainedTokenizerFast"
+    chat_template: str | UnsetType = UNSET
+    tool_chat_template: str | UnsetType = UNSET
+    vocab_size: int
+    model_max_length: int | None
+    special_tokens: dict[str, str]
 
 
 class ServedModel(Body, kw_only=True):

@@ -58,7 +58,6 @@ UNSERVED: Mapping[str, str] = {
     "/slow_down": "executors run as fast as they can",
     "/start_profile": "profiles are made with the tools of the benchmarks folder",
     "/stop_profile": "profiles are made with the tools of the benchmarks folder",
-    "/tokenizer_info": "a chat template may be confidential; see /tokenize",
     "/unload_lora_adapter": "there are no LoRA adapters",
     "/update_weight_version": _WEIGHTS,
     "/update_weights": _WEIGHTS,

@@ -120,7 +120,7 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
 def make_server(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> rpc.Server:
     """The gRPC server; `channel` leads to the scheduler, whose metrics are asked for."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
-    servicer = InferenceServicer(generator, root=config.model)
+    servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
     server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
     server.add_admin("tokenizer", [channel])
     return server

@@ -17,8 +17,9 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, generator: TextGenerator, root: str) -> None:
+    def __init__(self, generator: TextGenerator, root: str, *, tells_of_tokenizer: bool = False) -> None:
         """root: name or path of the model that was loaded."""
+        self._tells_of_tokenizer = tells_of_tokenizer
         self._generator = generator
         self._vectors = Vectors(generator)
         self._root = root
@@ -88,6 +89,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.CountRequestsResponse:
         generator = self._generator
         return inference_pb2.CountRequestsResponse(num_requests=generator.num_starting + generator.link.num_live)
+
+    async def GetTokenizerInfo(
+        self, request: inference_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GetTokenizerInfoResponse:
+        if not self._tells_of_tokenizer:
+            message = "a chat template may be confidential; --enable-tokenizer-info-endpoint has it told"
+            raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, message)
+        codec = self._generator.pool.codec
+        template, of_tools = codec.chat_template, codec.tool_chat_template
+        return inference_pb2.GetTokenizerInfoResponse(
+            chat_template=template,
+            tool_chat_template=None if of_tools == template else of_tools,
+            vocab_size=codec.tokenizer.backend.get_vocab_size(),
+            special_tokens=codec.tokenizer.special_tokens,
+            max_model_len=self._generator.max_model_len,
+        )
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext

@@ -156,6 +156,22 @@ async def test_what_is_served(line: TokenizerLine, gateways) -> None:
     assert (server["served_model_names"], server["num_requests"]) == (["m"], 0)
 
 
+@pytest.mark.parametrize("told", [True, False])
+async def test_the_tokenizer_is_told_of_on_request(tmp_path: Path, smollm2_gguf: Path, told: bool) -> None:
+    scheduler = FakeScheduler(lambda request: [EOS])
+    line = TokenizerLine(tmp_path, scheduler, smollm2_gguf, enable_tokenizer_info_endpoint=told)
+    async with line.running(), running_gateway(line.config.listen) as client:
+        await wait_ready(client)
+        answer = await client.get("/tokenizer_info")
+    if told:
+        info = answer.json()
+        assert "<|im_start|>" in info["chat_template"] and "tool_chat_template" not in info
+        assert (info["vocab_size"], info["special_tokens"]["eos_token"]) == (49152, "<|im_end|>")
+    else:
+        assert answer.status_code == 400
+        assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]
+
+
 async def test_routes_that_are_not_served_say_so(gateways) -> None:
     client = gateways[0]
     for method, path in (

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,20 @@ def jsonl(lines: Sequence[Any]) -> bytes:
     return b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def official(client: httpx.AsyncClient) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0)
+Official = Callable[[httpx.AsyncClient], openai.AsyncOpenAI]
+
+
+@pytest.fixture
+async def official() -> AsyncIterator[Official]:
+    """Makes an official client of a gateway."""
+    async with AsyncExitStack() as clients:
+
+        def make(client: httpx.AsyncClient) -> openai.AsyncOpenAI:
+            made = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0)
+            clients.push_async_callback(made.close)
+            return made
+
+        yield make
 
 
 async def start(ai: openai.AsyncOpenAI, lines: Sequence[Any], endpoint: str = CHAT, **more: Any) -> Any:
@@ -181,7 +195,9 @@ async def test_interactive_requests_come_first(ai: openai.AsyncOpenAI, fake: Fak
     assert sorted(request.sampling_params.priority for request in fake.received) == [-3, 100]
 
 
-async def test_a_cancelled_batch_keeps_what_it_has(ai: openai.AsyncOpenAI, fake: FakeTokenizer, address: str) -> None:
+async def test_a_cancelled_batch_keeps_what_it_has(
+    ai: openai.AsyncOpenAI, fake: FakeTokenizer, address: str, official: Official
+) -> None:
     lines = [chat(number, max_tokens=1) for number in range(4)] + [chat(number) for number in range(4, 100)]
     fake.steps_left = 8
     batch = await start(ai, lines)
@@ -201,7 +217,7 @@ async def test_a_cancelled_batch_keeps_what_it_has(ai: openai.AsyncOpenAI, fake:
 async def test_what_an_expired_batch_has_not_answered_is_an_error(
     ai: openai.AsyncOpenAI, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(schema._UNIT_S, "m", 1)
+    monkeypatch.setitem(schema._UNIT_S, "m", 2)
     fake.step_s = 0.05
     lines = [chat(1, max_tokens=1), chat(2, max_tokens=500), chat(3, max_tokens=500)]
     batch = await end(ai, (await start(ai, lines, completion_window="1m")).id)
@@ -222,7 +238,9 @@ async def test_a_full_or_absent_engine_is_asked_again(ai: openai.AsyncOpenAI, fa
     assert batch.request_counts.to_dict() == {"total": 2, "completed": 2, "failed": 0}
 
 
-async def test_another_gateway_goes_on_where_one_has_stopped(fake: FakeTokenizer, address: str) -> None:
+async def test_another_gateway_goes_on_where_one_has_stopped(
+    fake: FakeTokenizer, address: str, official: Official
+) -> None:
     async with running_gateway(address, batch_concurrency=5) as http:
         await wait_ready(http)
         batch = await start(official(http), [chat(number) for number in range(30)])
@@ -241,7 +259,26 @@ async def test_another_gateway_goes_on_where_one_has_stopped(fake: FakeTokenizer
     assert 0 < asked.total() - len(asked) <= 5, "only what was in flight is asked again"
 
 
-async def test_gateways_share_batches(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
+async def test_a_gateway_that_was_too_slow_leaves_its_batch_to_another(
+    fake: FakeTokenizer, address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, official: Official
+) -> None:
+    fake.step_s = 0.01
+    async with running_gateway(address, batch_concurrency=3) as one, running_gateway(address, batch_concurrency=3):
+        await wait_ready(one)
+        ai = official(one)
+        batch = await start(ai, [chat(number) for number in range(100)])
+        await eventually(lambda: len(fake.received) > 10)
+        with closing(sqlite3.connect(tmp_path / "data" / "pagewire.db")) as database, database:
+            database.execute("UPDATE jobs SET owner = 'somebody', leased_until = 0")
+        batch = await end(ai, batch.id)
+        answers = await content(ai, batch.output_file_id)
+    assert "has gone to another process" in caplog.text
+    assert Counter(line["custom_id"] for line in answers) == Counter(f"q{number}" for number in range(100))
+    asked = Counter(request.request_id for request in fake.received)
+    assert asked.total() - len(asked) <= 3
+
+
+async def test_gateways_share_batches(fake: FakeTokenizer, address: str, tmp_path: Path, official: Official) -> None:
     async with running_gateway(address) as one, running_gateway(address, api_key="secret") as two:
         await wait_ready(one)
         await wait_ready(two)

@@ -225,9 +225,10 @@ async def test_content(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
 async def test_an_assistants_last_message_is_gone_on_with(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     chat = await chat_of(client, fake, messages=[*BODY["messages"], {"role": "assistant", "content": "It is ("}])
     assert chat.continue_final_message and not chat.add_generation_prompt
-    chat = await chat_of(client, fake, messages=[*BODY["messages"], {"role": "assistant", "content": ""}])
-    assert [message.role for message in chat.messages] == ["user"]
-    assert not chat.continue_final_message
+    for nothing in ("", [], [{"type": "text", "text": ""}]):
+        chat = await chat_of(client, fake, messages=[*BODY["messages"], {"role": "assistant", "content": nothing}])
+        assert [message.role for message in chat.messages] == ["user"]
+        assert not chat.continue_final_message
 
 
 async def test_thinking(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -290,6 +291,7 @@ def user(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
 
 
+CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
@@ -297,11 +299,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
     (user({"type": "document", "source": {}}), "'document'"),
-    (user({"type": "tool_use", "id": "c", "name": "f", "input": {}}), "role 'user' has"),
+    (user(CALL), "role 'user' has"),
     (user(RESULT | {"content": [{"type": "search_result"}]}), "'search_result'"),
     (user({"type": "image", "source": {"type": "file", "file_id": "f"}}), "'file'"),
     (user(), "content"),
     ({"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}]}, "end with text"),
+    ({"messages": [{"role": "assistant", "content": [CALL, {"type": "text", "text": "x"}]}]}, "call no tool"),
     ({"temperature": -1}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"stop_sequences": [""]}, "stop_sequences"),

@@ -14,7 +14,7 @@ from pagewire.errors import StartupError
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.store import Bound, LeaseLost, Store, data_directory
 
-LEASE_S = 0.3
+LEASE_S = 0.8
 
 
 @pytest.fixture

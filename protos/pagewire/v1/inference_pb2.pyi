@@ -387,6 +387,31 @@ class CountRequestsResponse(_message.Message):
     num_requests: int
     def __init__(self, num_requests: _Optional[int] = ...) -> None: ...
 
+class GetTokenizerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetTokenizerInfoResponse(_message.Message):
+    __slots__ = ("chat_template", "tool_chat_template", "vocab_size", "special_tokens", "max_model_len")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    chat_template: str
+    tool_chat_template: str
+    vocab_size: int
+    special_tokens: _containers.ScalarMap[str, str]
+    max_model_len: int
+    def __init__(self, chat_template: _Optional[str] = ..., tool_chat_template: _Optional[str] = ..., vocab_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+
 class ListModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -75,6 +75,11 @@ class InferenceServiceStub:
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizerInfo = channel.unary_unary(
+                '/pagewire.v1.InferenceService/GetTokenizerInfo',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.GetTokenizerInfoRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.GetTokenizerInfoResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/pagewire.v1.InferenceService/ListModels',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -149,6 +154,13 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizerInfo(self, request, context):
+        """What text is made into tokens by; refused unless the service tells it (--enable-tokenizer-info-endpoint).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """What is served.
         """
@@ -206,6 +218,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.CountRequests,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.CountRequestsResponse.SerializeToString,
+            ),
+            'GetTokenizerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTokenizerInfo,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.GetTokenizerInfoRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.GetTokenizerInfoResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -435,6 +452,33 @@ class InferenceService:
             '/pagewire.v1.InferenceService/CountRequests',
             pagewire_dot_v1_dot_inference__pb2.CountRequestsRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.CountRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.InferenceService/GetTokenizerInfo',
+            pagewire_dot_v1_dot_inference__pb2.GetTokenizerInfoRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.GetTokenizerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,
