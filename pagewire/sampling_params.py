@@ -119,8 +119,6 @@ def resolve(params: "SamplingParams") -> "SamplingParams":
     _check_logit_bias(resolved)
     if resolved.HasField("grammar"):
         _check_grammar(resolved.grammar)
-        if resolved.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids excludes a grammar; leave one of them out")
     if resolved.HasField("thinking"):
         _check_thinking(resolved.thinking)
         if resolved.allowed_token_ids:

@@ -69,13 +69,10 @@ class Background:
 
     async def add(self, response: ModelResponse, input: bytes, request: GenerateRequest) -> None:
         """Stores a response that is queued, for any process to generate."""
-        stored = Stored(
-            encode(response),
-            input,
-            response.previous_response_id,
-            request.SerializeToString(),
-            request.sampling_params.HasField("logprobs"),
-        )
+        request.request_id = response.id
+        logprobs = request.sampling_params.HasField("logprobs")
+        stored = Stored(encode(response), input, response.previous_response_id, logprobs)
+        await self._log.put_request(response.id, request)
         await self._responses.save(response.id, stored)
         await self._jobs.add(response.id)
 
@@ -86,7 +83,7 @@ class Background:
         if not response.background:
             raise ApiError(400, f"response {id!r} was not created with background: true", param="response_id")
         if has_ended(stored) or not await self._jobs.cancel(id):
-            return stored
+            return await self._responses.get(id)
         if response.status == "queued":
             # Perhaps nobody has room for it. Should someone have taken it just now, its end follows the mark.
             ResponseWriter(response, logprobs=False).cancel(None)
@@ -114,9 +111,8 @@ class Background:
             raise ApiError(400, message, param="stream")
         if stored.num_outputs and await self._log.read(id, 0) is None:
             raise ApiError(404, f"the events of response {id!r} have made room for others; retrieve it whole")
-        return self._events(
-            id, ResponseWriter(_queued(response), logprobs=stored.logprobs, first_event=first_event), shutdown
-        )
+        writer = ResponseWriter(_queued(response), logprobs=stored.logprobs, first_event=first_event)
+        return self._events(id, writer, shutdown)
 
     async def _events(self, id: str, writer: ResponseWriter, shutdown: GracefulShutdown) -> AsyncIterator[bytes]:
         out: list[bytes] = []
@@ -124,22 +120,26 @@ class Background:
         writer.start()
         number = 0
         while not shutdown.begun:
-            # In this order: what has ended says nothing more.
-            stored = await self._responses.find(id)
-            if (output := await self._log.read(id, number)) is not None:
+            output, ended = await self._log.read(id, number), False
+            if output is None:
+                stored = await self._responses.find(id)
+                ended = stored is None or has_ended(stored)
+                output = await self._log.read(id, number) if ended else None  # said just before the end
+            if output is not None:
                 if number == 0:
                     writer.begin()
                 writer.add(output)
                 number += 1
-            elif stored is None:  # deleted
-                writer.fail(ApiError(404, f"response {id!r} was deleted"))
-            elif has_ended(stored):
-                writer.end_as(response_of(stored))
+            elif ended:
+                if stored is not None:
+                    writer.end_as(response_of(stored))
+                else:
+                    writer.fail(ApiError(404, f"response {id!r} was deleted"))
             if out:
                 yield b"".join(out)
                 out.clear()
             if output is None:
-                if stored is None or has_ended(stored):
+                if ended:
                     return
                 await asyncio.sleep(WRITE_S)
 
@@ -161,6 +161,7 @@ class Background:
         """Brings a response to its end, and says there what it was."""
         stored = await self._responses.find(lease.id)
         if stored is None or has_ended(stored):
+            await self._log.delete_request(lease.id)
             await self._jobs.finish(lease)
             return
         outputs = await self._log.read_all(lease.id)
@@ -178,13 +179,16 @@ class Background:
         if await self._responses.find(lease.id) is not None:  # else it was deleted
             ended = _told(stored, outputs, error)
             await self._responses.save(lease.id, ended, lease)
+            await self._log.delete_request(lease.id)
             logger.info("response %s %s after %d outputs", lease.id, status_of(ended), len(outputs))
         await self._jobs.finish(lease)
 
     async def _generate(self, lease: Lease, stored: Stored, outputs: list[GenerateResponse]) -> None:
         """Adds to outputs until there is one with a finish reason. Raises ApiError, Interrupted or LeaseLost."""
-        request = GenerateRequest.FromString(stored.request)
-        request.request_id = lease.id
+        if end_of(outputs) is not None:
+            return
+        if (request := await self._log.request(lease.id)) is None:
+            raise ApiError(507, "its request has made room for others before it began: see --response-store-size")
         while end_of(outputs) is None:
             try:
                 await self._attempt(lease, stored, request, outputs)
@@ -246,7 +250,7 @@ def _queued(response: ModelResponse) -> ModelResponse:
 def _begun(stored: Stored) -> Stored:
     response = response_of(stored)
     response.status = "in_progress"
-    return Stored(encode(response), stored.input, stored.previous, stored.request, stored.logprobs)
+    return Stored(encode(response), stored.input, stored.previous, stored.logprobs)
 
 
 def _told(stored: Stored, outputs: list[GenerateResponse], error: ApiError | None) -> Stored:

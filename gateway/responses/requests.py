@@ -11,6 +11,7 @@ from pagewire.gateway.responses.items import Input
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.requests import LABEL, GenerationParameters, Parameters, RequestId
 from pagewire.gateway.schema.sampling import EAGER
+from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import JsonObjectFormat, TextFormat
 from pagewire.gateway.schema.tools import Name
 from pagewire.gateway.schema.unsupported import Refused
@@ -117,7 +118,7 @@ class ResponseStreamOptions(BaseModel):
     )
 
 
-# Said otherwise here, or meaningless for one answer.
+# Said otherwise here, or meaningless for one answer. SGLang's names are for chats and completions.
 _NOT_HERE = {
     "n",
     "max_tokens",
@@ -137,7 +138,7 @@ _NOT_HERE = {
 _shared: dict[str, Any] = {
     name: (info.annotation, copy.copy(info))
     for name, info in GenerationParameters.model_fields.items()
-    if name not in _NOT_HERE
+    if name not in _NOT_HERE and name not in SglangParameters.model_fields
 }
 SharedParameters = create_model("SharedParameters", __base__=Parameters, **_shared)
 SHARED = tuple(SharedParameters.model_fields)

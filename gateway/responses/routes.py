@@ -18,7 +18,7 @@ from pagewire.gateway.responses.events import EVENTS
 from pagewire.gateway.responses.items import MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
 from pagewire.gateway.responses.requests import CreateResponse
-from pagewire.gateway.responses.stored import Stored, new_id, store, stored_input
+from pagewire.gateway.responses.stored import Stored, new_id, stored_input, stored_response
 from pagewire.gateway.responses.translate import generate_request, new_response
 from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
@@ -46,7 +46,7 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
     answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))
 
     async def keep() -> None:
-        await responses.save(head.id, store(answer.response, input))
+        await responses.save(head.id, stored_response(answer.response, input))
 
     return GenerationResponse(
         gateway.link, [generate], answer, stream=bool(body.stream), ended=keep if response.store else None

@@ -31,7 +31,6 @@ class Stored(msgspec.Struct, gc=False):
     response: bytes  # JSON
     input: bytes  # JSON of the items, each with its id
     previous: str | None = None
-    request: bytes = b""  # GenerateRequest of a response in the background
     logprobs: bool = False  # told of text
     num_outputs: int = 0  # of a response in the background that has ended
 
@@ -181,7 +180,7 @@ def _long_form(item: AnyItem, hex: str, index: int) -> dict[str, Any]:
     return value
 
 
-def store(response: ModelResponse, input: bytes) -> Stored:
+def stored_response(response: ModelResponse, input: bytes) -> Stored:
     """Of a response that has ended."""
     return Stored(encode(response), input, response.previous_response_id)
 
