@@ -85,6 +85,7 @@ BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 # Every entry of logit_bias_values.
 LOGIT_BIAS = Range(minimum=-100, maximum=100)
 
+LENGTH_PENALTY = Range(minimum=-10, maximum=10)  # of beam search
 MAX_CHOICES = 128  # outputs of one prompt that one request may ask for
 
 _DEFAULTS = {parameter.name: parameter.default for parameter in PARAMETERS if parameter.default is not None}
