@@ -92,7 +92,7 @@ def test_schemas_compile_and_are_schemas(compiler: Compiler, name: str) -> None:
 @pytest.mark.parametrize("depth", [300, 990])
 def test_a_schema_that_is_nested_too_deeply_is_refused(compiler: Compiler, depth: int) -> None:
     for schema in ('{"items": ' * depth + "true" + "}" * depth, '{"enum": ' + "[" * depth + "]" * depth + "}"):
-        with pytest.raises(GrammarError, match=r"json_schema: .*recursion"):
+        with pytest.raises(GrammarError, match="recursion"):
             compiler.compile(Grammar(json_schema=schema))
 
 
