@@ -170,6 +170,9 @@ def _request(body: GenerationParameters, max_tokens: int | None, logprobs: int |
         request.sampling_params.logit_bias_values.append(bias)
     if body.skip_special_tokens is not None:
         request.skip_special_tokens = body.skip_special_tokens
+    if body.use_beam_search:
+        search = inference_pb2.BeamSearch(length_penalty=body.length_penalty, early_stopping=bool(body.early_stopping))
+        request.beam_search.CopyFrom(search)
     return request
 
 

@@ -49,6 +49,7 @@ class Client:
         request_id: str = "",
         n: int = 1,
         best_of: int | None = None,
+        beam_search: inference_pb2.BeamSearch | None = None,
         timeout: float | None = None,
         **sampling_params: Any,
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
@@ -72,6 +73,7 @@ class Client:
             request_id=request_id,
             n=n,
             best_of=best_of,
+            beam_search=beam_search,
             sampling_params=common_pb2.SamplingParams(**given),
             **_prompt(prompt),
         )

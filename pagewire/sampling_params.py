@@ -85,6 +85,7 @@ BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 # Every entry of logit_bias_values.
 LOGIT_BIAS = Range(minimum=-100, maximum=100)
 
+LENGTH_PENALTY = Range(minimum=-10, maximum=10)  # of beam search
 MAX_CHOICES = 128  # outputs of one prompt that one request may ask for
 
 _DEFAULTS = {parameter.name: parameter.default for parameter in PARAMETERS if parameter.default is not None}
@@ -119,8 +120,6 @@ def resolve(params: "SamplingParams") -> "SamplingParams":
     _check_logit_bias(resolved)
     if resolved.HasField("grammar"):
         _check_grammar(resolved.grammar)
-        if resolved.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids excludes a grammar; leave one of them out")
     if resolved.HasField("thinking"):
         _check_thinking(resolved.thinking)
         if resolved.allowed_token_ids:

@@ -38,7 +38,7 @@ from pagewire.gateway.schema.unsupported import (
     check_names,
     refused_names,
 )
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_BAD_WORDS, MAX_CACHE_SALT, MAX_CHOICES
+from pagewire.sampling_params import INT32_MAX, LENGTH_PENALTY, LOGIT_BIAS, MAX_BAD_WORDS, MAX_CACHE_SALT, MAX_CHOICES
 
 MODEL = "A served name; unset: the only model."
 LABEL = "A label that changes nothing about the answer."
@@ -225,6 +225,15 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
         "Choices for each prompt, with the seeds `seed`, `seed` + 1, ...; each runs as a request of its own.",
         1,
     )
+    use_beam_search: bool | None = field(
+        "tokenizer", "Search for the `n` most probable outputs instead of sampling. Not with `stream`.", False
+    )
+    length_penalty: Annotated[float, Field(ge=LENGTH_PENALTY.minimum, le=LENGTH_PENALTY.maximum)] | None = field(
+        "tokenizer",
+        "Of beam search: an output's log probability is divided by its length to this power.",
+        1,
+    )
+    early_stopping: bool | None = field("tokenizer", "Of beam search: end as soon as `n` outputs have ended.", False)
     stream: bool | None = field("gateway", "Send events as the output grows.", False)
     stream_options: StreamOptions | None = field("gateway", "Only with `stream`.")
     logit_bias: LogitBias | None = field(
@@ -289,6 +298,17 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
             raise ApiError(400, "prompt_logprobs are not available with stream: true", param="prompt_logprobs")
         return self
 
+    @model_validator(mode="after")
+    def _beams_are_whole(self) -> "GenerationParameters":
+        if self.use_beam_search and self.stream:
+            message = "the best outputs are known when the search has ended; leave out use_beam_search, or stream"
+            raise ApiError(400, message, param="use_beam_search")
+        if not self.use_beam_search and self.length_penalty not in (None, 1):
+            raise ApiError(400, "length_penalty is for use_beam_search", param="length_penalty")
+        if not self.use_beam_search and self.early_stopping:
+            raise ApiError(400, "early_stopping is for use_beam_search", param="early_stopping")
+        return self
+
 
 class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     messages: Messages = required("tokenizer", "The conversation.")
@@ -334,6 +354,12 @@ class CompletionRequest(GenerationParameters):
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
         "scheduler", "Longest output. 0 only with `echo`: nothing but the prompt.", 16
     )
+
+    @model_validator(mode="after")
+    def _best_of_samples(self) -> "CompletionRequest":
+        if self.use_beam_search and self.best_of is not None and self.best_of != (self.n or 1):
+            raise ApiError(400, "beam search finds the n best of all outputs; leave out best_of", param="best_of")
+        return self
 
     @model_validator(mode="after")
     def _best_of_at_least_n(self) -> "CompletionRequest":

@@ -20,7 +20,6 @@ class Refused(NamedTuple):
 
 _CHAT_ONLY = "it is for chats"
 _TOOLS = "it is the older form of tools"
-_BEAMS = "beam search is not there"
 _CODE = "requests carry no code"
 _EXPERTS = "where tokens were routed is not told"
 _IMAGES = "images are read as the server's flags say"
@@ -50,7 +49,6 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "include_reasoning": Refused(_CHAT_ONLY),
     "input_ids": Refused("token ids are a prompt of text completions"),
     "kv_transfer_params": Refused(_ONE_PLACE),
-    "length_penalty": Refused(_BEAMS, (1, 1.0)),
     "logprob_token_ids": Refused("ask for more alternatives (logprobs), or score a text (echo)", ([],)),
     "logits_processors": Refused(_CODE, ([],)),
     "lora_path": Refused("there are no LoRA adapters"),
@@ -91,7 +89,6 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "tool_choice": Refused(_CHAT_ONLY, ("none",)),
     "tools": Refused(_CHAT_ONLY, ([],)),
     "use_audio_in_video": Refused("no model here sees videos", (False,)),
-    "use_beam_search": Refused(_BEAMS, (False,)),
     "verbosity": Refused(_CHAT_ONLY),
     "vllm_xargs": Refused("there are no plug-ins"),
     "watermarking": Refused("outputs carry no marks", (False,)),

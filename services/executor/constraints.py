@@ -50,6 +50,8 @@ class Constraints:
 
         Raises InvalidStep for a row with drafts: its later positions would need tokens that are not chosen yet.
         """
+        if not self._matchers:
+            return None
         counts = num_tokens.tolist()
         indices = [
             i for i, row in enumerate(rows.tolist()) if row in self._matchers and self._restricts(row, counts[i])

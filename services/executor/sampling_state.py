@@ -56,7 +56,7 @@ class SamplingState:
         if params.logit_bias_ids:
             values = np.array(params.logit_bias_values, dtype=np.float32)
             self._bias[row] = (self._token_ids(params.logit_bias_ids), values)
-        if params.allowed_token_ids:
+        if params.allowed_token_ids and matcher is None:
             self._allowed[row] = self._mask(self._token_ids(params.allowed_token_ids))
         if params.bad_words:
             self._bad_words[row] = self._sequences([list(word.token_ids) for word in params.bad_words])
@@ -168,7 +168,7 @@ class SamplingState:
     def _stage_masks(self, arrays: dict[str, np.ndarray], rows: np.ndarray, num_tokens: np.ndarray) -> None:
         masked = self.constraints.masks(rows, num_tokens)
         parts = [] if masked is None else [masked]
-        # No row has both: a request with a matcher has no allowed_token_ids.
+        # No row has both: a matcher sees to allowed_token_ids itself.
         allowed = [(index, self._allowed[row]) for index, row in enumerate(rows.tolist()) if row in self._allowed]
         if allowed:
             indices, masks = zip(*allowed, strict=True)

@@ -8,6 +8,7 @@ import grpc
 
 from pagewire import rpc
 from pagewire.services.tokenizer.choices.choices import sampled
+from pagewire.services.tokenizer.choices.search_requests import searched
 from pagewire.services.tokenizer.client_session import ClientSession
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
@@ -28,6 +29,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         request.traceparent = rpc.traceparent_of(context) or request.traceparent
+        if request.HasField("beam_search"):
+            for response in await searched(self._generator, request):
+                yield response
+            return
         async with aclosing(sampled(self._generator, request)) as responses:
             async for response in responses:
                 yield response

@@ -7,7 +7,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakSet
 
 import grpc
@@ -78,9 +81,20 @@ class LiveGeneration:
         return True
 
     def goes_by(self, request_ids: Collection[str]) -> bool:
-        """Whether its id is among these, or it is a choice of a request whose id is."""
+        """Whether its id is among these, or it is a choice of a request whose id is. Without an id it never is."""
+        if not self.request_id:
+            return False
         whole, _, choice = self.request_id.rpartition("-")
         return self.request_id in request_ids or (choice.isdecimal() and whole in request_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """What a request says, checked and resolved."""
+
+    params: common_pb2.SamplingParams
+    options: OutputOptions
+    prompt: Prompt
 
 
 class TextGenerator:
@@ -102,7 +116,7 @@ class TextGenerator:
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
         self._parsers = parsers
         self._defaults = defaults
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[Any]] = set()
         self._generations: WeakSet[LiveGeneration] = WeakSet()  # all that live, and some that have ended
         self._replaying = asyncio.Lock()
 
@@ -132,6 +146,17 @@ class TextGenerator:
                 await asyncio.wait(self._starting)
             await self.link.drained()
 
+    @contextmanager
+    def composing(self) -> Iterator[None]:
+        """What the present task submits, one request after the other, is one to others: `drained` waits for its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._starting.add(task)
+        try:
+            yield
+        finally:
+            self._starting.discard(task)
+
     def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
         """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
         live = LiveGeneration(self.link, request.request_id, deliver)
@@ -150,37 +175,12 @@ class TextGenerator:
         arrived = time.monotonic()
         span = generate_span(request.traceparent)
         try:
-            params = sampling_params(request.sampling_params, self._defaults)
-            parsing = request.output_parsing
-            options = output_options(request, self._parsers.marks(parsing))
-            given = params.grammar if params.HasField("grammar") else None
-            grammar = grammar_with_calls(request, given, self._parsers)
-            if grammar is not None:
-                params.grammar.CopyFrom(grammar)
-            self.check_model(request.model)
-            check_generates(self.link.model_info)
-            prompt = await self._encode(request, span)
-            prompt = truncated(prompt, request, params, self.max_model_len)
-            if request.bad_words:
-                words = await self.pool.encode_words(request.bad_words)
-                params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
-            check_prompt(prompt.token_ids, request.resume_token_ids)
-            self._add_thinking(params, request, prompt)
-            parser = self._parsers.make(parsing, prompt.token_ids, tools_of(request))
-            stream = live.stream = TextStream(
-                self._detokenizers,
-                options,
-                prompt.token_ids,
-                deliver,
-                span,
-                arrived,
-                parser,
-                request.text if request.WhichOneof("prompt") == "text" else None,
-            )
+            prepared = await self.prepare(request, span)
+            stream = live.stream = self.make_stream(request, prepared, deliver, span, arrived)
             stream.stop_upstream = live.abort
             await self._replay(stream, request.resume_token_ids)
             if not stream.finished:
-                live.submit(token_request(request, prompt, params, span.traceparent), stream)
+                live.submit(token_request(request, prepared.prompt, prepared.params, span.traceparent), stream)
         except asyncio.CancelledError:
             span.end(error="cancelled")
             raise
@@ -190,6 +190,40 @@ class TextGenerator:
                 logger.exception("a request could not be started", extra={"request_id": request.request_id})
                 error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             deliver(error)
+
+    async def prepare(self, request: inference_pb2.GenerateRequest, span: Span) -> PreparedRequest:
+        """Raises RpcError."""
+        params = sampling_params(request.sampling_params, self._defaults)
+        options = output_options(request, self._parsers.marks(request.output_parsing))
+        given = params.grammar if params.HasField("grammar") else None
+        grammar = grammar_with_calls(request, given, self._parsers)
+        if grammar is not None:
+            params.grammar.CopyFrom(grammar)
+        self.check_model(request.model)
+        check_generates(self.link.model_info)
+        prompt = await self._encode(request, span)
+        prompt = truncated(prompt, request, params, self.max_model_len)
+        if request.bad_words:
+            words = await self.pool.encode_words(request.bad_words)
+            params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
+        check_prompt(prompt.token_ids, request.resume_token_ids)
+        self._add_thinking(params, request, prompt)
+        return PreparedRequest(params, options, prompt)
+
+    def make_stream(
+        self,
+        request: inference_pb2.GenerateRequest,
+        prepared: PreparedRequest,
+        deliver: Deliver,
+        span: Span,
+        arrived: float,
+    ) -> TextStream:
+        """For one output."""
+        parser = self._parsers.make(request.output_parsing, prepared.prompt.token_ids, tools_of(request))
+        text = request.text if request.WhichOneof("prompt") == "text" else None
+        return TextStream(
+            self._detokenizers, prepared.options, prepared.prompt.token_ids, deliver, span, arrived, parser, text
+        )
 
     def _add_thinking(
         self, params: common_pb2.SamplingParams, request: inference_pb2.GenerateRequest, prompt: Prompt

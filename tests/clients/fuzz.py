@@ -51,7 +51,7 @@ REASONS = re.compile(
             r"content\[\d+\] is", "not among the tools", "no function_call before",
             # The model, its vocabulary and its template, and the server's flags.
             "the model generates text", "is served for embeddings", "for models that embed", "prompt_name",
-            "has no tokens", "reads no images",
+            "has no tokens", "the model's vectors have", "reads no images",
             "the vocabulary is", "gives at most", r"within -?\d+\.\.\d+", "the chat template", "has no chat template",
             "--[a-z]+-[a-z]+", "too long", "exceed", r"at most \d+",
             # What is no form: a schema, a regular expression, a grammar.

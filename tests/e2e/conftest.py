@@ -1,10 +1,16 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.line import Line, running_line
+
+# transformers' tokenizer and model.
+Reference = tuple[Any, Any]
 
 # fp32: greedy tokens do not depend on rounding.
 EXECUTOR_FLAGS = ["--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"]
@@ -27,3 +33,11 @@ def line(smollm2_gguf: Path) -> Iterator[Line]:
     """The default model, shared by all tests: each leaves it ready, with the flags it found."""
     with short_directory() as name, running_line(Path(name), str(smollm2_gguf), executor=EXECUTOR_FLAGS) as line:
         yield line
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2_gguf: Path) -> Reference:
+    """The default model in transformers, in fp32."""
+    where = {"pretrained_model_name_or_path": smollm2_gguf.parent, "gguf_file": smollm2_gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    return tokenizer, AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()

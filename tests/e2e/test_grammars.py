@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ import pytest
 import pytest_asyncio
 
 from pagewire import rpc
+from pagewire.services.executor import grammars
+from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.servicer import ExecutorServicer
@@ -193,6 +197,18 @@ async def test_the_end_is_put_off_as_far_as_the_grammar_goes(stub: Stub, tiny: T
     assert len((await generate(stub, grammar, **eager, min_tokens=200)).text(tiny)) == 9
 
 
+async def test_only_tokens_that_are_allowed_besides(stub: Stub, tiny: Tiny) -> None:
+    token_ids = {digit: tiny.tokenizer.backend.token_to_id(digit) for digit in "0123456789-a"}
+    grammar = Grammar(regex="[0-9]{3}-[0-9]{4}")
+    for temperature in (0, 1.5):
+        allowed = [token_ids[char] for char in "357-"]
+        output = await generate(stub, grammar, temperature=temperature, allowed_token_ids=allowed)
+        assert re.fullmatch("[357]{3}-[357]{4}", output.text(tiny))
+        assert output.reason == FinishReason.FINISH_REASON_STOP
+    with pytest.raises(grpc.aio.AioRpcError, match="none of allowed_token_ids may follow"):
+        await generate(stub, grammar, allowed_token_ids=[token_ids["3"]])
+
+
 async def test_a_resumed_output_goes_on_where_it_was(stub: Stub) -> None:
     grammar = DENSE
     whole = await generate(stub, grammar, temperature=0.7)
@@ -288,6 +304,24 @@ REFUSED = {
     "a schema of 50000 levels": (Grammar(json_schema='{"items":' * 50000 + "{}" + "}" * 50000), "json_schema"),
     "explosive": (Grammar(regex="a?" * 2000 + "a" * 2000), "followed any further: .*too many expressions"),
 }
+
+
+class StuckCompiler(Compiler):
+    def check(self, grammar: bytes) -> None:
+        time.sleep(600)
+
+
+async def test_a_grammar_that_takes_too_long_ends_alone(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "trial_compiler", StuckCompiler)
+    message = r"takes longer than 0.2 s to compile; simplify it, or raise .*--grammar-compile-timeout"
+    async with served(tmp_path, tiny, timeout=0.2) as stub:
+        other = asyncio.create_task(generate(stub, None, max_tokens=40))
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as raised:
+            await generate(stub, DENSE)
+        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert len((await other).token_ids) == 40
 
 
 async def test_what_cannot_be_compiled_ends_alone(stub: Stub, tiny: Tiny) -> None:

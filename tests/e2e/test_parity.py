@@ -5,13 +5,12 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagewire.v1 import common_pb2, inference_pb2
+from tests.e2e.conftest import Reference
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 
@@ -29,11 +28,9 @@ class Expected:
 
 
 @pytest.fixture(scope="session")
-def expected(smollm2_gguf: Path) -> list[Expected]:
+def expected(reference: Reference) -> list[Expected]:
     """transformers' greedy continuation of every prompt, end-of-sequence token included, and what it thinks of it."""
-    where = {"pretrained_model_name_or_path": smollm2_gguf.parent, "gguf_file": smollm2_gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    tokenizer, model = reference
     result = []
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt")

@@ -1,8 +1,10 @@
 """No request is lost when a service dies: streams pause, go on where they were, and say nothing twice."""
 
 import asyncio
+import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from openai import BadRequestError, InternalServerError
@@ -134,6 +136,48 @@ async def test_a_prompt_is_scored_once_if_the_executor_dies_over_it(line: Line) 
         await asyncio.sleep(0.005)
     line.restart("executor")
     assert await task == pytest.approx(undisturbed, abs=1e-3)
+
+
+PLACE = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"enum": [1, 2, 3]}}}
+CLOSED = {"required": ["city", "days"], "additionalProperties": False}
+PLACES = {"type": "array", "items": PLACE | CLOSED, "minItems": 5, "maxItems": 5}
+TRIP = {"type": "object", "properties": {"places": PLACES}, "required": ["places"], "additionalProperties": False}
+TOOL: Any = {"type": "function", "function": {"name": "plan", "parameters": TRIP}}
+
+
+async def required_call(line: Line, progress: Progress) -> str:
+    """Its arguments, of which each chunk is progress."""
+    arguments = ""
+    async with line.openai() as client:
+        async for chunk in await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "Plan a trip."}],
+            tools=[TOOL],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=400,
+            temperature=0.8,
+            seed=5,
+            stream=True,
+        ):
+            for call in chunk.choices[0].delta.tool_calls or ():
+                assert call.function is not None
+                arguments += call.function.arguments or ""
+                await progress.advance()
+    return arguments
+
+
+async def test_a_call_that_must_be_survives_the_death_of_all_three(line: Line) -> None:
+    undisturbed = await required_call(line, Progress())
+    assert len(json.loads(undisturbed)["places"]) == 5
+    progress = Progress()
+    call = asyncio.create_task(required_call(line, progress))
+    for chunks, victim in ((10, "tokenizer"), (25, "executor"), (40, "scheduler")):
+        await progress.reach(chunks)
+        line.restart(victim)
+        assert not call.done()
+    assert await call == undisturbed
+    await line.wait_ready()
 
 
 async def test_requests_are_judged_by_the_executor_that_runs_them(line: Line) -> None:

@@ -85,3 +85,34 @@ async def test_a_client_that_leaves_ends_its_searches(client: httpx.AsyncClient,
     await eventually(lambda: len(fake.searches) == 2)
     task.cancel()
     await eventually(lambda: fake.num_cancelled == 2)
+
+
+async def test_beam_search_of_a_chat(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        **{"n": 3, "use_beam_search": True, "length_penalty": 0, "early_stopping": True, "temperature": 0.3, "seed": 1},
+    }
+    answer = (await client.post("/v1/chat/completions", json=body)).json()
+    expected = [expected_text("<user>hi<assistant>", seed) for seed in (3, 2, 1)]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == expected
+    (search,) = fake.searches
+    assert search.n == 3 and search.beam_search.HasField("length_penalty")
+    assert (search.beam_search.length_penalty, search.beam_search.early_stopping) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "message"),
+    [
+        ({"use_beam_search": True, "stream": True}, "use_beam_search", "leave out use_beam_search, or stream"),
+        ({"use_beam_search": True, "best_of": 2}, "best_of", "leave out best_of"),
+        ({"use_beam_search": True, "length_penalty": 11}, "length_penalty", "less than or equal to 10"),
+        ({"length_penalty": 2}, "length_penalty", "is for use_beam_search"),
+        ({"early_stopping": True}, "early_stopping", "is for use_beam_search"),
+    ],
+)
+async def test_what_is_no_beam_search_is_refused(
+    client: httpx.AsyncClient, more: dict[str, Any], param: str, message: str
+) -> None:
+    response = await client.post(TEXT, json={"prompt": "one"} | more)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param and message in error["message"]

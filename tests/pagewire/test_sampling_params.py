@@ -17,7 +17,7 @@ from pagewire.sampling_params import (
     resolve,
     with_defaults,
 )
-from pagewire.v1.common_pb2 import Grammar, SamplingParams, TokenSequence
+from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 from tests.sampling_values import a_value, wrong_values
 
 FIELDS = SamplingParams.DESCRIPTOR.fields_by_name
@@ -133,7 +133,6 @@ def bad_words(*words: list[int]) -> list[TokenSequence]:
         ({"bad_words": bad_words([1], [])}, r"bad_words\[1\] has 0 tokens; 1 to 64 are possible"),
         ({"bad_words": bad_words([1] * 65)}, r"bad_words\[0\] has 65 tokens"),
         ({"bad_words": bad_words(*[[1]] * 1025)}, "bad_words are 1025 sequences"),
-        ({"allowed_token_ids": [1], "grammar": Grammar(regex="a")}, "allowed_token_ids excludes a grammar"),
     ],
 )
 def test_restrictions_that_cannot_be_followed_are_named(fields: dict[str, Any], message: str) -> None:

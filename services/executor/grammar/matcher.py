@@ -63,6 +63,8 @@ class GrammarMatcher:
         self._min_tokens = params.min_tokens
         self._ignores_eos = params.ignore_eos
         self._end_tokens = TokenBits({*eos_token_ids, *params.stop_token_ids})
+        self._eos_tokens = TokenBits(eos_token_ids)
+        self._allowed = TokenBits(params.allowed_token_ids) if params.allowed_token_ids else None
         self._num_tokens = 0  # of the output
         self._has_ended = False
         self.error = ""  # why the grammar cannot be followed any further, for the client
@@ -86,10 +88,23 @@ class GrammarMatcher:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self._matcher.is_error():
                 self._fail("it has become too complex")
+            elif self._allowed is not None:
+                self._keep_allowed(mask, self._allowed)
         if self._has_ended or self.error:
             mask.fill(-1)
         elif self._ignores_eos or self._num_tokens < self._min_tokens:
             self._put_off_end(mask)
+
+    def _keep_allowed(self, mask: np.ndarray, allowed: TokenBits) -> None:
+        """Besides, an output whose grammar is complete may end where nothing else is left."""
+        for tokens in (allowed, self._eos_tokens):
+            kept = np.zeros_like(mask)
+            tokens.allow(kept)
+            kept &= mask
+            if kept.any():
+                mask[:] = kept
+                return
+        self._fail("none of allowed_token_ids may follow")
 
     def _put_off_end(self, mask: np.ndarray) -> None:
         """Without the tokens that end the output, unless no others are possible."""

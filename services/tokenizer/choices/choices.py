@@ -3,8 +3,6 @@
 import secrets
 from collections.abc import AsyncGenerator
 
-import grpc
-
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_CHOICES, seed_of_choice
 from pagewire.services.tokenizer.client_session import ClientSession
@@ -21,8 +19,6 @@ async def sampled(
 
     Raises RpcError.
     """
-    if request.HasField("beam_search"):
-        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "beam_search is not supported yet")
     n, best_of = _counts(request)
     if best_of == n:
         async for response in _all(generator, request, n):
@@ -34,16 +30,24 @@ async def sampled(
 
 def _counts(request: inference_pb2.GenerateRequest) -> tuple[int, int]:
     """n and best_of. Raises RpcError (INVALID_ARGUMENT)."""
-    n = request.n or 1
-    best_of = request.best_of or n
-    for name, count in (("n", n), ("best_of", best_of)):
-        if not 1 <= count <= MAX_CHOICES:
-            raise invalid(f"{name} is {count}; it must be within 1..{MAX_CHOICES}")
+    n = num_outputs(request)
+    best_of = _checked("best_of", request.best_of or n)
     if best_of < n:
         raise invalid(f"best_of is {best_of}, and n is {n}: so many cannot be chosen; raise best_of or lower n")
     if best_of > 1 and request.resume_token_ids:
         raise invalid("resume_token_ids goes on with one output; send each one as a request of its own, without n")
     return n, best_of
+
+
+def num_outputs(request: inference_pb2.GenerateRequest) -> int:
+    """That the request wants. Raises RpcError (INVALID_ARGUMENT)."""
+    return _checked("n", request.n or 1)
+
+
+def _checked(name: str, count: int) -> int:
+    if not 1 <= count <= MAX_CHOICES:
+        raise invalid(f"{name} is {count}; it must be within 1..{MAX_CHOICES}")
+    return count
 
 
 async def _all(

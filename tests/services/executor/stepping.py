@@ -12,6 +12,7 @@ import torch
 from pagewire.kernels.quantized import PackedGrouped
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import stats
+from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import ModelRunner
@@ -136,6 +137,7 @@ class Driver:
         shared_blocks: Iterable[int] = (),
         yields_vector: bool = False,
         images: Sequence[Image] = (),
+        matcher: Matcher | None = None,
     ) -> None:
         """Enters with the next step. shared_blocks hold the KV of the first tokens (prefix hit)."""
         shared = list(shared_blocks)
@@ -153,6 +155,7 @@ class Driver:
                 sampling=sampling,
                 yields_vector=yields_vector,
                 images=images,
+                matcher=matcher,
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.executor import triton_states
+from pagewire.tokenizer_files.loading import load_tokenizer
+from tests.services.executor import triton_grammars, triton_states
 from tests.services.executor.triton_executor import MODELS, generate
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -47,6 +49,16 @@ def test_states_of_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path) ->
     expected = triton_states.generate(tmp_path)
     assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == expected
     assert expected[2] == expected[0][: len(expected[2])], "a prefix hit goes on with the same tokens"
+
+
+def test_grammars_on_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+    answer = answer_of("triton_grammars", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
+    assert answer["backend"] == "triton"
+    assert answer["tokens"] == triton_grammars.generate(tmp_path)
+    decode = load_tokenizer(tmp_path).decode
+    digits, boolean, free = (decode(tokens, skip_special_tokens=True) for tokens in answer["tokens"])
+    assert re.match("[0-9]{3}-[0-9]{2}", digits) and re.match("true|false", boolean)
+    assert not re.match("[0-9]{3}-|true|false", free)
 
 
 @pytest.mark.parametrize(("model", "max_num_seqs"), [("llama", 1), ("llama", 130), ("mixtral", 130)])

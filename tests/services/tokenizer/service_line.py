@@ -4,7 +4,7 @@ A request for a vector gets (0.6, 0, 0.8) or what `vectors` says, or of a classi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,15 +143,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 values = [float(len(prompt))] if self.labels else self.vectors.get(prompt, [0.6, 0.0, 0.8])
                 message.vectors[len(message.request_ids)].values.extend(values)
             if running.request.sampling_params.HasField("logprobs"):
-                k = running.request.sampling_params.logprobs + 1
-                message.logprobs[len(message.request_ids)].CopyFrom(
-                    common_pb2.Logprobs(
-                        entries_per_token=k,
-                        token_ids=[token + i for token in new for i in range(k)],
-                        logprobs=[self.logprob(running.request) - i for _ in new for i in range(k)],
-                        ranks=[1] * len(new),
-                    )
-                )
+                message.logprobs[len(message.request_ids)].CopyFrom(self.logprobs_of(running.request, new))
             params = running.request.sampling_params
             if params.HasField("prompt_logprobs") and running.num_sent == len(new):
                 of_prompt = fake_prompt_logprobs(running.request.prompt_token_ids, params.prompt_logprobs, 49_152)
@@ -163,6 +155,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             message.cached_tokens.append(16 * self.num_streams)
         if queue is not None:
             queue.put_nowait(message)
+
+    def logprobs_of(self, request: scheduler_pb2.TokenRequest, new: Sequence[int]) -> common_pb2.Logprobs:
+        k = request.sampling_params.logprobs + 1
+        return common_pb2.Logprobs(
+            entries_per_token=k,
+            token_ids=[token + i for token in new for i in range(k)],
+            logprobs=[self.logprob(request) - i for _ in new for i in range(k)],
+            ranks=[1] * len(new),
+        )
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
