@@ -100,6 +100,9 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
         # What belongs to a port that nobody has named is not found again.
         data_dir=config.data_dir or (None if config.port else str(directory / "data")),
         grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
+        scheduler_grpc_port=None
+        if config.scheduler_grpc_port is None
+        else available_port(config.host, config.scheduler_grpc_port, "--scheduler-grpc-port"),
     )
 
 
@@ -123,8 +126,13 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         scheduler_address=address["scheduler"],
         metrics_port=None,
     )
+    tokens = "" if config.scheduler_grpc_port is None else endpoint(config.host, config.scheduler_grpc_port)
     scheduler = config.part(
-        SchedulerConfig, listen=address["scheduler"], executor_address=address["executor"], metrics_port=None
+        SchedulerConfig,
+        listen=address["scheduler"],
+        public_listen=tokens,
+        executor_address=address["executor"],
+        metrics_port=None,
     )
     executor = config.part(ExecutorConfig, listen=address["executor"], metrics_port=None)
 
