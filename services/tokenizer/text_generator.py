@@ -82,8 +82,36 @@ class LiveGeneration:
 
     def goes_by(self, request_ids: Collection[str]) -> bool:
         """Whether its id is among these, or it is a choice of a request whose id is."""
-        whole, _, choice = self.request_id.rpartition("-")
-        return self.request_id in request_ids or (choice.isdecimal() and whole in request_ids)
+        return _goes_by(self.request_id, request_ids)
+
+
+class ComposedGeneration:
+    """One that the present task composes of others."""
+
+    def __init__(self, request_id: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self._request_id = request_id
+        self.is_over = False
+        self.was_ended = False
+
+    def end_early(self) -> bool:
+        """As of `LiveGeneration`, but there is nothing yet that its client could be told."""
+        if self.is_over or self.was_ended:
+            return False
+        self.was_ended = True
+        self.task.cancel()
+        return True
+
+    def goes_by(self, request_ids: Collection[str]) -> bool:
+        return _goes_by(self._request_id, request_ids)
+
+
+def _goes_by(request_id: str, request_ids: Collection[str]) -> bool:
+    """Whether an id is among these, or that of a choice of a request whose id is."""
+    whole, _, choice = request_id.rpartition("-")
+    return request_id in request_ids or (choice.isdecimal() and whole in request_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +143,9 @@ class TextGenerator:
         self._parsers = parsers
         self._defaults = defaults
         self._starting: set[asyncio.Task[Any]] = set()
-        self._generations: WeakSet[LiveGeneration] = WeakSet()  # all that live, and some that have ended
+        self._generations: WeakSet[LiveGeneration | ComposedGeneration] = (
+            WeakSet()
+        )  # all that live, and some that have ended
         self._replaying = asyncio.Lock()
 
     @property
@@ -145,15 +175,24 @@ class TextGenerator:
             await self.link.drained()
 
     @contextmanager
-    def composing(self) -> Iterator[None]:
-        """What the present task submits, one request after the other, is one to others: `drained` waits for its end."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._starting.add(task)
+    def composing(self, request_id: str) -> Iterator[None]:
+        """What the present task submits, one request after the other, is one to others: `drained` waits for its end,
+        `end_early` ends it.
+
+        Raises RpcError (ABORTED) then.
+        """
+        composed = ComposedGeneration(request_id)
+        self._starting.add(composed.task)
+        self._generations.add(composed)
         try:
             yield
+        except asyncio.CancelledError as error:
+            if composed.was_ended and not composed.task.uncancel():
+                raise RpcError(grpc.StatusCode.ABORTED, "the request was ended by its id") from error
+            raise
         finally:
-            self._starting.discard(task)
+            self._starting.discard(composed.task)
+            composed.is_over = True
 
     def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
         """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
