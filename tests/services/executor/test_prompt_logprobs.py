@@ -79,6 +79,18 @@ def test_recorded_steps_tell_the_same(model: DecoderModel):
         check_equal(score(driver, PROMPT, [13, 8]), expected)
 
 
+def test_steps_that_look_like_decoding_tell_the_same(model: DecoderModel):
+    """One token of the prompt beside one of another request, recorded with its sampling."""
+    text, expected = alone(model, prompt(9), 22), sampled_lines(model, PROMPT, 3)
+    driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
+    driver.add(1, prompt(9))
+    driver.step({1: 9})
+    driver.add(0, PROMPT, SCORED)
+    hosts = [driver.step({0: 1, 1: 1}) for _ in PROMPT]
+    check_equal(hosts[-1].prompt_logprobs[0], expected)
+    assert driver.tokens[1] == text
+
+
 def test_logits_are_computed_in_pieces(model: DecoderModel, monkeypatch: pytest.MonkeyPatch):
     expected = score(make_driver(model), PROMPT, [21])
     monkeypatch.setattr(prompt_logprobs, "_PIECE_BYTES", 4 * VOCAB_SIZE * 6 + 1)
