@@ -27,7 +27,7 @@ MAX_HEADER = 512
 NAME = r"""[^\s{}\[\]<>|｜"'`]{1,128}"""
 
 # What matters inside a string, by the quote that began it.
-_INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 
 
 class ToolCallReader(Reader):
@@ -221,7 +221,7 @@ class ObjectEnd:
                 self._is_escaped = False
                 at += 1
                 continue
-            match = (_INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
+            match = (INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
             if match is None:
                 break
             at = match.end()
