@@ -81,37 +81,8 @@ class LiveGeneration:
         return True
 
     def goes_by(self, request_ids: Collection[str]) -> bool:
-        """Whether its id is among these, or it is a choice of a request whose id is."""
-        return _goes_by(self.request_id, request_ids)
-
-
-class ComposedGeneration:
-    """One that the present task composes of others."""
-
-    def __init__(self, request_id: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task: asyncio.Task[Any] = task
-        self._request_id = request_id
-        self.is_over = False
-        self.was_ended = False
-
-    def end_early(self) -> bool:
-        """As of `LiveGeneration`, but there is nothing yet that its client could be told."""
-        if self.is_over or self.was_ended:
-            return False
-        self.was_ended = True
-        self.task.cancel()
-        return True
-
-    def goes_by(self, request_ids: Collection[str]) -> bool:
-        return _goes_by(self._request_id, request_ids)
-
-
-def _goes_by(request_id: str, request_ids: Collection[str]) -> bool:
-    """Whether an id is among these, or that of a choice of a request whose id is."""
-    whole, _, choice = request_id.rpartition("-")
-    return request_id in request_ids or (choice.isdecimal() and whole in request_ids)
+        """Whether its id is among these, or it is a choice of a request whose id is. Without an id it never is."""
+        return goes_by(self.request_id, request_ids)
 
 
 @dataclass(frozen=True, slots=True)

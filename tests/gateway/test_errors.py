@@ -124,7 +124,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     (TEXT, {"suffix": "end"}, "suffix"),
     # 0 is not false: only a value of the right type means the default.
-    (CHAT, {"store": 0}, "store"),
+    (TEXT, {"return_routed_experts": 0}, "return_routed_experts"),
 ]
 
 
