@@ -314,7 +314,8 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     messages: Messages = required("tokenizer", "The conversation.")
     tool_choice: ToolChoice | None = field(
         "tokenizer",
-        "`none` does not show the tools. `required` or a name: a grammar holds the output to calls, of any model.",
+        "`none` does not show the tools, `allowed_tools` some. `required` or a name: a grammar holds the output to "
+        "calls, of any model.",
         "auto",
     )
     parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)

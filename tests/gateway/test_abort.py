@@ -151,8 +151,8 @@ async def test_what_is_served(line: TokenizerLine, gateways) -> None:
     line.scheduler.auto = True
     assert (await client.get("/health_generate")).json() == {"status": "ok"}
     assert len(line.scheduler.requests) == 1
-    for method in ("GET", "POST"):
-        assert (await client.request(method, "/ping")).json() == {"status": "ok"}
+    for method, path in (("GET", "/ping"), ("POST", "/ping"), ("GET", "/ready")):
+        assert (await client.request(method, path)).json() == {"status": "ok"}
     info = (await client.get("/model_info")).json()
     assert (info["is_generation"], info["served_model_name"], info["model_path"]) == (True, "m", line.config.model)
     assert (await client.get("/get_model_info")).json() == info
