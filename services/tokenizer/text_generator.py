@@ -18,6 +18,7 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_BAD_WORDS
 from pagewire.services.tokenizer.call_grammar import grammar_with_calls, tools_of
+from pagewire.services.tokenizer.composed import ComposedGeneration, goes_by
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -114,9 +115,8 @@ class TextGenerator:
         self._parsers = parsers
         self._defaults = defaults
         self._starting: set[asyncio.Task[Any]] = set()
-        self._generations: WeakSet[LiveGeneration | ComposedGeneration] = (
-            WeakSet()
-        )  # all that live, and some that have ended
+        # All that live, and some that have ended.
+        self._generations: WeakSet[LiveGeneration | ComposedGeneration] = WeakSet()
         self._replaying = asyncio.Lock()
 
     @property
