@@ -196,6 +196,7 @@ _READY: openapi.Responses = {
 
 
 @router.get("/health", tags=["operation"], responses=_READY)
+@router.get("/ready", tags=["operation"], responses=_READY)
 @router.get("/ping", tags=["operation"], responses=_READY)
 @router.post("/ping", tags=["operation"], responses=_READY)
 @router.get("/readyz", tags=["operation"], responses=_READY)

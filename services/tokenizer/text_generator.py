@@ -81,7 +81,9 @@ class LiveGeneration:
         return True
 
     def goes_by(self, request_ids: Collection[str]) -> bool:
-        """Whether its id is among these, or it is a choice of a request whose id is."""
+        """Whether its id is among these, or it is a choice of a request whose id is. Without an id it never is."""
+        if not self.request_id:
+            return False
         whole, _, choice = self.request_id.rpartition("-")
         return self.request_id in request_ids or (choice.isdecimal() and whole in request_ids)
 

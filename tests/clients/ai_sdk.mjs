@@ -30,8 +30,8 @@ const official = (baseURL) => createOpenAI({ baseURL, apiKey: "any" });
 const providers = {
   compatible: (url, model) => compatible(url).chatModel(model),
   official: (url, model) => official(url).chat(model),
+  responses: (url, model) => official(url).responses(model),
 };
-if (process.env.RESPONSES) providers.responses = (url, model) => official(url).responses(model);
 
 for (const [name, chat] of Object.entries(providers)) {
   const model = chat(CHAT, MODEL);

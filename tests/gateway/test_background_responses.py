@@ -1,6 +1,7 @@
 """Responses in the background: they need no client, no particular gateway, and are told again from any event on."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,6 +17,12 @@ from tests.gateway.test_responses import RESPONSES, THINKS_SAYS_CALLS, TOOL, eve
 
 BODY: dict[str, Any] = {"input": "hi", "background": True, "seed": 3}
 PROMPT = "<user>hi<assistant>"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Where gateways keep what outlives them."""
+    return tmp_path / "data"
 
 
 async def ended(client: httpx.AsyncClient, id: str) -> dict[str, Any]:
@@ -160,13 +167,13 @@ async def test_an_error_is_its_end(client: httpx.AsyncClient, fake: FakeTokenize
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
 
 
-async def test_what_gateways_die_of_is_given_up(fake: FakeTokenizer, address: str, tmp_path: Any) -> None:
+async def test_what_gateways_die_of_is_given_up(fake: FakeTokenizer, address: str, data: Path) -> None:
     fake.running.clear()
     async with running_gateway(address) as client:
         await wait_ready(client)
         id = (await client.post(RESPONSES, json=BODY)).json()["id"]
         await eventually(lambda: fake.received)
-    store = Store(tmp_path / "data")
+    store = Store(data)
     jobs = store.jobs("response", lease_s=0.0)
     for _ in range(4):  # who dies gives nothing back
         assert await jobs.take() is not None
@@ -177,12 +184,38 @@ async def test_what_gateways_die_of_is_given_up(fake: FakeTokenizer, address: st
         assert (response["status"], "died" in response["error"]["message"]) == ("failed", True)
 
 
+async def test_what_cannot_be_read_is_given_up(
+    client: httpx.AsyncClient, fake: FakeTokenizer, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(data)
+    await store.documents("response").put("resp_other", b"written by another version")
+    await store.jobs("response").add("resp_other")
+    await eventually(lambda: "cannot be read" in caplog.text)
+    async with asyncio.timeout(10):
+        while await store.jobs("response").cancel("resp_other"):  # noqa: ASYNC110 - the job is there
+            await asyncio.sleep(0.01)
+    await store.close()
+    id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+    assert (await ended(client, id))["status"] == "incomplete"
+
+
 async def test_events_of_others_are_not_kept(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
     response = await ai.responses.create(model="fake", input="hi")
     with pytest.raises(openai.BadRequestError, match="background: true"):
         await ai.responses.retrieve(response.id, stream=True)
     with pytest.raises(openai.BadRequestError, match="background: true"):
         await ai.responses.cancel(response.id)
+
+
+async def test_events_make_room_before_responses_do(client: httpx.AsyncClient, fake: FakeTokenizer, data: Path) -> None:
+    id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+    response = await ended(client, id)
+    store = Store(data)
+    await store.documents("response_output").clear()
+    await store.close()
+    answer = await client.get(f"{RESPONSES}/{id}", params={"stream": "true"})
+    assert (answer.status_code, "made room" in answer.text) == (404, True)
+    assert (await client.get(f"{RESPONSES}/{id}")).json() == response
 
 
 async def test_a_running_response_cannot_be_continued_from(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

@@ -57,6 +57,18 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     (CHAT, {"messages": MESSAGES, "tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+    (
+        CHAT,
+        {
+            "messages": MESSAGES,
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]},
+            },
+        },
+        "tool_choice.allowed_tools.tools",
+    ),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "web_search"}]}, "tools[0].type"),
     (CHAT, {"messages": MESSAGES, "reasoning_effort": "enormous"}, "reasoning_effort"),

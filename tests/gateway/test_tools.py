@@ -248,6 +248,21 @@ async def test_the_form_of_an_answer_beside_tools(
     assert admits(compiler, model, model.output) and not admits(compiler, model, "{}")
 
 
+async def test_some_tools_may_be_allowed(ai: openai.AsyncOpenAI, model: Model, compiler: Compiler) -> None:
+    model.output = f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'
+    for mode in ("required", "auto"):
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+        choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+        answer = await ai.chat.completions.create(
+            model="m", messages=QUESTION, tools=[TOOL, NOW], tool_choice=choice, parallel_tool_calls=True
+        )
+        assert bool(answer.choices[0].message.tool_calls) == (mode == "required")
+        assert '"get_weather"' in model.prompt and '"now"' not in model.prompt
+        if mode == "required":
+            assert admits(compiler, model, model.output)
+            assert not admits(compiler, model, '[{"name": "now", "arguments": {}}]')
+
+
 async def test_the_official_clients_helpers(ai: openai.AsyncOpenAI, model: Model) -> None:
     class GetWeather(pydantic.BaseModel):
         zip: int

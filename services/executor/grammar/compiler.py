@@ -44,7 +44,12 @@ class Compiler:
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """At its start, with the first mask computed, as some of the work happens only then. Raises GrammarError."""
-        matcher = LLMatcher(self._tokenizer, to_llguidance(grammar, self._marks), log_level=0, limits=self._limits)
+        try:
+            matcher = LLMatcher(self._tokenizer, to_llguidance(grammar, self._marks), log_level=0, limits=self._limits)
+        except GrammarError:
+            raise
+        except (ValueError, RecursionError) as error:  # JSON that is nested too deeply for a parser
+            raise GrammarError(f"{grammar.WhichOneof('form')}: {error}") from error
         if not matcher.is_error():
             mask = np.empty(self._num_words, dtype=np.int32)
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

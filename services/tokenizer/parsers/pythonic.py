@@ -1,15 +1,12 @@
 """[get_weather(city="Paris"), now()] as the whole answer, or between <|python_start|> and <|python_end|>: Llama
 4 and 3.2.
 
-A call is told when it is whole: its values become JSON.
+Values become JSON: strings are told as they come, others once they are whole.
 """
 
-import ast
 import json
 import re
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from pagewire.services.tokenizer.parsers.formats import (
     CallableTool,
@@ -26,19 +23,33 @@ from pagewire.services.tokenizer.parsers.formats import (
     text_of,
 )
 from pagewire.services.tokenizer.parsers.keywords import Parameter, in_order, parameters_of
+from pagewire.services.tokenizer.parsers.python_values import ValueEnd, to_json, unescaped
 from pagewire.services.tokenizer.parsers.reader import Parsed
-from pagewire.services.tokenizer.parsers.tool_calls import ObjectEnd, ToolCallReader
-
-MAX_CALL = 100_000  # characters; it is parsed on the event loop
+from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
 
 _BEGIN = re.compile(r"\s{0,99}\[\s{0,99}(?=[A-Za-z_])")
 _BEGIN_BEGINNING = re.compile(r"\s{0,99}(?:\[\s{0,99})?")
-_NAME = re.compile(r"([A-Za-z_][\w.\-]{0,127})(?=\()")
+_NAME = re.compile(r"([A-Za-z_][\w.\-]{0,127})\(")
 _NAME_BEGINNING = re.compile(r"[A-Za-z_][\w.\-]{0,127}")
 _NEXT = re.compile(r"\s{0,99},\s{0,99}(?=[A-Za-z_])")
 _NEXT_BEGINNING = re.compile(r"\s{0,99}(?:,\s{0,99})?")
-# JSON's names are not Python's, but models mix them.
-_CONSTANTS = {"true": True, "false": False, "null": None}
+_CALL_END = re.compile(r"\s{0,99}\)")
+_KEYWORD = re.compile(r"\s{0,99}([^\W\d]\w{0,127})\s{0,99}=\s{0,99}(?=[^\s=])")
+_KEYWORD_BEGINNING = re.compile(r"\s{0,99}(?:[^\W\d]\w{0,127}\s{0,99}(?:=\s{0,99})?)?")
+_VALUE_END = re.compile(r"\s{0,99}(?:,|(?=\)))")
+_VALUE_END_BEGINNING = re.compile(r"\s{0,99}")
+# In a string: what is no escape, an escape, and what may become one. Two halves of a character are one escape.
+_PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = re.compile(
+    rf"\\(?:u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}|u{_HEX}{{4}}|U{_HEX}{{8}}|x{_HEX}{{2}}|[0-7]{{1,3}}|[^uUx0-7])"
+    r"|\\[uUx]",
+    re.DOTALL,
+)
+_ESCAPE_BEGINNING = re.compile(
+    rf"\\(?:u{_HEX}{{0,3}}|U{_HEX}{{0,7}}|x{_HEX}?|[0-7]{{0,2}}"
+    rf"|u[dD][89abAB]{_HEX}{{2}}(?:\\(?:u(?:[dD](?:[c-fC-F]{_HEX}?)?)?)?)?)?"
+)
 
 
 class PythonicReader(ToolCallReader):
@@ -67,39 +78,101 @@ class PythonicReader(ToolCallReader):
     def __init__(self) -> None:
         super().__init__()
         self._name = ""
-        self._end = _CallEnd()
-        self._pieces: list[str] = []
+        self._is_open = False
+        self._keyword = ""
+        self._told: set[str] = set()  # keywords
+        self._quote = ""  # of the string that is read
+        self._value_end = ValueEnd()
+        self._pieces: list[str] = []  # of a value that is no string
 
     def _start(self, parsed: Parsed) -> bool:
         return self._call(parsed)
 
     def _call(self, parsed: Parsed) -> bool:
+        self._is_open = False
         begin = _BEGIN.match(self._held)
         if begin is None:
-            return False if not self._ended and _BEGIN_BEGINNING.fullmatch(self._held) else self._no_call(parsed)
+            return self._wait_or_leave(parsed, _BEGIN_BEGINNING)
         self._read(begin.end())
         self._state = self._call_name
         return True
 
     def _call_name(self, parsed: Parsed) -> bool:
+        self._is_open, self._told = False, set()
         name = _NAME.match(self._held)
         if name is None:
-            return False if not self._ended and _NAME_BEGINNING.fullmatch(self._held) else self._no_call(parsed)
-        self._name = self._read(name.end())
-        self._end, self._pieces = _CallEnd(), []
-        self._state = self._call_arguments
+            return self._wait_or_leave(parsed, _NAME_BEGINNING)
+        self._read(name.end())
+        self._name = name[1]
+        self._state = self._argument
         return True
 
-    def _call_arguments(self, parsed: Parsed) -> bool:
-        self._pieces.append(self._read(self._end.find(self._held)))
-        if not self._end.found:
-            return self._ended and self._no_call(parsed)
-        arguments = _to_json("".join(self._pieces))
-        if arguments is None:
-            return self._no_call(parsed)
-        self._open(parsed, self._name)
-        self._tell_arguments(parsed, arguments)
-        self._state = self._between
+    def _argument(self, parsed: Parsed) -> bool:
+        """The next one, or the call's end."""
+        if end := _CALL_END.match(self._held):
+            self._read(end.end())
+            self._tell_argument(parsed, "}" if self._told else "{}")
+            self._state = self._between
+            return True
+        keyword = _KEYWORD.match(self._held)
+        if keyword is None:
+            return self._wait_or_leave(parsed, _KEYWORD_BEGINNING)
+        if keyword[1] in self._told:
+            return self._leave(parsed)
+        self._read(keyword.end())
+        self._keyword = keyword[1]
+        self._state = self._value_begin
+        return True
+
+    def _value_begin(self, parsed: Parsed) -> bool:
+        quote = self._held[:1]
+        if quote not in _PLAIN or self._held.startswith(quote * 3):
+            self._value_end, self._pieces = ValueEnd(), []
+            self._state = self._whole_value
+            return True
+        if self._held in (quote, quote * 2) and not self._ended:
+            return False  # there may come three
+        self._take(1)
+        self._quote = quote
+        self._tell_keyword(parsed, '"')
+        self._state = self._string
+        return True
+
+    def _string(self, parsed: Parsed) -> bool:
+        if self._held.startswith(self._quote):
+            self._take(1)
+            self._tell_arguments(parsed, '"')
+            self._state = self._behind_value
+            return True
+        if plain := _PLAIN[self._quote].match(self._held):
+            self._tell_arguments(parsed, json.dumps(self._take(plain.end()), ensure_ascii=False)[1:-1])
+            return True
+        if _ESCAPE_BEGINNING.fullmatch(self._held) and not self._ended:
+            return False
+        escape = _ESCAPE.match(self._held)
+        if escape is None:
+            self._held = ""  # it was cut off
+            return False
+        self._tell_arguments(parsed, json.dumps(unescaped(self._take(escape.end())))[1:-1])
+        return True
+
+    def _whole_value(self, parsed: Parsed) -> bool:
+        self._pieces.append(self._read(self._value_end.find(self._held)))
+        if not self._value_end.found:
+            return self._ended and not self._is_open and self._leave(parsed)
+        value = to_json("".join(self._pieces))
+        if value is None:
+            return self._leave(parsed)
+        self._tell_keyword(parsed, value)
+        self._state = self._behind_value
+        return True
+
+    def _behind_value(self, parsed: Parsed) -> bool:
+        end = _VALUE_END.match(self._held)
+        if end is None:
+            return self._wait_or_leave(parsed, _VALUE_END_BEGINNING)
+        self._read(end.end())
+        self._state = self._argument
         return True
 
     def _between(self, parsed: Parsed) -> bool:
@@ -109,6 +182,37 @@ class PythonicReader(ToolCallReader):
             return True
         if not self._ended and _NEXT_BEGINNING.fullmatch(self._held):
             return False
+        return self._close()
+
+    def _tell_keyword(self, parsed: Parsed, value: str) -> None:
+        name = json.dumps(self._keyword, ensure_ascii=False)
+        self._tell_argument(parsed, f"{', ' if self._told else '{'}{name}: {value}")
+        self._told.add(self._keyword)
+
+    def _tell_argument(self, parsed: Parsed, text: str) -> None:
+        if not self._is_open:
+            self._open(parsed, self._name)
+            self._is_open = True
+        self._tell_arguments(parsed, text)
+        self._unopened = ""
+
+    def _wait_or_leave(self, parsed: Parsed, beginning: re.Pattern[str]) -> bool:
+        if not beginning.fullmatch(self._held):
+            return self._leave(parsed)
+        if not self._ended:
+            return False
+        if not self._is_open:
+            return self._no_call(parsed)
+        self._held = self._unopened = ""  # it was cut off
+        return False
+
+    def _leave(self, parsed: Parsed) -> bool:
+        """It is not as it should be. A call that is open stays one, without what is wrong."""
+        if not self._is_open:
+            return self._no_call(parsed)
+        self._tell_arguments(parsed, "}")
+        self._held = self._unopened + self._held
+        self._unopened = ""
         return self._close()
 
 
@@ -129,49 +233,3 @@ def _keyword(parameter: Parameter) -> Format:
     if not parameter.name.isidentifier():
         raise FormatError(f"{parameter.name!r} is no name of an argument in Python, which is how this model calls")
     return sequence(text_of(f"{parameter.name}="), json_of(parameter.schema))
-
-
-class _CallEnd(ObjectEnd):
-    """Where the parenthesis of a call closes."""
-
-    _outside_strings = re.compile(r"""["'{}()\[\]]""")
-
-
-def _to_json(arguments: str) -> str | None:
-    """Of "(city='Paris', days=2)"; None if it is anything but names with plain values."""
-    if len(arguments) > MAX_CALL:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of doubtful escapes
-            call = ast.parse(f"f{arguments}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            return None
-        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
-        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-    return None if None in values or len(values) < len(call.keywords) else text
-
-
-def _value(node: ast.expr) -> Any:
-    """Raises ValueError for what JSON cannot say."""
-    match node:
-        case ast.Constant(value=None | bool() | int() | float() | str() as value):
-            return value
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-    raise ValueError(f"{ast.dump(node)} is no plain value")
-
-
-def _key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    raise ValueError("JSON has strings as keys only")

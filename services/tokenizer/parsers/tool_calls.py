@@ -27,7 +27,7 @@ MAX_HEADER = 512
 NAME = r"""[^\s{}\[\]<>|｜"'`]{1,128}"""
 
 # What matters inside a string, by the quote that began it.
-_INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 
 
 class ToolCallReader(Reader):
@@ -43,6 +43,8 @@ class ToolCallReader(Reader):
     between: ClassVar[str] = ""
     # Whether an output that calls is said to have ended for that; as OpenAI's, one that had to call the tool is not.
     is_reason_to_end: ClassVar[bool] = True
+    # Whether `output_format` describes the reasoning too.
+    format_has_reasoning: ClassVar[bool] = False
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
         """new_id: makes a call's; the model's templates may refuse others."""
@@ -221,7 +223,7 @@ class ObjectEnd:
                 self._is_escaped = False
                 at += 1
                 continue
-            match = (_INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
+            match = (INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
             if match is None:
                 break
             at = match.end()

@@ -207,6 +207,21 @@ def test_arguments_are_told_as_they_come() -> None:
     assert told == ["", '{"a', '": [1', ", 2]", "}", ""]
 
 
+def test_strings_of_python_are_told_as_they_come() -> None:
+    parser, told = tool_calls_of("pythonic")(), []
+    for piece in ("[f(n=[1, 2", "], a=", "'x y", " \\", 'n"', "'", ", b=tr", "ue", ")]"):
+        told.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
+    assert told == ["", '{"n": [1, 2]', ', "a": "x y', " ", '\\n\\"', '"', "", "", ', "b": true}']
+
+
+@given(text=st.text(), quoted=st.sampled_from([repr, json.dumps]))
+@settings(max_examples=100, deadline=None)
+def test_strings_of_python_are_what_they_stand_for(text: str, quoted: Callable[[str], str]) -> None:
+    said, _ = read(tool_calls_of("pythonic"), f"[f(value={quoted(text)})]")
+    [(name, arguments)] = said.calls
+    assert (name, json.loads(arguments), said.text) == ("f", {"value": text}, "")
+
+
 def test_text_is_held_back_only_while_it_may_become_a_mark() -> None:
     parser = tool_calls_of("hermes")()
     assert [parser.push(piece).text for piece in ("a", " b <", "i", " \n", "c", "<tool", "s>")] == [

@@ -1,0 +1,102 @@
+"""Python's literals as JSON."""
+
+import ast
+import json
+import re
+import warnings
+from typing import Any
+
+from pagewire.services.tokenizer.parsers.tool_calls import INSIDE_STRINGS
+
+MAX_VALUE = 100_000  # characters of a value that is no string; it is parsed on the event loop
+
+# JSON's names are not Python's, but models mix them.
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class ValueEnd:
+    """Finds the comma or the parenthesis behind a value that comes in pieces."""
+
+    _outside_strings = re.compile(r"""["'{}()\[\],]""")
+
+    def __init__(self) -> None:
+        self.found = False
+        self._depth = 0
+        self._quote = ""  # that began the string which it is in
+        self._is_escaped = False  # the next character
+
+    def find(self, piece: str) -> int:
+        """Characters of the next piece that belong to the value."""
+        at = 0
+        while at < len(piece):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            match = (INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
+            if match is None:
+                break
+            if not self._quote and not self._depth and match[0] in ",)]}":
+                self.found = True
+                return match.start()
+            at = match.end()
+            self._turn(match[0])
+        return len(piece)
+
+    def _turn(self, char: str) -> None:
+        if char == "\\":
+            self._is_escaped = True
+        elif char in "\"'":
+            self._quote = "" if self._quote else char
+        elif char != ",":
+            self._depth += 1 if char in "{[(" else -1
+
+
+def unescaped(escape: str) -> str:
+    """What it stands for in Python. What is no escape stands for itself."""
+    if escape == "\\\n":
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of doubtful escapes
+            text: str = ast.literal_eval(f'"{escape}"')
+    except (SyntaxError, ValueError):
+        return escape
+    # Two halves of a character, as JSON writes it.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def to_json(value: str) -> str | None:
+    """None if it is no plain value."""
+    if len(value) > MAX_VALUE:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of doubtful escapes
+            text = json.dumps(_value(ast.parse(value.strip(), mode="eval").body), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return text
+
+
+def _value(node: ast.expr) -> Any:
+    """Raises ValueError for what JSON cannot say."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+    raise ValueError(f"{ast.dump(node)} is no plain value")
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("JSON has strings as keys only")
