@@ -187,6 +187,7 @@ async def test_a_call_may_be_required(ai: openai.AsyncOpenAI, model: Model, comp
         ('[{"name": "refer_integer", "arguments": {"x": 1}}, {"name": "refer_string", "arguments": {"x":"1"}}]', True),
         ('[{"name": "refer_integer", "arguments": {"x": "1"}}]', False),
         ('[{"name": "other", "arguments": {}}]', False),
+        ('[{"name": "now", "arguments": {"x": 1}}]', False),
         ("[]", False),
         ("I look.", False),
     ):
