@@ -58,6 +58,7 @@ _STATUS_BY_CODE = {
     grpc.StatusCode.OUT_OF_RANGE: 400,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
     grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ABORTED: 409,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
@@ -150,7 +151,8 @@ def install_handlers(app: FastAPI) -> None:
 def _documented_methods(request: Request) -> set[str]:
     """What the path takes, by all its routes; the router knows of the first one."""
     paths: Mapping[str, Mapping[str, Any]] = request.app.openapi()["paths"]
-    taken = (methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path))
+    path = request.url.path
+    taken = [paths[path]] if path in paths else [paths[one] for one in paths if compile_path(one)[0].match(path)]
     return {method.upper() for methods in taken for method in methods}
 
 

@@ -24,7 +24,7 @@ from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-PROBES = frozenset({"/health", "/livez", "/ping", "/readyz"})
+PROBES = frozenset({"/health", "/livez", "/ping", "/ready", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 # nginx's status for a client that went away before its answer; never on the wire.

@@ -13,7 +13,7 @@ from pagewire.sampling_params import INT64_MAX
 DESCRIPTION = """
 OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
 
-With `--api-key`, every route but `/livez`, `/readyz`, `/health` and `/ping` needs the header
+With `--api-key`, every route but `/livez`, `/readyz`, `/ready`, `/health` and `/ping` needs the header
 `Authorization: Bearer KEY`, or `x-api-key: KEY`.
 A parameter that is not supported is refused by name, never ignored; `null` means unset.
 `X-Request-Id` is taken from the request, or made, and returned.
@@ -33,6 +33,21 @@ def content_of(bodies: Sequence[type[Body]], media_type: str = "application/json
     return {media_type: {"schema": {"anyOf": [{"$ref": _REF.format(name=body.__name__)} for body in bodies]}}}
 
 
+def events_of(bodies: Sequence[type[Body]], *, done: bool) -> dict[str, Any]:
+    """A stream, as OpenAPI 3.2 describes its events: the data of each is JSON of one of the bodies. done: at last it is
+    `[DONE]`."""
+    refs = [{"$ref": _REF.format(name=body.__name__)} for body in bodies]
+    data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": {"anyOf": refs}}
+    if done:
+        data = {"if": {"const": "[DONE]"}, "then": True, "else": data}
+    event = {
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": {"type": "string"} | data},
+        "required": ["data"],
+    }
+    return {"text/event-stream": {"schema": event}}
+
+
 def response(body: type[Body], description: str = "The answer.") -> dict[str, Any]:
     return {"description": description, "content": content(body)}
 
@@ -50,15 +65,14 @@ def responses_by_client(openai: type[Body], anthropic: type[Body]) -> Responses:
 def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
     """Of a route that answers with `whole`, or streams events of which each carries a `chunk`."""
     answer = response(whole, "The answer; with `stream: true` as events, each with a chunk, and at last `[DONE]`.")
-    answer["content"] |= content(chunk, "text/event-stream")
+    answer["content"] |= events_of((chunk, ErrorResponse), done=True)
     return {200: answer}
 
 
 def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Responses:
     """Of a route that answers with `whole`, or streams events of several kinds, each named by its `type`."""
     answer = response(whole, "The answer; with `stream: true` as events.")
-    one_of = [{"$ref": _REF.format(name=event.__name__)} for event in events]
-    answer["content"]["text/event-stream"] = {"schema": {"oneOf": one_of}}
+    answer["content"] |= events_of(events, done=False)
     return {200: answer}
 
 
@@ -67,7 +81,7 @@ def native_responses(output: type[Body]) -> Responses:
     one = {"$ref": _REF.format(name=output.__name__)}
     answer = response(output, "An output, or a list of them; with `stream: true` as events, and at last `[DONE]`.")
     answer["content"]["application/json"]["schema"] = {"anyOf": [one, {"type": "array", "items": one}]}
-    answer["content"] |= content(output, "text/event-stream")
+    answer["content"] |= events_of((output, ErrorResponse), done=True)
     return {200: answer}
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.responses import FunctionCall, FunctionCallChunk, ToolCall, ToolCallChunk
-from pagewire.gateway.schema.tools import NamedToolChoice, PastToolCall, Tool
+from pagewire.gateway.schema.tools import AllowedToolChoice, NamedToolChoice, PastToolCall, Tool
 from pagewire.v1 import inference_pb2
 
 
@@ -27,14 +27,24 @@ def wire_call(call: PastToolCall) -> inference_pb2.ToolCall:
     return inference_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
 
 
-def check_tools(body: ChatCompletionRequest) -> None:
-    """Raises ApiError 400 for choices among tools that are not there."""
+def choose_tools(body: ChatCompletionRequest) -> None:
+    """Leaves the tools that are allowed, if the choice names some of them.
+
+    Raises ApiError 400 for choices among tools that are not there.
+    """
     choice, tools = body.tool_choice, body.tools or ()
     if choice not in (None, "none") and not tools:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if isinstance(choice, NamedToolChoice) and all(tool.function.name != choice.function.name for tool in tools):
         message = f"tool_choice names {choice.function.name!r}, which is not among the tools"
         raise ApiError(400, message, param="tool_choice.function.name")
+    if isinstance(choice, AllowedToolChoice):
+        names = {named.function.name for named in choice.allowed_tools.tools}
+        if unknown := names - {tool.function.name for tool in tools}:
+            message = f"tool_choice allows {', '.join(sorted(map(repr, unknown)))}, not among the tools"
+            raise ApiError(400, message, param="tool_choice.allowed_tools.tools")
+        body.tools = [tool for tool in tools if tool.function.name in names]
+        body.tool_choice = choice.allowed_tools.mode
 
 
 def output_parsing(body: ChatCompletionRequest) -> inference_pb2.OutputParsing:

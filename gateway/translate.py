@@ -17,7 +17,7 @@ from pagewire.gateway.schema.requests import (
     TokenizeRequest,
 )
 from pagewire.gateway.searches import is_search
-from pagewire.gateway.tools import check_tools, output_parsing, wire_call, wire_tools
+from pagewire.gateway.tools import choose_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME, seed_of_choice
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -41,7 +41,7 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = _request(body, max_tokens, logprobs)
-    check_tools(body)
+    choose_tools(body)
     request.chat.CopyFrom(chat_prompt(body.messages, body))
     if body.tool_choice == "none":
         del request.chat.tools[:]  # a model that does not see them calls none

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.messages.content import CACHE_CONTROL, STRICT, MessageParam, Name, Nothing, TextBlockParam
 from pagewire.gateway.messages.responses import NO_THREADS
-from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.field import Off, field, required
 from pagewire.gateway.schema.requests import LABEL, MODEL, CacheSalt, Parameters, StopString
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.unsupported import Refused
@@ -45,7 +45,7 @@ class ToolParam(BaseModel):
     strict: bool | None = field("executor", "Hold calls to the schema.", False)
     cache_control: dict[str, Any] | None = CACHE_CONTROL
     eager_input_streaming: bool | None = field("gateway", "Input is always streamed as it comes.", True)
-    defer_loading: Literal[False] | None = field("gateway", "The model sees all tools.", False)
+    defer_loading: Off | None = field("gateway", "The model sees all tools.", False)
     allowed_callers: list[Literal["direct"]] | None = field("gateway", "Only the model calls tools.")
     input_examples: Nothing | None = field("gateway", "No template shows them.")
 

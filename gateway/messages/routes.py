@@ -18,7 +18,7 @@ router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.M
 _ANSWER: openapi.Responses = {
     200: {
         "description": "The answer; with `stream: true` as events.",
-        "content": openapi.content(AnsweredMessage) | openapi.content_of(EVENTS, "text/event-stream"),
+        "content": openapi.content(AnsweredMessage) | openapi.events_of(EVENTS, done=False),
     }
 }
 

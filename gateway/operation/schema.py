@@ -33,7 +33,7 @@ class AbortBody(Parameters):
     @property
     def ids(self) -> list[str]:
         rids = [self.rid] if isinstance(self.rid, str) else self.rid or []
-        return [*(self.request_ids or ()), *rids]
+        return [name for name in (*(self.request_ids or ()), *rids) if name]
 
 
 class Aborted(Body):

@@ -9,6 +9,9 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from msgspec import DecodeError
+
 from pagewire import rpc
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError, from_rpc
@@ -148,40 +151,47 @@ class Background:
     async def _work(self, lease: Lease) -> None:
         try:
             async with self._jobs.hold(lease):
-                await self._finish(lease)
-        except LeaseLost:
-            logger.warning("response %s has gone to another process", lease.id)
-        except Exception:
-            logger.exception("response %s is interrupted", lease.id)
-            await asyncio.sleep(PAUSE_S)
+                try:
+                    await self._finish(lease)
+                except ApiError as error:  # of the store; it may get better
+                    logger.error("response %s is interrupted: %s", lease.id, error)
+                    await asyncio.sleep(PAUSE_S)
+                except LeaseLost:
+                    logger.warning("response %s has gone to another process", lease.id)
+                except Exception:
+                    logger.exception("response %s is left to another process", lease.id)
+                    await asyncio.sleep(PAUSE_S)  # or to this one
         finally:
             self._room.release()
 
     async def _finish(self, lease: Lease) -> None:
-        """Brings a response to its end, and says there what it was."""
-        stored = await self._responses.find(lease.id)
-        if stored is None or has_ended(stored):
-            await self._log.delete_request(lease.id)
-            await self._jobs.finish(lease)
-            return
-        outputs = await self._log.read_all(lease.id)
-        error: ApiError | None = None
-        if lease.lost_leases >= MAX_LOST_LEASES:
-            error = ApiError(500, f"{lease.lost_leases} gateway processes died while they generated it")
-        else:
-            try:
-                await self._generate(lease, stored, outputs)
-            except Interrupted:
-                if not lease.cancelled.is_set():
-                    raise LeaseLost(lease.id) from None
-            except ApiError as failure:
-                error = failure
-        if await self._responses.find(lease.id) is not None:  # else it was deleted
-            ended = _told(stored, outputs, error)
-            await self._responses.save(lease.id, ended, lease)
-            await self._log.delete_request(lease.id)
-            logger.info("response %s %s after %d outputs", lease.id, status_of(ended), len(outputs))
+        """Brings a response to its end, and says there what it was. Raises ApiError or LeaseLost."""
+        try:
+            stored = await self._responses.find(lease.id)
+            if stored is not None and not has_ended(stored):
+                outputs = await self._log.read_all(lease.id)
+                error = await self._outcome(lease, stored, outputs)
+                if await self._responses.find(lease.id) is not None:  # else it was deleted
+                    ended = _told(stored, outputs, error)
+                    await self._responses.save(lease.id, ended, lease)
+                    logger.info("response %s %s after %d outputs", lease.id, status_of(ended), len(outputs))
+        except (DecodeError, ProtobufDecodeError):
+            logger.exception("response %s is stored in a form that cannot be read; it is given up", lease.id)
+        await self._log.delete_request(lease.id)
         await self._jobs.finish(lease)
+
+    async def _outcome(self, lease: Lease, stored: Stored, outputs: list[GenerateResponse]) -> ApiError | None:
+        """Generates what is missing; why it failed, if it did. Raises LeaseLost."""
+        if lease.lost_leases >= MAX_LOST_LEASES:
+            return ApiError(500, f"{lease.lost_leases} gateway processes died while they generated it")
+        try:
+            await self._generate(lease, stored, outputs)
+        except Interrupted:
+            if not lease.cancelled.is_set():
+                raise LeaseLost(lease.id) from None
+        except ApiError as error:
+            return error
+        return None
 
     async def _generate(self, lease: Lease, stored: Stored, outputs: list[GenerateResponse]) -> None:
         """Adds to outputs until there is one with a finish reason. Raises ApiError, Interrupted or LeaseLost."""

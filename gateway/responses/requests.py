@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.responses.items import Input
-from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.field import Off, field, required
 from pagewire.gateway.schema.requests import LABEL, GenerationParameters, Parameters, RequestId
 from pagewire.gateway.schema.sampling import EAGER
 from pagewire.gateway.schema.sglang import SglangParameters
@@ -113,9 +113,7 @@ class ReasoningConfig(BaseModel):
 class ResponseStreamOptions(BaseModel):
     model_config = _STRICT
 
-    include_obfuscation: Literal[False] | None = field(
-        "gateway", "Padding against eavesdroppers is not offered.", False
-    )
+    include_obfuscation: Off | None = field("gateway", "Padding against eavesdroppers is not offered.", False)
 
 
 # Said otherwise here, or meaningless for one answer. SGLang's names are for chats and completions.

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 # Which service does what the field asks for.
 Service = Literal["gateway", "tokenizer", "scheduler", "executor"]
@@ -11,6 +11,16 @@ HANDLED_BY = "x-handled-by"
 # It returns in a header.
 REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
+
+
+def _not_a_number(value: Any) -> Any:
+    if value == 0 and not isinstance(value, bool):  # equal to False
+        raise ValueError("input should be false")
+    return value
+
+
+# Of a parameter whose only value asks for nothing.
+Off = Annotated[Literal[False], BeforeValidator(_not_a_number)]
 
 
 def field(service: Service, words: str, default: Any = None, **constraints: Any) -> Any:

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.schema.field import RequestId, field, required
+from pagewire.gateway.schema.field import Off, RequestId, field, required
 from pagewire.gateway.schema.sampling import EAGER, sampling_fields
 from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
@@ -71,8 +71,10 @@ LogitBias = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": {"type": "number", "minimum": LOGIT_BIAS.minimum, "maximum": LOGIT_BIAS.maximum},
+            "patternProperties": {
+                "^[0-9]{1,9}$": {"type": "number", "minimum": LOGIT_BIAS.minimum, "maximum": LOGIT_BIAS.maximum}
+            },
+            "additionalProperties": False,
         }
     ),
 ]
@@ -208,9 +210,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = field(
         "gateway", "With `include_usage`: in each chunk the usage so far.", False
     )
-    include_obfuscation: Literal[False] | None = field(
-        "gateway", "Padding against eavesdroppers is not offered.", False
-    )
+    include_obfuscation: Off | None = field("gateway", "Padding against eavesdroppers is not offered.", False)
 
 
 SamplingParameters = create_model("SamplingParameters", __base__=Parameters, **sampling_fields())
@@ -314,7 +314,8 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     messages: Messages = required("tokenizer", "The conversation.")
     tool_choice: ToolChoice | None = field(
         "tokenizer",
-        "`none` does not show the tools. `required` or a name: a grammar holds the output to calls, of any model.",
+        "`none` does not show the tools, `allowed_tools` some. `required` or a name: a grammar holds the output to "
+        "calls, of any model.",
         "auto",
     )
     parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)

@@ -44,7 +44,25 @@ class NamedToolChoice(BaseModel):
     function: FunctionName
 
 
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedToolChoice, Field(union_mode="left_to_right")]
+class AllowedTools(BaseModel):
+    model_config = _STRICT
+
+    mode: Literal["auto", "required"] = required("gateway", "Whether one of them must be called.")
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1)] = required("gateway", "The model sees no others.")
+
+
+class AllowedToolChoice(BaseModel):
+    """Some of the tools."""
+
+    model_config = _STRICT
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice, Field(union_mode="left_to_right")
+]
 
 
 class CalledFunction(BaseModel):

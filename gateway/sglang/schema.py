@@ -8,7 +8,15 @@ from pydantic import Field, create_model, model_validator
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.field import RequestId, field
-from pagewire.gateway.schema.requests import MAX_CHOICES, CacheSalt, Parameters, StopString, TokenId, TokenIdList
+from pagewire.gateway.schema.requests import (
+    MAX_CHOICES,
+    CacheSalt,
+    LogitBias,
+    Parameters,
+    StopString,
+    TokenId,
+    TokenIdList,
+)
 from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.structured import Schema
@@ -49,7 +57,7 @@ class NativeSamplingParams(_SameSampling):  # type: ignore[misc, valid-type]  # 
     no_stop_trim: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)
     spaces_between_special_tokens: bool | None = field("tokenizer", "Changes nothing.")
-    logit_bias: dict[str, float] | None = field("executor", "Token ids in decimal -> -100 to 100.")
+    logit_bias: LogitBias | None = field("executor", "Token ids in decimal -> -100 to 100.")
     # At most one of them.
     json_schema: str | Schema | None = field("executor", "The form of the output: a JSON schema.")
     regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")

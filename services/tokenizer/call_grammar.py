@@ -40,6 +40,11 @@ def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers:
     answer = None if given is None else _as_format(given)
     if given is not None and answer is None:
         return given
+    if reader.format_has_reasoning and request.HasField("thinking_token_budget"):
+        raise invalid(
+            "thinking_token_budget is not possible together with strict tools, or with tools and a form: the grammar "
+            "of this model's calls is that of its reasoning, too; leave one of them out"
+        )
     callable_tools = [CallableTool(tool.name, _schema(tool) if tool.strict else _ANY_ARGUMENTS) for tool in tools]
     try:
         format = reader.output_format(
@@ -59,6 +64,9 @@ def tools_of(request: GenerateRequest) -> Sequence[Tool]:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
+    """Of its arguments; without one it takes none."""
+    if not tool.parameters_json:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object"} | json_object(tool.parameters_json, f"the schema of the parameters of {tool.name!r}")
 
 

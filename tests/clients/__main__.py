@@ -23,6 +23,7 @@ PYTHON = {
     "litellm": ("others.py", ["litellm", "mcp"]),
     "instructor": ("others.py", ["instructor"]),
     "agents": ("agents.py", ["openai-agents"]),
+    "schemathesis": ("fuzz.py", ["schemathesis"]),
 }
 NODE = {"ai": ("ai_sdk.mjs", ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"])}
 START_TIMEOUT_S = 120

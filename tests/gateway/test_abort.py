@@ -103,7 +103,7 @@ async def test_a_whole_answer_says_that_it_was_aborted(line: TokenizerLine, gate
 
 
 async def test_which_requests_has_to_be_said(gateways) -> None:
-    for body in ({}, {"request_ids": []}, {"abort_all": False}):
+    for body in ({}, {"request_ids": []}, {"abort_all": False}, {"rid": ""}, {"request_ids": [""]}):
         assert (await gateways[0].post("/abort_requests", json=body)).status_code == 400
 
 
@@ -115,7 +115,11 @@ async def test_over_grpc(line: TokenizerLine) -> None:
 
         generation = asyncio.create_task(responses())
         await line.scheduler.until(lambda: line.scheduler.num_running == 1)
+        nameless = line.stub.Generate(inference_pb2.GenerateRequest(text="x"))
+        await line.scheduler.until(lambda: line.scheduler.num_running == 2)
+        assert await client.abort("", "chatcmpl-") == 0
         assert await client.abort("mine") == 1
+        nameless.cancel()
         assert (await generation)[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
         assert await client.abort("mine") == 0
     await line.scheduler.until(lambda: line.scheduler.num_running == 0)
@@ -147,8 +151,8 @@ async def test_what_is_served(line: TokenizerLine, gateways) -> None:
     line.scheduler.auto = True
     assert (await client.get("/health_generate")).json() == {"status": "ok"}
     assert len(line.scheduler.requests) == 1
-    for method in ("GET", "POST"):
-        assert (await client.request(method, "/ping")).json() == {"status": "ok"}
+    for method, path in (("GET", "/ping"), ("POST", "/ping"), ("GET", "/ready")):
+        assert (await client.request(method, path)).json() == {"status": "ok"}
     info = (await client.get("/model_info")).json()
     assert (info["is_generation"], info["served_model_name"], info["model_path"]) == (True, "m", line.config.model)
     assert (await client.get("/get_model_info")).json() == info

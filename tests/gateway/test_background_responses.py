@@ -184,6 +184,21 @@ async def test_what_gateways_die_of_is_given_up(fake: FakeTokenizer, address: st
         assert (response["status"], "died" in response["error"]["message"]) == ("failed", True)
 
 
+async def test_what_cannot_be_read_is_given_up(
+    client: httpx.AsyncClient, fake: FakeTokenizer, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(data)
+    await store.documents("response").put("resp_other", b"written by another version")
+    await store.jobs("response").add("resp_other")
+    await eventually(lambda: "cannot be read" in caplog.text)
+    async with asyncio.timeout(10):
+        while await store.jobs("response").cancel("resp_other"):  # noqa: ASYNC110 - the job is there
+            await asyncio.sleep(0.01)
+    await store.close()
+    id = (await client.post(RESPONSES, json=BODY)).json()["id"]
+    assert (await ended(client, id))["status"] == "incomplete"
+
+
 async def test_events_of_others_are_not_kept(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
     response = await ai.responses.create(model="fake", input="hi")
     with pytest.raises(openai.BadRequestError, match="background: true"):

@@ -57,6 +57,18 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     (CHAT, {"messages": MESSAGES, "tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+    (
+        CHAT,
+        {
+            "messages": MESSAGES,
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]},
+            },
+        },
+        "tool_choice.allowed_tools.tools",
+    ),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "web_search"}]}, "tools[0].type"),
     (CHAT, {"messages": MESSAGES, "reasoning_effort": "enormous"}, "reasoning_effort"),
@@ -123,9 +135,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"best_of": 2}, "best_of"),
     (TEXT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     (TEXT, {"suffix": "end"}, "suffix"),
-    (TEXT, {"use_beam_search": True}, "use_beam_search"),
     # 0 is not false: only a value of the right type means the default.
-    (TEXT, {"use_beam_search": 0}, "use_beam_search"),
+    (TEXT, {"return_routed_experts": 0}, "return_routed_experts"),
 ]
 
 

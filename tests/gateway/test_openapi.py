@@ -30,7 +30,11 @@ def check(document: dict[str, Any], route: str, method: str, status: int, media_
     """Whether the route may say the value."""
     responses = document["paths"][route][method]["responses"]
     response = responses.get(str(status), responses["default"])
-    schema = response["content"][media_type]["schema"] | {"components": document["components"]}
+    schema = response["content"][media_type]["schema"]
+    if media_type == "text/event-stream":
+        data = schema["properties"]["data"]
+        schema = data.get("else", data)["contentSchema"]
+    schema = schema | {"components": document["components"]}
     jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
 
 
@@ -42,7 +46,7 @@ async def test_documents(client: httpx.AsyncClient, document: dict[str, Any]) ->
     assert responses["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
     success = responses["200"]["content"]
     assert success["application/json"]["schema"]["$ref"].endswith("/ChatCompletion")
-    assert success["text/event-stream"]["schema"]["$ref"].endswith("/ChatCompletionChunk")
+    assert "/ChatCompletionChunk" in json.dumps(success["text/event-stream"])
     schemas = document["components"]["schemas"]
     asked = schemas["ChatCompletionRequest"]["properties"]
     assert asked["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}

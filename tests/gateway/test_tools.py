@@ -187,6 +187,7 @@ async def test_a_call_may_be_required(ai: openai.AsyncOpenAI, model: Model, comp
         ('[{"name": "refer_integer", "arguments": {"x": 1}}, {"name": "refer_string", "arguments": {"x":"1"}}]', True),
         ('[{"name": "refer_integer", "arguments": {"x": "1"}}]', False),
         ('[{"name": "other", "arguments": {}}]', False),
+        ('[{"name": "now", "arguments": {"x": 1}}]', False),
         ("[]", False),
         ("I look.", False),
     ):
@@ -246,6 +247,21 @@ async def test_the_form_of_an_answer_beside_tools(
     answer = await ai.chat.completions.create(**asked, tool_choice="required")
     assert answer.choices[0].message.tool_calls[0].function.arguments == ARGUMENTS
     assert admits(compiler, model, model.output) and not admits(compiler, model, "{}")
+
+
+async def test_some_tools_may_be_allowed(ai: openai.AsyncOpenAI, model: Model, compiler: Compiler) -> None:
+    model.output = f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'
+    for mode in ("required", "auto"):
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+        choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+        answer = await ai.chat.completions.create(
+            model="m", messages=QUESTION, tools=[TOOL, NOW], tool_choice=choice, parallel_tool_calls=True
+        )
+        assert bool(answer.choices[0].message.tool_calls) == (mode == "required")
+        assert '"get_weather"' in model.prompt and '"now"' not in model.prompt
+        if mode == "required":
+            assert admits(compiler, model, model.output)
+            assert not admits(compiler, model, '[{"name": "now", "arguments": {}}]')
 
 
 async def test_the_official_clients_helpers(ai: openai.AsyncOpenAI, model: Model) -> None:

@@ -79,14 +79,20 @@ def _from_schema(grammar: Grammar) -> str:
         options["whitespace_pattern"] = grammar.whitespace_pattern
     elif grammar.disable_any_whitespace:
         options = {"whitespace_flexible": False}
+    schema = _as_object(schema)
     _drop_unknown_formats(schema)
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
 
 
+def _as_object(schema: Any) -> Any:
+    if isinstance(schema, bool):
+        return {} if schema else {"enum": []}
+    return schema
+
+
 def _prepared_part(schema: Any) -> dict[str, Any]:
     """A schema in a larger grammar, which says itself how whitespace is treated."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
+    schema = _as_object(schema)
     _drop_unknown_formats(schema)
     own = schema.get("x-guidance")
     return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE} | (own if isinstance(own, dict) else {})}

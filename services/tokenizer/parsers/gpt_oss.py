@@ -20,6 +20,7 @@ class GptOssReader(HeadedCallReader):
     opening = ("<|channel|>commentary to=functions.",)
     closing = ("<|call|>",)
     marks = ("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>")
+    format_has_reasoning = True
     header = re.compile(rf"({NAME})[^{{]*?<\|message\|>\s*")
 
     @classmethod

@@ -43,6 +43,8 @@ class ToolCallReader(Reader):
     between: ClassVar[str] = ""
     # Whether an output that calls is said to have ended for that; as OpenAI's, one that had to call the tool is not.
     is_reason_to_end: ClassVar[bool] = True
+    # Whether `output_format` describes the reasoning too.
+    format_has_reasoning: ClassVar[bool] = False
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
         """new_id: makes a call's; the model's templates may refuse others."""

@@ -177,6 +177,22 @@ async def test_a_budget_needs_marks(make_line) -> None:
     assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_a_budget_of_reasoning_that_a_grammar_holds(make_line) -> None:
+    """Of GPT-OSS, whose grammar is that of all messages."""
+    tools = [inference_pb2.Tool(name="now", strict=True)]
+    line = make_line("a", config={"chat_template": FAMILIES["gpt_oss"]})
+    async with line.running():
+        for strict in (True, False):
+            tools[0].strict = strict
+            chat = inference_pb2.ChatPrompt(messages=CHAT.messages, tools=tools)
+            call = line.generate(chat=chat, output_parsing=ALL, thinking_token_budget=7)
+            if strict:
+                with pytest.raises(grpc.aio.AioRpcError, match="is not possible together with strict tools"):
+                    await call
+            else:
+                assert (await call).text == "a"
+
+
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 async def test_marks_that_are_special_tokens(tmp_path: Path, skip_special_tokens: bool) -> None:
     path = tiny_tokenizers.save_byte_level(

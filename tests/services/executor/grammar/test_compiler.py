@@ -89,6 +89,13 @@ def test_schemas_compile_and_are_schemas(compiler: Compiler, name: str) -> None:
     compiler.compile(Grammar(json_schema=json.dumps(SCHEMAS[name])))
 
 
+def test_schemas_without_members(compiler: Compiler) -> None:
+    """Anything, and nothing."""
+    compiler.compile(Grammar(json_schema="true"))
+    with pytest.raises(GrammarError, match="json_schema: "):
+        compiler.compile(Grammar(json_schema="false"))
+
+
 @pytest.mark.parametrize("depth", [300, 990])
 def test_a_schema_that_is_nested_too_deeply_is_refused(compiler: Compiler, depth: int) -> None:
     for schema in ('{"items": ' * depth + "true" + "}" * depth, '{"enum": ' + "[" * depth + "]" * depth + "}"):
