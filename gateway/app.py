@@ -1,4 +1,4 @@
-"""The REST application and its routes; those for vectors are in vector_routes.py."""
+"""The REST application, and the routes of chats, completions, tokens and models; each other API has a folder."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
-from pagewire.gateway import openapi, vector_routes
+from pagewire.gateway import openapi
 from pagewire.gateway.answer import Answer
 from pagewire.gateway.batches import routes as batch_routes
 from pagewire.gateway.chat import ChatAnswer
@@ -47,7 +47,9 @@ from pagewire.gateway.schema.responses import (
 from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.sglang import routes as sglang_routes
+from pagewire.gateway.status import routes as status_routes
 from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
+from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.v1 import inference_pb2
 
 router = APIRouter(route_class=JsonRoute)
@@ -73,11 +75,12 @@ def with_routes() -> FastAPI:
     )
     app.include_router(router)
     app.include_router(messages_routes.router)
-    app.include_router(vector_routes.router)
+    app.include_router(vectors_routes.router)
     app.include_router(files_routes.router)
     app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     app.include_router(operation_routes.router)
+    app.include_router(status_routes.router)
     app.include_router(sglang_routes.router)
     app.include_router(unserved.router)
     return app

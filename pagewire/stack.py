@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pagewire import launch, logs
+from pagewire import launch, logs, running
 from pagewire.banner import banner, served_model
 from pagewire.config import (
     ExecutorConfig,
@@ -51,7 +51,8 @@ def run(config: ServeConfig) -> int:
             print(banner(config, model, time.monotonic() - started), flush=True)
 
         supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
-        return asyncio.run(supervisor.run(announce))
+        with running.announced(config, shared=True):
+            return asyncio.run(supervisor.run(announce))
 
 
 def run_for(config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]]) -> int:
@@ -111,7 +112,9 @@ def _warn_of_open_grpc(config: ServeConfig) -> None:
         logger.warning(
             "gRPC on %s has no authentication: whoever reaches it bypasses --api-key. Block the port for others,"
             " or serve on loopback (--host 127.0.0.1) behind a proxy",
-            endpoint(config.host, config.grpc_port),
+            " and ".join(
+                endpoint(config.host, port) for port in (config.grpc_port, config.scheduler_grpc_port) if port
+            ),
         )
 
 

@@ -27,7 +27,7 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
     """
     messages: list[Message] = []
     if instructions:
-        messages.append(Message.model_construct(role="system", content=instructions))
+        messages.append(Message(role="system", content=instructions))
     call_ids: set[str] = set()
     for item in items:
         if isinstance(item, MessageItem) and item.role != "assistant":
@@ -37,7 +37,7 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
                 message = f"no function_call before it has the call_id {item.call_id!r} of this function_call_output"
                 raise ApiError(400, message, param="input")
             content = _content(item.output)
-            messages.append(Message.model_construct(role="tool", content=content, tool_call_id=item.call_id))
+            messages.append(Message(role="tool", content=content, tool_call_id=item.call_id))
         elif isinstance(item, FunctionCallInput):
             call_ids.add(item.call_id)
             function = CalledFunction(name=item.name, arguments=item.arguments)
@@ -66,13 +66,13 @@ def _add_message(messages: list[Message], item: MessageItem) -> None:
         if isinstance(content, str) and isinstance(first, str):
             messages[0].content = f"{first}\n\n{content}"
             return
-    messages.append(Message.model_construct(role=role, content=content))
+    messages.append(Message(role=role, content=content))
 
 
 def _assistant(messages: list[Message], fits: Callable[[Message], bool]) -> Message:
     """The assistant's message that goes on, or a new one."""
     if not messages or messages[-1].role != "assistant" or not fits(messages[-1]):
-        messages.append(Message.model_construct(role="assistant"))
+        messages.append(Message(role="assistant"))
     return messages[-1]
 
 

@@ -37,7 +37,8 @@ def generate_request(body: CreateResponse, messages: Sequence[Message]) -> Gener
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
-    chat = ChatCompletionRequest.model_construct(**values)
+    # Only what is given, as every field costs; instances are taken as they are.
+    chat = ChatCompletionRequest.model_validate({name: value for name, value in values.items() if value is not None})
     try:
         (request,) = chat_requests(chat)
     except ApiError as error:

@@ -2,23 +2,23 @@
 
 from fastapi import APIRouter, Request
 
-from pagewire.gateway import vectors
 from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.schema.vector_requests import (
+from pagewire.gateway.vectors import answers
+from pagewire.gateway.vectors.calls import serve
+from pagewire.gateway.vectors.requests import (
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from pagewire.gateway.schema.vector_responses import (
+from pagewire.gateway.vectors.responses import (
     ClassificationResponse,
     EmbeddingResponse,
     PoolingResponse,
     RerankResponse,
     ScoreResponse,
 )
-from pagewire.gateway.vector_calls import serve
 
 router = APIRouter(route_class=JsonRoute, tags=["vectors"])
 
@@ -26,21 +26,21 @@ router = APIRouter(route_class=JsonRoute, tags=["vectors"])
 @router.post("/v1/embeddings")
 async def create_embeddings(request: Request, body: EmbeddingRequest) -> EmbeddingResponse:
     """The vector of each input; of a model that embeds."""
-    return await serve(request, "embeddings", "embd", body, vectors.embeddings)
+    return await serve(request, "embeddings", "embd", body, answers.embeddings)
 
 
 @router.post("/pooling")
 @router.post("/v1/pooling")
 async def create_pooling(request: Request, body: PoolingRequest) -> PoolingResponse:
     """What the model makes of each input: its embedding, or the score of each label."""
-    return await serve(request, "pooling", "pool", body, vectors.pooling)
+    return await serve(request, "pooling", "pool", body, answers.pooling)
 
 
 @router.post("/classify")
 @router.post("/v1/classify")
 async def create_classification(request: Request, body: ClassificationRequest) -> ClassificationResponse:
     """The score of each label for each input; of a model that classifies."""
-    return await serve(request, "classify", "classify", body, vectors.classification)
+    return await serve(request, "classify", "classify", body, answers.classification)
 
 
 @router.post("/score")
@@ -48,7 +48,7 @@ async def create_classification(request: Request, body: ClassificationRequest) -
 async def create_scores(request: Request, body: ScoreRequest) -> ScoreResponse:
     """How well texts answer others: the score of a model that classifies pairs with one label, or the cosine of a model
     that embeds."""
-    return await serve(request, "score", "score", body, vectors.scores)
+    return await serve(request, "score", "score", body, answers.scores)
 
 
 @router.post("/rerank")
@@ -56,4 +56,4 @@ async def create_scores(request: Request, body: ScoreRequest) -> ScoreResponse:
 @router.post("/v2/rerank")
 async def create_ranking(request: Request, body: RerankRequest) -> RerankResponse:
     """Documents by how well they answer the query, the best first; the scores are those of `/score`."""
-    return await serve(request, "rerank", "rerank", body, vectors.ranking)
+    return await serve(request, "rerank", "rerank", body, answers.ranking)

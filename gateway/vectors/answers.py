@@ -12,7 +12,9 @@ from pagewire.gateway.answer import Head
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.responses import Body
-from pagewire.gateway.schema.vector_requests import (
+from pagewire.gateway.translate import as_list, chat_prompt
+from pagewire.gateway.vectors.calls import VectorCall
+from pagewire.gateway.vectors.requests import (
     ClassificationRequest,
     EmbeddingRequest,
     InputParameters,
@@ -24,7 +26,7 @@ from pagewire.gateway.schema.vector_requests import (
     text_of,
     texts_of,
 )
-from pagewire.gateway.schema.vector_responses import (
+from pagewire.gateway.vectors.responses import (
     Classification,
     ClassificationResponse,
     Embedding,
@@ -39,8 +41,6 @@ from pagewire.gateway.schema.vector_responses import (
     VectorData,
     VectorUsage,
 )
-from pagewire.gateway.translate import as_list, chat_prompt
-from pagewire.gateway.vector_calls import VectorCall
 from pagewire.v1 import common_pb2, inference_pb2
 
 MAX_INPUTS = 65_536
