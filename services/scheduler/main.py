@@ -2,12 +2,15 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 from pagewire import rpc, telemetry
+from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.servicer import SchedulerServicer
+from pagewire.services.scheduler.status import describe
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -40,10 +43,11 @@ async def serve(config: SchedulerConfig) -> None:
 
 
 def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Server:
-    """The gRPC server; `behind` are the channels to the executors, whose metrics are asked for."""
+    """The gRPC server; `behind` are the channels to the executors, whose metrics and status are asked for."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
-    server.add_admin("scheduler", behind)
+    executors = [Neighbour("executor", *pair) for pair in zip(config.executor_addresses, behind, strict=True)]
+    server.add_admin("scheduler", executors, partial(describe, engine, config.executor_addresses))
     return server
 
 

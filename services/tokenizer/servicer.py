@@ -7,13 +7,14 @@ from contextlib import aclosing
 import grpc
 
 from pagewire import rpc
+from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.choices.choices import sampled
 from pagewire.services.tokenizer.choices.search_requests import searched
 from pagewire.services.tokenizer.client_session import ClientSession
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.vectors import Vectors
-from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -21,6 +22,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """root: name or path of the model that was loaded."""
         self._tells_of_tokenizer = tells_of_tokenizer
         self._generator = generator
+        self._num_clients = 0  # with a multiplexed stream
         self._vectors = Vectors(generator)
         self._root = root
         self._created = int(time.time())
@@ -40,7 +42,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def Connect(
         self, request_iterator: AsyncIterator[inference_pb2.ConnectRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.ConnectResponse]:
+        self._num_clients += 1
+        context.add_done_callback(self._on_client_gone)
         return ClientSession(self._generator).responses(request_iterator)
+
+    def _on_client_gone(self, context: grpc.aio.ServicerContext) -> None:
+        self._num_clients -= 1
+
+    def describe(self, status: admin_pb2.ServiceStatus, with_kv_maps: bool) -> None:
+        now = time.monotonic()
+        status.tokenizer.num_clients = self._num_clients
+        status.tokenizer.num_requests = self._generator.num_starting + self._generator.link.num_live
+        status.tokenizer.time_to_first_token.CopyFrom(stats.RECENT_FIRST_TOKENS.to_message(now))
+        status.tokenizer.inter_token_latency.CopyFrom(stats.RECENT_INTER_TOKEN.to_message(now))
 
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext
@@ -119,6 +133,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     created=self._created,
                     has_chat_template=self._generator.pool.codec.chat_template is not None,
                     kind=info.kind if info is not None else None,
+                    default_sampling_params=self._generator.defaults,
                 )
                 for name in self._generator.served_model_names
             ]

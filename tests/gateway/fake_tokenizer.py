@@ -182,6 +182,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.vector_calls: list[VectorsRequest] = []
         self.num_cancelled = 0  # of them, and of searches
         self.searches: list[GenerateRequest] = []
+        self.status = admin_pb2.GetStatusResponse(services=[admin_pb2.ServiceStatus(service="tokenizer")])
         self._server: rpc.Server | None = None
 
     # The process.
@@ -373,6 +374,9 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                 for name in self.models
             ]
         )
+
+    async def GetStatus(self, request, context) -> admin_pb2.GetStatusResponse:
+        return self.status
 
     async def GetMetrics(self, request, context) -> admin_pb2.GetMetricsResponse:
         services = []

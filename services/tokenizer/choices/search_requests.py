@@ -40,7 +40,7 @@ async def searched(
     arrived = time.monotonic()
     span = generate_span(request.traceparent)
     try:
-        with generator.composing():
+        with generator.composing(request.request_id):
             responses = await _searched(generator, request, span, arrived)
     except BaseException as error:
         span.end(error=str(error) or type(error).__name__)
@@ -192,7 +192,7 @@ class _NextToken:
         if self.answer.done():
             return
         if logprobs is None:  # it was ended from outside
-            self.answer.set_exception(RpcError(grpc.StatusCode.ABORTED, "the search was aborted"))
+            self.answer.set_exception(RpcError(grpc.StatusCode.ABORTED, "the request was ended by its id"))
             return
         # The first one is the token that was sampled; it is among the others if it belongs there.
         self.answer.set_result(list(zip(logprobs.token_ids[1:], logprobs.logprobs[1:], strict=True)))
