@@ -97,7 +97,21 @@ def from_rpc(error: RpcError) -> ApiError:
     """The HTTP error of a gRPC status. Statuses that no client can cause are 500."""
     status = _STATUS_BY_CODE.get(error.code, 500)
     param = "model" if status == 404 else None
+    if error.violations:
+        param = _param(error.violations[0][0])
     return ApiError(status, error.message, param=param, code=_OPENAI_CODES.get(error.code))
+
+
+def _param(field: str) -> str | None:
+    """What REST calls a field of gRPC's requests; None where each route calls it by another name."""
+    first, _, rest = field.partition(".")
+    if first in ("text", "token_ids", "prompt"):
+        return "prompt"
+    if first == "chat":
+        return "messages" if rest.partition("[")[0] in ("", "messages") else None
+    if first == "sampling_params":
+        return rest
+    return None if first.partition("[")[0] in ("inputs", "pairs", "options", "output_parsing") else field
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -13,6 +13,7 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagewire import error_details
 from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
@@ -53,23 +54,43 @@ _CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 class RpcError(Exception):
     """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, violations: Sequence[error_details.Violation] = ()) -> None:
+        """violations: (field, description) of all that is wrong with the request, if that is the cause."""
         super().__init__(message)
         self.code = code
         self.message = message
+        self.violations = tuple(violations)
 
     @classmethod
     def from_call(cls, error: grpc.aio.AioRpcError) -> Self:
         """A failed call's."""
-        return cls(error.code(), error.details() or error.code().name)
+        return cls(error.code(), error.details() or error.code().name, error_details.violations_of(error))
 
     @classmethod
     def from_message(cls, error: common_pb2.RequestError) -> Self:
         """As a multiplexed stream carried it; UNKNOWN for codes nobody knows."""
-        return cls(_CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN), error.message)
+        code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
+        return cls(code, error.message, [(one.field, one.description) for one in error.violations])
 
     def to_message(self) -> common_pb2.RequestError:
-        return common_pb2.RequestError(code=self.number, message=self.message)
+        violations = [common_pb2.FieldViolation(field=field, description=why) for field, why in self.violations]
+        return common_pb2.RequestError(code=self.number, message=self.message, violations=violations)
+
+    def renamed(self, field: str, prefix: str) -> Self:
+        """As a client knows it whose request has `prefix` for `field`, or, if that is "", before all fields."""
+        if not field:
+            return type(self)(self.code, self.message, [(f"{prefix}.{path}", why) for path, why in self.violations])
+        if not any(path == field for path, _ in self.violations):
+            return self
+        violations = [
+            (prefix, why.replace(field, prefix)) if path == field else (path, why) for path, why in self.violations
+        ]
+        return type(self)(self.code, self.message.replace(field, prefix), violations)
+
+    async def abort(self, context: grpc.aio.ServicerContext) -> None:
+        """Ends a call with it."""
+        trailers = error_details.trailers(self.code, self.message, self.violations)
+        await context.abort(self.code, self.message, trailers)
 
     @property
     def number(self) -> int:
@@ -105,7 +126,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                         async for response in responses:
                             await context.write(response)
                 except RpcError as error:
-                    await context.abort(error.code, error.message)
+                    await error.abort(context)
                 except (grpc.aio.AbortError, asyncio.CancelledError):
                     raise
                 except Exception as error:
@@ -118,7 +139,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             try:
                 return await inner_unary(request, context)
             except RpcError as error:
-                await context.abort(error.code, error.message)
+                await error.abort(context)
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:
@@ -129,7 +150,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 async def _abort_internal(context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
     logger.error("unexpected error in %s", method, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    await RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}").abort(context)
 
 
 def channel(address: str) -> grpc.aio.Channel:

@@ -16,13 +16,16 @@ from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
 def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
     """Raises InvalidRequest, naming the field that is wrong."""
     if not message.prompt_token_ids:
-        raise InvalidRequest("prompt_token_ids is empty; a prompt has at least one token")
+        raise InvalidRequest("prompt_token_ids is empty; a prompt has at least one token", "prompt_token_ids")
     if not 0 <= message.second_text_start < len(message.prompt_token_ids):
         raise InvalidRequest(
-            f"second_text_start is {message.second_text_start}; the prompt has {len(message.prompt_token_ids)} tokens"
+            f"second_text_start is {message.second_text_start}; the prompt has {len(message.prompt_token_ids)} tokens",
+            "second_text_start",
         )
     if len(message.cache_salt) > MAX_CACHE_SALT:
-        raise InvalidRequest(f"cache_salt has {len(message.cache_salt)} characters; {MAX_CACHE_SALT} are possible")
+        raise InvalidRequest(
+            f"cache_salt has {len(message.cache_salt)} characters; {MAX_CACHE_SALT} are possible", "cache_salt"
+        )
     return Request(
         request_id,
         list(message.prompt_token_ids),

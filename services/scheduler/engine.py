@@ -151,7 +151,8 @@ class Engine:
         if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
             return
         if self.scheduler.info is not None:
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_long(num_tokens, info, message.yields_vector))
+            too_many = too_long(num_tokens, info, message.yields_vector)
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_many, [("prompt_token_ids", too_many)])
         if not message.resubmitted:
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
@@ -243,7 +244,7 @@ class Engine:
         self._stop_watchdog()
         self._set_available(True)
         for request, error in ended:
-            status = RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) if error else None
+            status = _status_of(error) if error else None
             self._end(self._live[request.request_id], status)
         self._note_info()
         self._wake()
@@ -406,8 +407,9 @@ def _status_of(error: Exception) -> RpcError:
     """Of a request that was not taken."""
     if isinstance(error, RpcError):
         return error
-    is_full = isinstance(error, QueueFull)
-    return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED if is_full else grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if isinstance(error, InvalidRequest):
+        return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.violations)
+    return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
 def _output_of(request: Request, token_ids: list[int]) -> RequestOutput:

@@ -29,7 +29,8 @@ async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Com
         for outcome in outcomes:
             if isinstance(outcome, grpc.aio.AioRpcError):
                 if outcome.code() in _FINAL:
-                    raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, outcome.details() or "the grammar was refused")
+                    message = outcome.details() or "the grammar was refused"
+                    raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, [("sampling_params.grammar", message)])
             elif outcome is not None:
                 raise outcome
         if None in outcomes:

@@ -23,7 +23,8 @@ class PromptImages:
         if self.num_bytes > MAX_REQUEST_IMAGE_BYTES:
             raise InvalidRequest(
                 f"the images take {self.num_bytes} bytes as the model reads them; {MAX_REQUEST_IMAGE_BYTES} are "
-                "possible: send fewer or smaller ones"
+                "possible: send fewer or smaller ones",
+                "images",
             )
         last = 0
         for index, image in enumerate(images):
@@ -31,10 +32,13 @@ class PromptImages:
             if not last <= image.offset < end <= num_prompt_tokens:
                 raise InvalidRequest(
                     f"images[{index}] is at tokens {image.offset} to {end}; images follow each other within the "
-                    f"{num_prompt_tokens} tokens of the prompt"
+                    f"{num_prompt_tokens} tokens of the prompt",
+                    f"images[{index}]",
                 )
             if len(image.hash) != 32:
-                raise InvalidRequest(f"images[{index}].hash has {len(image.hash)} bytes; a sha256 has 32")
+                raise InvalidRequest(
+                    f"images[{index}].hash has {len(image.hash)} bytes; a sha256 has 32", f"images[{index}].hash"
+                )
             last = end
 
     def keys(self, first: int, end: int) -> bytes:

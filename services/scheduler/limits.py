@@ -51,7 +51,8 @@ class StepLimits:
         if not self._enable_chunked_prefill and num_prompt_tokens > self.max_num_batched_tokens:
             raise InvalidRequest(
                 f"the prompt has {num_prompt_tokens} tokens, but one step computes at most "
-                f"{self.max_num_batched_tokens} and {self._why_whole()}"
+                f"{self.max_num_batched_tokens} and {self._why_whole()}",
+                "prompt_token_ids",
             )
 
     def _why_whole(self) -> str:

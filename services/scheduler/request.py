@@ -1,9 +1,11 @@
 """One generation, as the scheduler sees it."""
 
 import enum
+from functools import partial
 
 from pagewire.sampling_params import (
     InvalidRequest,
+    check_all,
     check_for_model,
     check_num_prompt_logprobs,
     check_token_ids,
@@ -193,12 +195,16 @@ class Request:
         """
         num_prompt_tokens = self.num_prompt_tokens
         if info.kind and not self.yields_vector:
-            raise InvalidRequest(NO_TEXT)
+            raise InvalidRequest(NO_TEXT, "yields_vector")
         if num_prompt_tokens > info.max_prompt_tokens(self.yields_vector):
-            raise InvalidRequest(too_long(num_prompt_tokens, info, self.yields_vector))
-        check_token_ids("prompt_token_ids", self.token_ids, info.vocab_size)
+            raise InvalidRequest(too_long(num_prompt_tokens, info, self.yields_vector), "prompt_token_ids")
         params = self.sampling_params
-        check_for_model(params, info.vocab_size, info.max_logprobs)
+        check_all(
+            (
+                partial(check_token_ids, "prompt_token_ids", self.token_ids, info.vocab_size),
+                partial(check_for_model, params, info.vocab_size, info.max_logprobs),
+            )
+        )
         if self.wants_prompt_logprobs:
             check_num_prompt_logprobs(params, num_prompt_tokens)
         self.max_num_tokens = info.max_num_tokens

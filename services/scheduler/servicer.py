@@ -21,17 +21,20 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
         if request.request.images:
             message = "images are prepared by the tokenizer service: send them to InferenceService.Generate, in a chat"
-            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, [("request.images", message)])
         # Of tokenizers alone it is believed.
         request.request.resubmitted = False
         outbox = new_outbox()
-        live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context), MAX_UNREAD)
+        try:
+            live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context), MAX_UNREAD)
+        except rpc.RpcError as error:
+            raise error.renamed("", "request") from error
         has_begun = False
         try:
             async for outputs in outbox:
                 output = outputs[0]
                 if output.error is not None:
-                    raise output.error
+                    raise output.error.renamed("", "request")
                 response = convert.from_output(output)
                 if not has_begun:
                     response.request_id, has_begun = request.request.external_id, True

@@ -67,7 +67,9 @@ def _schema(tool: Tool) -> dict[str, Any]:
     """Of its arguments; without one it takes none."""
     if not tool.parameters_json:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "object"} | json_object(tool.parameters_json, f"the schema of the parameters of {tool.name!r}")
+    return {"type": "object"} | json_object(
+        tool.parameters_json, f"the schema of the parameters of {tool.name!r}", "chat.tools"
+    )
 
 
 def _as_format(grammar: Grammar) -> Format | None:
@@ -103,7 +105,7 @@ def _json_format(grammar: Grammar) -> Format | None:
 def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str) -> Grammar:
     """Calls alone, in JSON, whatever marks the model knows."""
     if not tools:
-        raise invalid(f"output_parsing.{kind} needs tools, in the chat or in output_parsing")
+        raise invalid(f"output_parsing.{kind} needs tools, in the chat or in output_parsing", f"output_parsing.{kind}")
     if kind == "required":
         calls = [
             tag(f'{{"name": {tool.json_name}, "arguments": ', tool.arguments, "}")
@@ -114,7 +116,9 @@ def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str) -> Grammar
         if tool.name == parsing.named:
             return Grammar(json_schema=_to_json(_schema(tool)), whitespace_pattern=WHITESPACE)
     names = ", ".join(tool.name for tool in tools)
-    raise invalid(f"output_parsing.named is {parsing.named!r}, which is not among the tools: {names}")
+    raise invalid(
+        f"output_parsing.named is {parsing.named!r}, which is not among the tools: {names}", "output_parsing.named"
+    )
 
 
 def _structural_tag(format: Format) -> Grammar:

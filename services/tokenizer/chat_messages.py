@@ -3,9 +3,15 @@
 import json
 from typing import Any
 
+import grpc
+
+from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.chat import Chat
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.v1 import inference_pb2
+
+# Violations that a message names; the details of the status have more.
+MAX_TOLD = 5
 
 
 class Arguments(dict[str, Any]):
@@ -27,6 +33,7 @@ class Arguments(dict[str, Any]):
 
 def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
     """Raises RpcError (INVALID_ARGUMENT)."""
+    _check_messages(prompt)
     if prompt.HasField("add_generation_prompt"):
         add_generation_prompt = prompt.add_generation_prompt
     else:
@@ -37,22 +44,42 @@ def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
         continue_final_message=prompt.continue_final_message,
         chat_template=prompt.chat_template,
         tools=[_tool(tool) for tool in prompt.tools],
-        documents=[json_object(text, f"documents[{i}]") for i, text in enumerate(prompt.documents_json)],
-        template_kwargs=_effort(prompt) | json_object(prompt.chat_template_kwargs_json, "chat_template_kwargs"),
+        documents=[
+            json_object(text, f"documents[{i}]", f"chat.documents_json[{i}]")
+            for i, text in enumerate(prompt.documents_json)
+        ],
+        template_kwargs=_effort(prompt)
+        | json_object(prompt.chat_template_kwargs_json, "chat_template_kwargs", "chat.chat_template_kwargs_json"),
     )
 
 
-def json_object(text: str, name: str) -> dict[str, Any]:
+def json_object(text: str, name: str, field: str) -> dict[str, Any]:
     """What JSON text says; {} for none. Raises RpcError (INVALID_ARGUMENT) for what is no object."""
     if not text:
         return {}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid(f"{name} is not valid JSON: {error}") from error
+        raise invalid(f"{name} is not valid JSON: {error}", field) from error
     if not isinstance(value, dict):
-        raise invalid(f"{name} must be a JSON object, not {type(value).__name__}")
+        raise invalid(f"{name} must be a JSON object, not {type(value).__name__}", field)
     return value
+
+
+def _check_messages(prompt: inference_pb2.ChatPrompt) -> None:
+    """Raises RpcError (INVALID_ARGUMENT), naming every message that is wrong."""
+    violations = []
+    for index, message in enumerate(prompt.messages):
+        where = f"chat.messages[{index}]"
+        if not message.role:
+            violations.append((f"{where}.role", f"{where}.role is empty; it says who speaks, for instance user"))
+        for part_index, part in enumerate(message.parts):
+            if part.WhichOneof("part") is None:
+                field = f"{where}.parts[{part_index}]"
+                violations.append((field, f"{field} is empty; set text or image"))
+    if violations:
+        what_is_wrong = "; ".join(description for _, description in violations[:MAX_TOLD])
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what_is_wrong, violations)
 
 
 def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
@@ -104,7 +131,9 @@ def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:
     if tool.HasField("description"):
         function["description"] = tool.description
     if tool.HasField("parameters_json"):
-        function["parameters"] = json_object(tool.parameters_json, f"the schema of the parameters of {tool.name!r}")
+        function["parameters"] = json_object(
+            tool.parameters_json, f"the schema of the parameters of {tool.name!r}", "chat.tools"
+        )
     return {"type": "function", "function": function}
 
 

@@ -3,8 +3,14 @@
 import grpc
 
 from pagewire.rpc import RpcError
+from pagewire.sampling_params import InvalidRequest
 
 
-def invalid(message: str) -> RpcError:
-    """message: cause and remedy, for a person."""
-    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+def invalid(message: str, field: str = "") -> RpcError:
+    """message: cause and remedy, for a person. field: path in the client's request of what is wrong, "" = several."""
+    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, [(field, message)] if field else ())
+
+
+def invalid_request(error: InvalidRequest) -> RpcError:
+    """What a check found."""
+    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.violations)

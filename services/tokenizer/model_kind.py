@@ -17,7 +17,7 @@ _SCORES = (
 
 def wrong_kind(info: ModelInfo) -> RpcError:
     """INVALID_ARGUMENT, which names the right calls."""
-    return invalid(f"the model {_SCORES if len(info.labels) == 1 else _SERVED[info.kind]}")
+    return invalid(f"the model {_SCORES if len(info.labels) == 1 else _SERVED[info.kind]}", "model")
 
 
 def check_generates(info: ModelInfo | None) -> None:

@@ -34,7 +34,7 @@ async def encode_prompt(pool: TokenizerPool, request: Request) -> Prompt:
         case "token_ids":
             return Prompt(list(request.token_ids.ids))  # type: ignore[union-attr]
         case _:
-            raise invalid("the request has no prompt; set text, chat or token_ids")
+            raise invalid("the request has no prompt; set text, chat or token_ids", "prompt")
 
 
 async def _encode_chat(pool: TokenizerPool, request: Request) -> Prompt:
@@ -47,7 +47,7 @@ async def _encode_chat(pool: TokenizerPool, request: Request) -> Prompt:
             image_texts=[image.text for image in images],
         )
     except ChatError as error:
-        raise invalid(str(error)) from error
+        raise invalid(str(error), "chat") from error
     return Prompt(token_ids, prompt_images(images, token_ids, pool.images.image_token_id) if images else ())
 
 
@@ -63,7 +63,7 @@ def truncated(
     if not request.HasField("truncate_prompt_tokens") or request.resume_token_ids:
         return prompt
     if prompt.images:
-        raise invalid("truncate_prompt_tokens is for text: leave it out, or the images")
+        raise invalid("truncate_prompt_tokens is for text: leave it out, or the images", "truncate_prompt_tokens")
     most = _room(request.truncate_prompt_tokens, params, max_model_len)
     if len(prompt.token_ids) <= most:
         return prompt
@@ -75,7 +75,7 @@ def _room(wanted: int, params: common_pb2.SamplingParams, max_model_len: int) ->
     if wanted != -1:
         if wanted < 1 or 0 < max_model_len < wanted:
             valid = f"within 1..{max_model_len}" if max_model_len else "at least 1"
-            raise invalid(f"truncate_prompt_tokens is {wanted}; it must be -1 or {valid}")
+            raise invalid(f"truncate_prompt_tokens is {wanted}; it must be -1 or {valid}", "truncate_prompt_tokens")
         return wanted
     if not max_model_len:
         raise RpcError(grpc.StatusCode.UNAVAILABLE, "the model is not loaded yet; try again later")
@@ -83,7 +83,8 @@ def _room(wanted: int, params: common_pb2.SamplingParams, max_model_len: int) ->
     if max_tokens >= max_model_len:
         raise invalid(
             f"max_tokens is {max_tokens}; the model takes {max_model_len} tokens, which leaves none for the prompt "
-            "that truncate_prompt_tokens is to cut"
+            "that truncate_prompt_tokens is to cut",
+            "truncate_prompt_tokens",
         )
     return max_model_len - max_tokens
 

@@ -95,7 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._generator.check_model(request.model)
         token_ids = list(request.token_ids)
         if token_ids and min(token_ids) < 0:
-            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"token_ids contains {min(token_ids)}; ids are >= 0")
+            raise invalid(f"token_ids contains {min(token_ids)}; ids are >= 0", "token_ids")
         text = await self._generator.pool.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
 
@@ -152,10 +152,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 def _page(names: Sequence[str], request: inference_pb2.ListModelsRequest) -> tuple[Sequence[str], str]:
     """The names that are asked for and the token of those that follow. Raises RpcError (INVALID_ARGUMENT)."""
     if request.page_size < 0:
-        raise invalid(f"page_size is {request.page_size}; it must be >= 0")
+        raise invalid(f"page_size is {request.page_size}; it must be >= 0", "page_size")
     # A token is the name that its page begins with.
     if request.page_token and request.page_token not in names:
-        raise invalid("page_token is not one of these models' lists; begin again without one")
+        raise invalid("page_token is not one of these models' lists; begin again without one", "page_token")
     start = names.index(request.page_token) if request.page_token else 0
     end = start + request.page_size if request.page_size else len(names)
     return names[start:end], names[end] if end < len(names) else ""

@@ -10,18 +10,19 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import grpc
 
 from pagewire.rpc import RpcError
-from pagewire.sampling_params import MAX_BAD_WORDS
+from pagewire.sampling_params import MAX_BAD_WORDS, InvalidRequest, check_all, resolve
 from pagewire.services.tokenizer.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.composed import ComposedGeneration, goes_by
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
-from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.model_kind import check_generates
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
@@ -186,6 +187,7 @@ class TextGenerator:
             prepared = await self.prepare(request, span)
             stream = live.stream = self.make_stream(request, prepared, deliver, span, arrived)
             stream.stop_upstream = live.abort
+            stream.prompt_field = prompt_field(request)
             await self._replay(stream, request.resume_token_ids)
             if not stream.finished:
                 live.submit(token_request(request, prepared.prompt, prepared.params, span.traceparent), stream)
@@ -202,6 +204,7 @@ class TextGenerator:
     async def prepare(self, request: inference_pb2.GenerateRequest, span: Span) -> PreparedRequest:
         """Raises RpcError."""
         params = sampling_params(request.sampling_params, self.defaults)
+        check_parameters(request, params)
         options = output_options(request, self._parsers.marks(request.output_parsing))
         given = params.grammar if params.HasField("grammar") else None
         grammar = grammar_with_calls(request, given, self._parsers)
@@ -214,7 +217,7 @@ class TextGenerator:
         if request.bad_words:
             words = await self.pool.encode_words(request.bad_words)
             params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
-        check_prompt(prompt.token_ids, request.resume_token_ids)
+        check_prompt(prompt.token_ids, request.resume_token_ids, prompt_field(request))
         self._add_thinking(params, request, prompt)
         return PreparedRequest(params, options, prompt)
 
@@ -244,7 +247,7 @@ class TextGenerator:
         try:
             thinking = self._parsers.thinking(prompt.token_ids, budget)
         except ValueError as error:
-            raise invalid(str(error)) from error
+            raise invalid(str(error), "thinking_token_budget") from error
         if thinking is not None:
             params.thinking.CopyFrom(thinking)
 
@@ -261,7 +264,9 @@ class TextGenerator:
 
     async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> Prompt:
         if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
-            raise invalid("resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them")
+            raise invalid(
+                "resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them", "prompt"
+            )
         span = Span("tokenizer.encode", parent.traceparent)
         try:
             prompt = await self._encoder.encode(request)
@@ -272,18 +277,38 @@ class TextGenerator:
         return prompt
 
 
+def check_parameters(request: inference_pb2.GenerateRequest, params: common_pb2.SamplingParams) -> None:
+    """What can be checked without knowing the prompt and the model, all of it at once, so that the client is told all
+    that is wrong. params: of the request, with defaults. Raises RpcError (INVALID_ARGUMENT)."""
+    try:
+        check_all(
+            (
+                partial(_check_texts, "stop", request.stop, MAX_STOP_STRINGS, "strings"),
+                partial(_check_texts, "bad_words", request.bad_words, MAX_BAD_WORDS, "words"),
+                partial(resolve, params),
+            )
+        )
+    except InvalidRequest as error:
+        raise invalid_request(error) from error
+
+
+def _check_texts(field: str, texts: Sequence[str], most: int, noun: str) -> None:
+    if len(texts) > most:
+        raise InvalidRequest(f"{field} has {len(texts)} {noun}; at most {most} are possible", field)
+    for index, text in enumerate(texts):
+        if not text:
+            message = f"{field} contains an empty string; each must have at least one character"
+            raise InvalidRequest(message, f"{field}[{index}]")
+
+
+def prompt_field(request: inference_pb2.GenerateRequest) -> str:
+    """Where the client's request has its prompt."""
+    kind = request.WhichOneof("prompt")
+    return "token_ids.ids" if kind == "token_ids" else kind or "prompt"
+
+
 def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str] = frozenset()) -> OutputOptions:
-    """marks: special tokens that stay in the text. Raises RpcError (INVALID_ARGUMENT) for empty stop strings, and for
-    too many.
-    """
-    if len(request.stop) > MAX_STOP_STRINGS:
-        raise invalid(f"stop has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are possible")
-    if len(request.bad_words) > MAX_BAD_WORDS:
-        raise invalid(f"bad_words has {len(request.bad_words)} words; at most {MAX_BAD_WORDS} are possible")
-    if "" in request.bad_words:
-        raise invalid("bad_words contains an empty string; every word must have at least one character")
-    if "" in request.stop:
-        raise invalid("stop contains an empty string; every stop string must have at least one character")
+    """marks: special tokens that stay in the text."""
     return OutputOptions(
         stop=tuple(request.stop),
         include_stop_str_in_output=request.include_stop_str_in_output,
@@ -306,19 +331,21 @@ def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.Sampl
     return params
 
 
-def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int]) -> None:
+def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int], field: str) -> None:
     """Raises RpcError (INVALID_ARGUMENT) for what no executor takes.
 
     What the present one takes is the scheduler's to say: it alone knows whether an executor was just replaced by
     another with more room.
     """
     if not prompt_token_ids:
-        raise invalid("the prompt is empty; it must have at least one token")
+        raise invalid("the prompt is empty; it must have at least one token", field)
     if (num_tokens := len(prompt_token_ids) + len(resume_token_ids)) > MAX_TOKENS:
-        raise invalid(f"the prompt has {num_tokens} tokens; at most {MAX_TOKENS} are possible. Please shorten it.")
-    for name, token_ids in (("token_ids", prompt_token_ids), ("resume_token_ids", resume_token_ids)):
+        raise invalid(
+            f"the prompt has {num_tokens} tokens; at most {MAX_TOKENS} are possible. Please shorten it.", field
+        )
+    for name, token_ids in ((field, prompt_token_ids), ("resume_token_ids", resume_token_ids)):
         if (lowest := min(token_ids, default=0)) < 0:
-            raise invalid(f"{name} contains {lowest}; ids are >= 0")
+            raise invalid(f"{name} contains {lowest}; ids are >= 0", name)
 
 
 def token_request(

@@ -101,6 +101,7 @@ class TextStream:
         self._prompt_logprobs: inference_pb2.PromptLogprobs | None = None
         self._usage = common_pb2.Usage(prompt_tokens=len(prompt_token_ids))
         self._deliver = deliver
+        self.prompt_field = "prompt_token_ids"  # what the client calls that field of the token level
         self._span = span
         self._arrived = arrived
         self._last_output_time = 0.0
@@ -172,7 +173,7 @@ class TextStream:
             return
         self.finished = True
         self._span.end(error=error.message)
-        self._deliver(error)
+        self._deliver(error.renamed("prompt_token_ids", self.prompt_field))
 
     def end_early(self) -> None:
         """Delivers what was held back, as the end."""

@@ -33,7 +33,7 @@ async def encode(
     for index, given in enumerate(inputs):
         kind = given.WhichOneof("input")
         if kind is None or (kind != "text" and given.HasField("text_pair")):
-            raise invalid(f"{name(index)} must have text, alone or with text_pair, or token_ids, or chat")
+            raise invalid(f"{name(index)} must have text, alone or with text_pair, or token_ids, or chat", name(index))
     texts = iter(await _encode_texts(pool, inputs, options, prefix, cuts))
     encoded = []
     for index, given in enumerate(inputs):
@@ -47,11 +47,12 @@ async def encode(
                 encoded.append((list(given.token_ids.ids)[: cuts.whole], 0))
     for index, (token_ids, _) in enumerate(encoded):
         if not token_ids:
-            raise invalid(f"{name(index)} has no tokens; it must have at least one")
+            raise invalid(f"{name(index)} has no tokens; it must have at least one", name(index))
         if len(token_ids) > info.max_model_len:
             raise invalid(
                 f"{name(index)} has {len(token_ids)} tokens, the model takes {info.max_model_len}; shorten it, "
-                "or set truncate_prompt_tokens"
+                "or set truncate_prompt_tokens",
+                name(index),
             )
     return encoded
 
@@ -79,11 +80,11 @@ async def _encode_chat(
     pool: TokenizerPool, chat: inference_pb2.ChatPrompt, options: inference_pb2.InputOptions, name: str
 ) -> list[int]:
     if image_urls(chat):
-        raise invalid(f"{name} has images; vectors are made of text")
+        raise invalid(f"{name} has images; vectors are made of text", name)
     try:
         return await pool.encode_chat(to_chat(chat), add_special_tokens=options.add_special_tokens)
     except ChatError as error:
-        raise invalid(str(error)) from error
+        raise invalid(str(error), f"{name}.chat") from error
 
 
 def whole_cut(options: inference_pb2.InputOptions, info: common_pb2.ModelInfo) -> int | None:
@@ -94,5 +95,8 @@ def whole_cut(options: inference_pb2.InputOptions, info: common_pb2.ModelInfo) -
     if wanted == -1:
         return info.max_model_len
     if not 1 <= wanted <= info.max_model_len:
-        raise invalid(f"truncate_prompt_tokens is {wanted}; it must be -1 or within 1..{info.max_model_len}")
+        raise invalid(
+            f"truncate_prompt_tokens is {wanted}; it must be -1 or within 1..{info.max_model_len}",
+            "options.truncate_prompt_tokens",
+        )
     return wanted

@@ -66,7 +66,7 @@ class Vectors:
         if request.HasField("dimensions"):
             num_wanted = request.dimensions
             if not 1 <= num_wanted <= info.vector_size:
-                raise invalid(f"dimensions is {num_wanted}; the model's vectors have {info.vector_size}")
+                raise invalid(f"dimensions is {num_wanted}; the model's vectors have {info.vector_size}", "dimensions")
         _check_size(len(request.inputs), num_wanted, "inputs")
         call = _Call("embed", request.options, request.request_id, traceparent)
         prefix = self._prompt(request.prompt_name if request.HasField("prompt_name") else None)
@@ -99,10 +99,13 @@ class Vectors:
         name = call.name_of("pairs")
         for index, pair in enumerate(request.pairs):
             if not (pair.HasField("text") and pair.HasField("text_pair")):
-                raise invalid(f"{name(index)} must have text and text_pair")
+                raise invalid(f"{name(index)} must have text and text_pair", name(index))
         most = (request.max_tokens_per_query, request.max_tokens_per_doc)
         if min(most) < 0:
-            raise invalid(f"max_tokens_per_query and max_tokens_per_doc are {most}; they must be at least 0")
+            raise invalid(
+                f"max_tokens_per_query and max_tokens_per_doc are {most}; they must be at least 0",
+                "max_tokens_per_query",
+            )
         if info.kind == EMBED:
             return await self._similarities(call, request, info)
         if len(info.labels) != 1:
@@ -143,14 +146,15 @@ class Vectors:
         if info.kind not in kinds:
             raise wrong_kind(info)
         if not 1 <= len(inputs) <= MAX_INPUTS:
-            raise invalid(f"{field} has {len(inputs)} entries; 1 to {MAX_INPUTS} are possible")
+            raise invalid(f"{field} has {len(inputs)} entries; 1 to {MAX_INPUTS} are possible", field)
         return info
 
     def _prompt(self, name: str | None) -> str:
         config = self._generator.pool.codec.sentence_config
         if name is not None and name not in config.prompts:
             raise invalid(
-                f"prompt_name {name!r} is not one of the model's: {', '.join(config.prompts) or 'it has none'}"
+                f"prompt_name {name!r} is not one of the model's: {', '.join(config.prompts) or 'it has none'}",
+                "prompt_name",
             )
         name = config.default_prompt_name if name is None else name
         return config.prompts[name] if name else ""
@@ -197,7 +201,8 @@ def _check_size(num_inputs: int, vector_size: int, name: str) -> None:
     if num_inputs > most:
         raise invalid(
             f"{name} has {num_inputs} entries; one answer holds {most} vectors of {vector_size} numbers: call again "
-            "for the others"
+            "for the others",
+            name,
         )
 
 

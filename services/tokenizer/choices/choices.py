@@ -33,9 +33,11 @@ def _counts(request: inference_pb2.GenerateRequest) -> tuple[int, int]:
     n = num_outputs(request)
     best_of = _checked("best_of", request.best_of or n)
     if best_of < n:
-        raise invalid(f"best_of is {best_of}, and n is {n}: so many cannot be chosen; raise best_of or lower n")
+        raise invalid(
+            f"best_of is {best_of}, and n is {n}: so many cannot be chosen; raise best_of or lower n", "best_of"
+        )
     if best_of > 1 and request.resume_token_ids:
-        raise invalid("resume_token_ids goes on with one output; send each one as a request of its own, without n")
+        raise invalid("resume_token_ids goes on with one output; send each one as a request of its own, without n", "n")
     return n, best_of
 
 
@@ -46,7 +48,7 @@ def num_outputs(request: inference_pb2.GenerateRequest) -> int:
 
 def _checked(name: str, count: int) -> int:
     if not 1 <= count <= MAX_CHOICES:
-        raise invalid(f"{name} is {count}; it must be within 1..{MAX_CHOICES}")
+        raise invalid(f"{name} is {count}; it must be within 1..{MAX_CHOICES}", name)
     return count
 
 

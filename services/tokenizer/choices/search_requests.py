@@ -15,7 +15,7 @@ from pagewire.rpc import RpcError
 from pagewire.sampling_params import LENGTH_PENALTY, InvalidRequest, resolve
 from pagewire.services.tokenizer.choices.beam_search import BeamSearch, Continuations, Hypothesis
 from pagewire.services.tokenizer.choices.choices import num_outputs
-from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.prompts import Prompt
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_generator import PreparedRequest, TextGenerator, token_request
@@ -78,9 +78,11 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
     if request.output_parsing.WhichOneof("forced"):
         given.append("tool_choice (required, or a tool's name)")
     if given:
-        raise invalid(f"beam search does not go together with {', '.join(given)}; leave out the one or the other")
+        raise invalid(
+            f"beam search does not go together with {', '.join(given)}; leave out the one or the other", "beam_search"
+        )
     if request.best_of:
-        raise invalid("beam search finds the best of all outputs; leave out best_of")
+        raise invalid("beam search finds the best of all outputs; leave out best_of", "best_of")
 
 
 async def _model_info(link: SchedulerLink) -> common_pb2.ModelInfo:
@@ -101,10 +103,10 @@ def _begin(
     try:
         resolve(params)
     except InvalidRequest as error:
-        raise invalid(str(error)) from error
+        raise invalid_request(error) from error
     penalty = request.beam_search.length_penalty if request.beam_search.HasField("length_penalty") else 1.0
     if penalty not in LENGTH_PENALTY:
-        raise invalid(f"length_penalty is {penalty:g}; it must be {LENGTH_PENALTY}")
+        raise invalid(f"length_penalty is {penalty:g}; it must be {LENGTH_PENALTY}", "beam_search.length_penalty")
     if prepared.prompt.images:
         raise invalid("beam search does not go together with images; leave out the one or the other")
     if params.HasField("grammar"):

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from grpc_status import rpc_status
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -240,7 +242,7 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
             "max_tokens is 50; the model takes 50 tokens",
         ),
         ({"token_ids": {"ids": [1] * 2_000_001}}, "the prompt has 2000001 tokens; at most 2000000"),
-        ({"token_ids": {"ids": [1, -2]}}, "token_ids contains -2"),
+        ({"token_ids": {"ids": [1, -2]}}, "token_ids.ids contains -2"),
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
         ({"text": "x", "bad_words": ["a", ""]}, "bad_words contains an empty string"),
         ({"text": "x", "bad_words": ["a"] * 1025}, "bad_words has 1025 words; at most 1024"),
@@ -835,3 +837,66 @@ async def test_models_are_listed_in_pages(make_line, pool) -> None:
     ]
     assert not whole.next_page_token and not rest.next_page_token
     assert abs(whole.models[0].create_time.seconds - time.time()) < 60
+
+
+def details_of(error: grpc.aio.AioRpcError, kind: type) -> list:
+    """The details of this kind that a status has, as clients with grpcio-status read them."""
+    found = []
+    for detail in rpc_status.from_call(error).details:
+        message = kind()
+        found += [message] if detail.Unpack(message) else []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"text": "Say", "sampling_params": {"temperature": -1, "top_p": 3}, "stop": ["a", ""]},
+            ["stop[1]", "sampling_params.temperature", "sampling_params.top_p"],
+        ),
+        ({"token_ids": {"ids": [1, -2]}}, ["token_ids.ids"]),
+        ({"text": ""}, ["text"]),
+        (
+            {"chat": {"messages": [{"content": "a"}, {"role": "user", "parts": [{}]}]}},
+            ["chat.messages[0].role", "chat.messages[1].parts[0]"],
+        ),
+        ({"text": "Say", "n": 500}, ["n"]),
+    ],
+)
+async def test_statuses_name_every_field_that_is_wrong(make_line, pool, fields, expected) -> None:
+    async with make_line().running(pool=pool) as line:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await line.generate(**fields)
+    [bad] = details_of(caught.value, BadRequest)
+    assert [violation.field for violation in bad.field_violations] == expected
+    assert all(violation.description for violation in bad.field_violations)
+    [info] = details_of(caught.value, ErrorInfo)
+    assert (info.reason, info.domain) == ("INVALID_REQUEST", "pagewire")
+
+
+async def test_what_the_scheduler_refuses_is_named_as_the_client_knows_it(make_line, pool) -> None:
+    why = "prompt_token_ids contains 99999; the vocabulary is 0 to 49151"
+    error = common_pb2.RequestError(code=3, message=why)
+    error.violations.add(field="prompt_token_ids", description=why)
+    async with make_line(errors={0: error}).running(pool=pool) as line:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"token_ids\.ids contains 99999") as caught:
+            await line.generate(token_ids={"ids": [1, 99999]})
+    [bad] = details_of(caught.value, BadRequest)
+    assert [violation.field for violation in bad.field_violations] == ["token_ids.ids"]
+
+
+async def test_clients_are_told_when_to_try_again(make_line, pool) -> None:
+    error = common_pb2.RequestError(code=8, message="too many wait")
+    async with make_line(errors={0: error}).running(pool=pool) as line:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await line.generate(text="Say")
+    assert [info.retry_delay.seconds for info in details_of(caught.value, RetryInfo)] == [1]
+    assert not details_of(caught.value, BadRequest)
+
+
+async def test_a_long_list_of_violations_fits_into_the_trailers(make_line, pool) -> None:
+    messages = [{"content": "a"}] * 10_000
+    async with make_line().running(pool=pool) as line:
+        code, _ = await code_of(line.generate(chat={"messages": messages}))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT

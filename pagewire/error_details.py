@@ -1,0 +1,73 @@
+"""What a status says beside its code and message: google.rpc's details, as clients of any language read them."""
+
+from collections.abc import Iterable, Sequence
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+# Where gRPC's libraries look for them.
+KEY = "grpc-status-details-bin"
+DOMAIN = "pagewire"
+RETRY_AFTER_S = 1
+
+# (field, description)
+Violation = tuple[str, str]
+
+# The names are part of the public contract.
+_REASONS = {
+    grpc.StatusCode.INVALID_ARGUMENT: "INVALID_REQUEST",
+    grpc.StatusCode.NOT_FOUND: "MODEL_NOT_FOUND",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "TOO_MANY_REQUESTS",
+    grpc.StatusCode.UNAVAILABLE: "SERVICE_UNAVAILABLE",
+    grpc.StatusCode.FAILED_PRECONDITION: "NOT_ENABLED",
+    grpc.StatusCode.PERMISSION_DENIED: "NOT_FOR_CLIENTS",
+    grpc.StatusCode.ABORTED: "ABORTED",
+    grpc.StatusCode.INTERNAL: "INTERNAL",
+}
+_RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+# What clients take in the trailers of a call, 8 KiB by default, holds the message as well.
+_MAX_BYTES = 3 * 1024
+_MAX_VIOLATIONS = 32
+
+
+def trailers(code: grpc.StatusCode, message: str, violations: Sequence[Violation]) -> tuple[tuple[str, bytes], ...]:
+    """Of a call that ends so: ErrorInfo, RetryInfo where the same request may be served later, and BadRequest with as
+    many violations as there is room for. None, if there is no room for the message alone."""
+    details: list[Message] = [ErrorInfo(reason=_REASONS.get(code, code.name), domain=DOMAIN)]
+    if code in _RETRIED:
+        details.append(RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S)))
+    for count in range(min(len(violations), _MAX_VIOLATIONS), -1, -1):
+        bad = [BadRequest(field_violations=map(_field_violation, violations[:count]))] if count else []
+        status = Status(code=code.value[0], message=message, details=map(_packed, [*details, *bad]))
+        if status.ByteSize() <= _MAX_BYTES:
+            return ((KEY, status.SerializeToString()),)
+    return ()
+
+
+def violations_of(error: grpc.aio.AioRpcError) -> list[Violation]:
+    """What a failed call said is wrong with the request; [] if nothing."""
+    metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == KEY and isinstance(value, bytes):
+            try:
+                details = Status.FromString(value).details
+            except DecodeError:
+                return []
+            bad = BadRequest()
+            found = any(detail.Unpack(bad) for detail in details)
+            return [(one.field, one.description) for one in bad.field_violations] if found else []
+    return []
+
+
+def _packed(message: Message) -> Any:
+    packed = Any()
+    packed.Pack(message)
+    return packed
+
+
+def _field_violation(violation: Violation) -> BadRequest.FieldViolation:
+    return BadRequest.FieldViolation(field=violation[0], description=violation[1])
