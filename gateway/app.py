@@ -47,6 +47,7 @@ from pagewire.gateway.schema.responses import (
 from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.sglang import routes as sglang_routes
+from pagewire.gateway.status import routes as status_routes
 from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
 from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.v1 import inference_pb2
@@ -79,6 +80,7 @@ def with_routes() -> FastAPI:
     app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     app.include_router(operation_routes.router)
+    app.include_router(status_routes.router)
     app.include_router(sglang_routes.router)
     app.include_router(unserved.router)
     return app
@@ -153,7 +155,9 @@ async def retrieve_model(request: Request, model: str) -> Response:
 
 
 def _model(model: inference_pb2.Model) -> Model:
-    return Model(id=model.id, created=model.created, root=model.root, max_model_len=model.max_model_len or None)
+    return Model(
+        id=model.id, created=model.create_time.seconds, root=model.root, max_model_len=model.max_model_len or None
+    )
 
 
 @router.post("/tokenize", tags=["tokens"])

@@ -11,6 +11,7 @@ from fastapi import Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import rpc, telemetry
+from pagewire.admin import Neighbour
 from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
 from pagewire.gateway.answer import Head
@@ -23,6 +24,7 @@ from pagewire.gateway.responses.background import Background
 from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.searches import Searches
+from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -59,6 +61,7 @@ class Gateway:
         self.searches = Searches(self.inference, self.call_to_its_end)
         self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
+        self.status = StatusSource(Neighbour("tokenizer", config.tokenizer_address, self.channel), self.why_not_ready)
         self._default_model = ""
 
     async def default_model(self) -> str:

@@ -12,11 +12,10 @@ from typing import Any, Self
 import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as grpc_health_aio
-from grpc_reflection.v1alpha import reflection
 
-from pagewire import telemetry
+from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
+from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 logger = logging.getLogger(__name__)
@@ -146,31 +145,6 @@ def traceparent_of(context: grpc.aio.ServicerContext) -> str:
     return ""
 
 
-class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """The metrics of this service and of those behind it."""
-
-    def __init__(self, service: str, behind: Sequence[grpc.aio.Channel] = ()) -> None:
-        self._service = service
-        self._behind = [admin_pb2_grpc.AdminServiceStub(ch) for ch in behind]
-
-    async def GetMetrics(
-        self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
-    ) -> admin_pb2.GetMetricsResponse:
-        own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
-        response = admin_pb2.GetMetricsResponse(services=[own])
-        answers = await asyncio.gather(
-            *(stub.GetMetrics(request, timeout=2.0) for stub in self._behind), return_exceptions=True
-        )
-        for answer in answers:
-            if isinstance(answer, grpc.aio.AioRpcError):
-                logger.debug("no metrics from behind the %s: %s", self._service, answer.details())
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                response.services.extend(answer.services)
-        return response
-
-
 @dataclass
 class Server:
     """One gRPC service process: what it serves, where, and how it ends.
@@ -182,12 +156,13 @@ class Server:
     addresses: Sequence[str]
     shutdown_timeout: float = 30.0
     _server: grpc.aio.Server = field(init=False)
-    _health: grpc_health_aio.HealthServicer = field(init=False)
+    _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
+    _is_serving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_SERVER_OPTIONS)
-        self._health = grpc_health_aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def add(self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str) -> None:
@@ -195,20 +170,17 @@ class Server:
         add_to_server(servicer, self._server)
         self._names.append(name)
 
-    def add_admin(self, service: str, behind: Sequence[grpc.aio.Channel] = ()) -> None:
+    def add_admin(
+        self, service: str, behind: Sequence[Neighbour] = (), describe: Describe = lambda status, with_kv_maps: None
+    ) -> None:
+        """describe: fills in what only this service can tell of itself."""
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-        self.add(AdminServicer(service, behind), admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
+        servicer = AdminServicer(service, behind, lambda: self._is_serving, describe)
+        self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
 
     async def start(self) -> None:
         """Listens, NOT_SERVING until told otherwise. Raises StartupError naming an address that cannot be bound."""
-        reflection.enable_server_reflection(
-            [
-                *self._names,
-                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-                reflection.SERVICE_NAME,
-            ],
-            self._server,
-        )
+        add_reflection([*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], self._server)
         await self.set_serving(False)
         for address in self.addresses:
             try:
@@ -222,12 +194,14 @@ class Server:
     async def set_serving(self, serving: bool) -> None:
         """Readiness of this service. "" (the whole process) is SERVING as soon as it listens: liveness."""
         status = health_pb2.HealthCheckResponse
+        self._is_serving = serving
         await self._health.set("", status.SERVING)
         for name in self._names:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, drained: Awaitable[object] | None = None) -> None:
         """NOT_SERVING at once; then waits for `drained` (no request is live), at most shutdown_timeout seconds."""
+        self._is_serving = False
         await self._health.enter_graceful_shutdown()
         if drained is not None:
             try:

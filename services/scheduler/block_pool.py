@@ -5,6 +5,7 @@ blocks may be evicted, is at the same time the prefix cache.
 """
 
 import array
+import enum
 import hashlib
 from collections.abc import Iterator, Sequence
 
@@ -36,6 +37,21 @@ class Block:
         self.block_hash: bytes | None = None
         self.prev: Block | None = None
         self.next: Block | None = None
+
+
+class BlockState(enum.IntEnum):
+    """Numbered as KVBlockState."""
+
+    FREE = 1
+    CACHED = 2  # free, with contents that can be found
+    USED = 3
+    SHARED = 4  # of several holders
+
+
+def _state(block: Block) -> BlockState:
+    if block.ref_count:
+        return BlockState.SHARED if block.ref_count > 1 else BlockState.USED
+    return BlockState.FREE if block.block_hash is None else BlockState.CACHED
 
 
 class FreeQueue:
@@ -99,6 +115,8 @@ class BlockPool:
         for block in self._blocks:
             self._free.append(block)
         self._by_hash: dict[bytes, Block] = {}
+        self.num_cached_blocks = 0  # that nobody holds, with contents that can be found
+        self.num_shared_blocks = 0  # of several holders
 
     @property
     def num_blocks(self) -> int:
@@ -116,6 +134,9 @@ class BlockPool:
         """Adds a holder to a block found by hash."""
         if block.ref_count == 0:
             self._free.remove(block)
+            self.num_cached_blocks -= 1
+        elif block.ref_count == 1:
+            self.num_shared_blocks += 1
         block.ref_count += 1
 
     def allocate(self) -> Block:
@@ -124,6 +145,7 @@ class BlockPool:
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
             block.block_hash = None
+            self.num_cached_blocks -= 1
         block.ref_count = 1
         return block
 
@@ -143,6 +165,13 @@ class BlockPool:
                     self._free.prepend(block)
                 else:
                     self._free.append(block)
+                    self.num_cached_blocks += 1
+            elif block.ref_count == 1:
+                self.num_shared_blocks -= 1
+
+    def states(self, every: int) -> list[BlockState]:
+        """Of every so-manieth block, in the order of their ids."""
+        return [_state(block) for block in self._blocks[::every]]
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless free + used = total and the hash index matches the blocks."""
@@ -154,5 +183,9 @@ class BlockPool:
         assert all(block.ref_count >= 0 for block in self._blocks), "a block was released too often"
         for block_hash, block in self._by_hash.items():
             assert block.block_hash == block_hash, "the hash index names a block with other contents"
+        num_cached = sum(block.block_hash is not None for block in free)
+        assert self.num_cached_blocks == num_cached, f"{self.num_cached_blocks} blocks are not the {num_cached} cached"
+        num_shared = sum(block.ref_count > 1 for block in self._blocks)
+        assert self.num_shared_blocks == num_shared, f"{self.num_shared_blocks} blocks are not the {num_shared} shared"
         num_hashed = sum(block.block_hash is not None for block in self._blocks)
         assert num_hashed == len(self._by_hash), "a hashed block is missing in the index"

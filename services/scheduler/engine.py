@@ -221,6 +221,7 @@ class Engine:
                 live.first_step_time = now
                 stats.QUEUE_TIME.observe(now - live.arrival_time)
                 stats.PROMPT_TOKENS.inc(request.num_prompt_tokens)
+                stats.PROMPT_RATE.add(request.num_prompt_tokens)
                 live.span.end()
                 live.span = telemetry.Span("scheduler.run", live.traceparent)
             traceparents.append(live.span.traceparent)

@@ -32,6 +32,7 @@ class GroupBlocks:
     def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
         self.pool = BlockPool(group.num_blocks)
         self.window = group.window
+        self.is_state = group.is_state
         self.block_size = block_size
         self._max_chunk = max_num_batched_tokens
         self._watermark = int(group.num_blocks * WATERMARK)

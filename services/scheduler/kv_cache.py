@@ -71,6 +71,11 @@ class KVCacheManager:
         """Share of blocks in use, 0 to 1, of the group with the largest."""
         return max((1 - group.pool.num_free_blocks / group.pool.num_blocks for group in self._groups), default=0.0)
 
+    @property
+    def groups(self) -> Sequence[GroupBlocks]:
+        """To look at."""
+        return self._groups
+
     def has_free_blocks(self, count: int) -> bool:
         """Whether every group has as many."""
         return all(group.pool.num_free_blocks >= count for group in self._groups)

@@ -9,11 +9,12 @@ Feature code does not belong here: memory is `kv_cache.py`'s, order is `policy.p
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.group_blocks import GroupBlocks
 from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager, NewBlocks
 from pagewire.services.scheduler.limits import StepLimits
 from pagewire.services.scheduler.outcome import Outputs, outcome
@@ -194,6 +195,11 @@ class Replica:
     def kv_usage(self) -> float:
         """Share of the KV cache that is in use, 0 to 1."""
         return self._kv.usage if self._kv else 0.0
+
+    @property
+    def kv_groups(self) -> Sequence[GroupBlocks]:
+        """The blocks of each group of layers, to look at; none without an executor."""
+        return self._kv.groups if self._kv else ()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless blocks, rows and running requests agree."""

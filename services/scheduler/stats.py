@@ -2,6 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from pagewire.recent import Rate
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import StepClock
@@ -42,6 +43,9 @@ PREFILL_TIME = Histogram(
 INFERENCE_TIME = Histogram(
     "pagewire:request_inference_time_seconds", "Time from the first step to the end", buckets=LATENCY_BUCKETS
 )
+# For GetStatus.
+GENERATION_RATE = Rate()
+PROMPT_RATE = Rate()
 _COUNTERS = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS, LATE_STEPS)
 _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in FinishReason}
 
@@ -71,6 +75,7 @@ class Stats:
 
     def on_result(self, num_tokens: int, clock: StepClock) -> None:
         GENERATION_TOKENS.inc(num_tokens)
+        GENERATION_RATE.add(num_tokens)
         EXECUTE_TIME.observe(clock.execute_seconds)
         EXECUTE_QUEUE_TIME.observe(clock.queue_seconds)
 

@@ -64,6 +64,9 @@ def tools_of(request: GenerateRequest) -> Sequence[Tool]:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
+    """Of its arguments; without one it takes none."""
+    if not tool.parameters_json:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object"} | json_object(tool.parameters_json, f"the schema of the parameters of {tool.name!r}")
 
 

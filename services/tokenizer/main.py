@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from pagewire import rpc, telemetry
+from pagewire.admin import Neighbour
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
@@ -118,11 +119,12 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
 
 
 def make_server(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> rpc.Server:
-    """The gRPC server; `channel` leads to the scheduler, whose metrics are asked for."""
+    """The gRPC server; `channel` leads to the scheduler, whose metrics and status are asked for."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
     servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
     server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-    server.add_admin("tokenizer", [channel])
+    behind = [Neighbour("scheduler", config.scheduler_address, channel)]
+    server.add_admin("tokenizer", behind, servicer.describe)
     return server
 
 

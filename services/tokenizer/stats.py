@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from pagewire.recent import Latencies
 from pagewire.telemetry import LATENCY_BUCKETS
 
 _P = "pagewire:"
@@ -75,3 +76,7 @@ INTER_TOKEN_LATENCY = LoopHistogram(
 E2E_LATENCY = Histogram(
     _P + "e2e_request_latency_seconds", "From a request's arrival to its end", buckets=LATENCY_BUCKETS
 )
+
+# For GetStatus.
+RECENT_FIRST_TOKENS = Latencies()
+RECENT_INTER_TOKEN = Latencies()

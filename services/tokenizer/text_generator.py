@@ -18,6 +18,7 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import MAX_BAD_WORDS
 from pagewire.services.tokenizer.call_grammar import grammar_with_calls, tools_of
+from pagewire.services.tokenizer.composed import ComposedGeneration, goes_by
 from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.encoder import PromptEncoder
 from pagewire.services.tokenizer.errors import invalid
@@ -82,10 +83,7 @@ class LiveGeneration:
 
     def goes_by(self, request_ids: Collection[str]) -> bool:
         """Whether its id is among these, or it is a choice of a request whose id is. Without an id it never is."""
-        if not self.request_id:
-            return False
-        whole, _, choice = self.request_id.rpartition("-")
-        return self.request_id in request_ids or (choice.isdecimal() and whole in request_ids)
+        return goes_by(self.request_id, request_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +113,10 @@ class TextGenerator:
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
         self._parsers = parsers
-        self._defaults = defaults
+        self.defaults = defaults
         self._starting: set[asyncio.Task[Any]] = set()
-        self._generations: WeakSet[LiveGeneration] = WeakSet()  # all that live, and some that have ended
+        # All that live, and some that have ended.
+        self._generations: WeakSet[LiveGeneration | ComposedGeneration] = WeakSet()
         self._replaying = asyncio.Lock()
 
     @property
@@ -147,15 +146,24 @@ class TextGenerator:
             await self.link.drained()
 
     @contextmanager
-    def composing(self) -> Iterator[None]:
-        """What the present task submits, one request after the other, is one to others: `drained` waits for its end."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._starting.add(task)
+    def composing(self, request_id: str) -> Iterator[None]:
+        """What the present task submits, one request after the other, is one to others: `drained` waits for its end,
+        `end_early` ends it.
+
+        Raises RpcError (ABORTED) then.
+        """
+        composed = ComposedGeneration(request_id)
+        self._starting.add(composed.task)
+        self._generations.add(composed)
         try:
             yield
+        except asyncio.CancelledError as error:
+            if composed.was_ended and not composed.task.uncancel():
+                raise RpcError(grpc.StatusCode.ABORTED, "the request was ended by its id") from error
+            raise
         finally:
-            self._starting.discard(task)
+            self._starting.discard(composed.task)
+            composed.is_over = True
 
     def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
         """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
@@ -193,7 +201,7 @@ class TextGenerator:
 
     async def prepare(self, request: inference_pb2.GenerateRequest, span: Span) -> PreparedRequest:
         """Raises RpcError."""
-        params = sampling_params(request.sampling_params, self._defaults)
+        params = sampling_params(request.sampling_params, self.defaults)
         options = output_options(request, self._parsers.marks(request.output_parsing))
         given = params.grammar if params.HasField("grammar") else None
         grammar = grammar_with_calls(request, given, self._parsers)

@@ -195,8 +195,10 @@ class TextStream:
         if token_ids:
             if self._last_output_time:
                 stats.INTER_TOKEN_LATENCY.observe(now - self._last_output_time)
+                stats.RECENT_INTER_TOKEN.observe(now, now - self._last_output_time)
             else:
                 stats.TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
+                stats.RECENT_FIRST_TOKENS.observe(now, now - self._arrived)
             self._last_output_time = now
 
     def _finish_at(

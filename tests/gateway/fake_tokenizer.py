@@ -182,6 +182,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.vector_calls: list[VectorsRequest] = []
         self.num_cancelled = 0  # of them, and of searches
         self.searches: list[GenerateRequest] = []
+        self.status = admin_pb2.GetStatusResponse(services=[admin_pb2.ServiceStatus(service="tokenizer")])
         self._server: rpc.Server | None = None
 
     # The process.
@@ -367,12 +368,15 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                     id=name,
                     root="/models/fake",
                     max_model_len=self.max_model_len,
-                    created=1700000000,
+                    create_time={"seconds": 1700000000},
                     kind=self.kind,
                 )
                 for name in self.models
             ]
         )
+
+    async def GetStatus(self, request, context) -> admin_pb2.GetStatusResponse:
+        return self.status
 
     async def GetMetrics(self, request, context) -> admin_pb2.GetMetricsResponse:
         services = []

@@ -135,9 +135,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"best_of": 2}, "best_of"),
     (TEXT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     (TEXT, {"suffix": "end"}, "suffix"),
-    (TEXT, {"use_beam_search": True}, "use_beam_search"),
     # 0 is not false: only a value of the right type means the default.
-    (TEXT, {"use_beam_search": 0}, "use_beam_search"),
+    (TEXT, {"return_routed_experts": 0}, "return_routed_experts"),
 ]
 
 

@@ -1,10 +1,35 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ServiceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVICE_STATE_UNSPECIFIED: _ClassVar[ServiceState]
+    SERVICE_STATE_SERVING: _ClassVar[ServiceState]
+    SERVICE_STATE_NOT_SERVING: _ClassVar[ServiceState]
+    SERVICE_STATE_UNREACHABLE: _ClassVar[ServiceState]
+
+class KVBlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_BLOCK_STATE_UNSPECIFIED: _ClassVar[KVBlockState]
+    KV_BLOCK_STATE_FREE: _ClassVar[KVBlockState]
+    KV_BLOCK_STATE_CACHED: _ClassVar[KVBlockState]
+    KV_BLOCK_STATE_USED: _ClassVar[KVBlockState]
+    KV_BLOCK_STATE_SHARED: _ClassVar[KVBlockState]
+SERVICE_STATE_UNSPECIFIED: ServiceState
+SERVICE_STATE_SERVING: ServiceState
+SERVICE_STATE_NOT_SERVING: ServiceState
+SERVICE_STATE_UNREACHABLE: ServiceState
+KV_BLOCK_STATE_UNSPECIFIED: KVBlockState
+KV_BLOCK_STATE_FREE: KVBlockState
+KV_BLOCK_STATE_CACHED: KVBlockState
+KV_BLOCK_STATE_USED: KVBlockState
+KV_BLOCK_STATE_SHARED: KVBlockState
 
 class GetMetricsRequest(_message.Message):
     __slots__ = ()
@@ -23,3 +48,127 @@ class ServiceMetrics(_message.Message):
     service: str
     exposition: str
     def __init__(self, service: _Optional[str] = ..., exposition: _Optional[str] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("with_kv_maps",)
+    WITH_KV_MAPS_FIELD_NUMBER: _ClassVar[int]
+    with_kv_maps: bool
+    def __init__(self, with_kv_maps: _Optional[bool] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("services",)
+    SERVICES_FIELD_NUMBER: _ClassVar[int]
+    services: _containers.RepeatedCompositeFieldContainer[ServiceStatus]
+    def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ...) -> None: ...
+
+class ServiceStatus(_message.Message):
+    __slots__ = ("service", "address", "state", "detail", "pid", "uptime_seconds", "tokenizer", "scheduler")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    address: str
+    state: ServiceState
+    detail: str
+    pid: int
+    uptime_seconds: float
+    tokenizer: TokenizerStatus
+    scheduler: SchedulerStatus
+    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tokenizer: _Optional[_Union[TokenizerStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ...) -> None: ...
+
+class TokenizerStatus(_message.Message):
+    __slots__ = ("num_clients", "num_requests", "time_to_first_token", "inter_token_latency")
+    NUM_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    num_clients: int
+    num_requests: int
+    time_to_first_token: RecentLatency
+    inter_token_latency: RecentLatency
+    def __init__(self, num_clients: _Optional[int] = ..., num_requests: _Optional[int] = ..., time_to_first_token: _Optional[_Union[RecentLatency, _Mapping]] = ..., inter_token_latency: _Optional[_Union[RecentLatency, _Mapping]] = ...) -> None: ...
+
+class RecentLatency(_message.Message):
+    __slots__ = ("count", "p50_seconds", "p95_seconds")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    P95_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    p50_seconds: float
+    p95_seconds: float
+    def __init__(self, count: _Optional[int] = ..., p50_seconds: _Optional[float] = ..., p95_seconds: _Optional[float] = ...) -> None: ...
+
+class SchedulerStatus(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "generation_tokens_per_second", "prompt_tokens_per_second", "num_generation_tokens", "num_prompt_tokens", "num_prefix_queries", "num_prefix_hits", "num_preemptions", "replicas")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NUM_GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    generation_tokens_per_second: float
+    prompt_tokens_per_second: float
+    num_generation_tokens: int
+    num_prompt_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_preemptions: int
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., num_generation_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ...) -> None: ...
+
+class ReplicaStatus(_message.Message):
+    __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    KV_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    is_attached: bool
+    num_running: int
+    max_num_seqs: int
+    kv_groups: _containers.RepeatedCompositeFieldContainer[KVGroupStatus]
+    def __init__(self, address: _Optional[str] = ..., is_attached: _Optional[bool] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroupStatus, _Mapping]]] = ...) -> None: ...
+
+class KVGroupStatus(_message.Message):
+    __slots__ = ("num_blocks", "block_size", "num_free", "num_cached", "num_used", "num_shared", "window", "is_state", "map", "blocks_per_cell")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_USED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    IS_STATE_FIELD_NUMBER: _ClassVar[int]
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PER_CELL_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    block_size: int
+    num_free: int
+    num_cached: int
+    num_used: int
+    num_shared: int
+    window: int
+    is_state: bool
+    map: _containers.RepeatedCompositeFieldContainer[KVRun]
+    blocks_per_cell: int
+    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_used: _Optional[int] = ..., num_shared: _Optional[int] = ..., window: _Optional[int] = ..., is_state: _Optional[bool] = ..., map: _Optional[_Iterable[_Union[KVRun, _Mapping]]] = ..., blocks_per_cell: _Optional[int] = ...) -> None: ...
+
+class KVRun(_message.Message):
+    __slots__ = ("state", "num_cells")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CELLS_FIELD_NUMBER: _ClassVar[int]
+    state: KVBlockState
+    num_cells: int
+    def __init__(self, state: _Optional[_Union[KVBlockState, str]] = ..., num_cells: _Optional[int] = ...) -> None: ...

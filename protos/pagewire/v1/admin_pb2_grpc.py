@@ -40,6 +40,11 @@ class AdminServiceStub:
                 request_serializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/pagewire.v1.AdminService/GetStatus',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -53,6 +58,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """How this service and every service behind it are, and what the engine is doing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class AdminService:
             '/pagewire.v1.AdminService/GetMetrics',
             pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
             pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/GetStatus',
+            pagewire_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -166,6 +166,20 @@ async def test_a_cancelled_search_leaves_nothing(line: TokenizerLine, pool: Toke
         await asyncio.wait_for(line.generator.drained(), 10)
 
 
+async def test_a_search_is_ended_by_its_id(line: TokenizerLine, pool: TokenizerPool) -> None:
+    line.scheduler.auto = False
+    async with line.running(pool=pool):
+        task = asyncio.create_task(search(line, request_id="mine"))
+        await line.scheduler.until(lambda: line.scheduler.num_running == 1)
+        answers = [
+            await line.stub.AbortRequests(inference_pb2.AbortRequestsRequest(request_ids=["mine"])) for _ in range(2)
+        ]
+        with pytest.raises(grpc.aio.AioRpcError, match="ended by its id"):
+            await task
+        await line.scheduler.until(lambda: line.scheduler.num_running == 0)
+    assert [answer.num_aborted for answer in answers] == [1, 0]
+
+
 PARAMS = common_pb2.SamplingParams
 FORCED = inference_pb2.OutputParsing(named="f")
 

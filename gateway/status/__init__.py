@@ -1,0 +1,1 @@
+"""What the line is doing, as JSON and as events."""

@@ -1,0 +1,92 @@
+"""What every service offers its operators: metrics and status, its own and of all services behind it."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import grpc
+
+from pagewire import telemetry
+from pagewire.v1 import admin_pb2, admin_pb2_grpc
+from pagewire.v1.admin_pb2 import ServiceState, ServiceStatus
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+# Of the time that the caller has left, for the next service: what is far away must not make what is near look dead.
+_SHARE_OF_TIME = 0.7
+_STARTED = time.monotonic()
+
+# Fills in the details of a service; the second argument: whether with maps of KV blocks.
+Describe = Callable[[ServiceStatus, bool], None]
+
+
+class Neighbour(NamedTuple):
+    """A service behind this one."""
+
+    service: str
+    address: str
+    channel: grpc.aio.Channel
+
+
+def own_status(service: str, *, is_serving: bool) -> ServiceStatus:
+    """Of this process."""
+    state = ServiceState.SERVICE_STATE_SERVING if is_serving else ServiceState.SERVICE_STATE_NOT_SERVING
+    uptime = time.monotonic() - _STARTED
+    return ServiceStatus(service=service, state=state, pid=os.getpid(), uptime_seconds=uptime)
+
+
+async def status_behind(
+    neighbour: Neighbour, request: admin_pb2.GetStatusRequest, timeout: float = _TIMEOUT_S
+) -> list[ServiceStatus]:
+    """A neighbour's status and those behind it; UNREACHABLE if it does not answer within `timeout` seconds."""
+    try:
+        stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
+        services = list((await stub.GetStatus(request, timeout=timeout)).services)
+        services[0].address = neighbour.address
+    except grpc.aio.AioRpcError as error:
+        state = ServiceState.SERVICE_STATE_UNREACHABLE
+        detail = f"{error.code().name}: {error.details()}"
+        return [ServiceStatus(service=neighbour.service, address=neighbour.address, state=state, detail=detail)]
+    return services
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(
+        self, service: str, behind: Sequence[Neighbour], is_serving: Callable[[], bool], describe: Describe
+    ) -> None:
+        self._service = service
+        self._behind = behind
+        self._is_serving = is_serving
+        self._describe = describe
+        self._stubs = [admin_pb2_grpc.AdminServiceStub(neighbour.channel) for neighbour in behind]
+
+    async def GetMetrics(
+        self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.GetMetricsResponse:
+        own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
+        response = admin_pb2.GetMetricsResponse(services=[own])
+        answers = await asyncio.gather(
+            *(stub.GetMetrics(request, timeout=_TIMEOUT_S) for stub in self._stubs), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, grpc.aio.AioRpcError):
+                logger.debug("no metrics from behind the %s: %s", self._service, answer.details())
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                response.services.extend(answer.services)
+        return response
+
+    async def GetStatus(
+        self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.GetStatusResponse:
+        own = own_status(self._service, is_serving=self._is_serving())
+        self._describe(own, request.with_kv_maps)
+        remaining = context.time_remaining()
+        timeout = _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
+        behind = await asyncio.gather(*(status_behind(one, request, timeout) for one in self._behind))
+        return admin_pb2.GetStatusResponse(services=[own, *(status for statuses in behind for status in statuses)])

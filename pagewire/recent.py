@@ -1,0 +1,63 @@
+"""What happened lately, for whoever looks at a service while it works. Noting costs next to nothing; asking sorts."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from pagewire.v1.admin_pb2 import RecentLatency
+
+RATE_S = 5
+LATENCY_S = 30.0
+MAX_LATENCIES = 1000
+
+
+class Rate:
+    """Events per second, over the last RATE_S whole seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = 0
+        self._clock = clock
+        self._counts = [0] * (RATE_S + 1)  # by second, the present one included
+        self._second = int(clock())
+
+    def add(self, count: int) -> None:
+        self._turn()
+        self._counts[self._second % len(self._counts)] += count
+        self.total += count
+
+    @property
+    def per_second(self) -> float:
+        self._turn()
+        present = self._counts[self._second % len(self._counts)]
+        return (sum(self._counts) - present) / RATE_S
+
+    def _turn(self) -> None:
+        second = int(self._clock())
+        for passed in range(self._second + 1, min(second, self._second + len(self._counts)) + 1):
+            self._counts[passed % len(self._counts)] = 0
+        if second - self._second > len(self._counts):
+            self._counts = [0] * len(self._counts)
+        self._second = second
+
+
+class Latencies:
+    """Those of the last LATENCY_S seconds, at most the latest MAX_LATENCIES."""
+
+    def __init__(self) -> None:
+        self._observed: deque[tuple[float, float]] = deque(maxlen=MAX_LATENCIES)
+
+    def observe(self, now: float, seconds: float) -> None:
+        """now: time.monotonic()."""
+        self._observed.append((now, seconds))
+
+    def to_message(self, now: float) -> RecentLatency:
+        while self._observed and self._observed[0][0] < now - LATENCY_S:
+            self._observed.popleft()
+        if not self._observed:
+            return RecentLatency()
+        values = sorted(seconds for _, seconds in self._observed)
+        return RecentLatency(
+            count=len(values),
+            p50_seconds=values[len(values) // 2],
+            p95_seconds=values[min(len(values) - 1, len(values) * 95 // 100)],
+        )
