@@ -283,7 +283,7 @@ async def test_api_key(fake: FakeTokenizer, address: str) -> None:
         await wait_ready(client)
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/livez")).status_code == 200
-        for path in ("/v1/models", "/metrics", "/version", "/docs", "/openapi.json", "/nothing"):
+        for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nothing"):
             response = await client.get(path)
             assert error_of(response, 401)["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
