@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pagewire import launch, logs
+from pagewire import launch, logs, running
 from pagewire.banner import banner, served_model
 from pagewire.config import (
     ExecutorConfig,
@@ -51,7 +51,8 @@ def run(config: ServeConfig) -> int:
             print(banner(config, model, time.monotonic() - started), flush=True)
 
         supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
-        return asyncio.run(supervisor.run(announce))
+        with running.announced(config, shared=True):
+            return asyncio.run(supervisor.run(announce))
 
 
 def run_for(config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]]) -> int:

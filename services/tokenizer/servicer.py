@@ -133,6 +133,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     created=self._created,
                     has_chat_template=self._generator.pool.codec.chat_template is not None,
                     kind=info.kind if info is not None else None,
+                    default_sampling_params=self._generator.defaults,
                 )
                 for name in self._generator.served_model_names
             ]

@@ -417,20 +417,22 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "root", "max_model_len", "created", "has_chat_template", "kind")
+    __slots__ = ("id", "root", "max_model_len", "created", "has_chat_template", "kind", "default_sampling_params")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     id: str
     root: str
     max_model_len: int
     created: int
     has_chat_template: bool
     kind: _common_pb2.ModelKind
-    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[_Union[_common_pb2.ModelKind, str]] = ...) -> None: ...
+    default_sampling_params: _common_pb2.SamplingParams
+    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[_Union[_common_pb2.ModelKind, str]] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)
