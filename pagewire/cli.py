@@ -26,8 +26,9 @@ usage: pagewire <command> [flags]
 Serve a large language model:
   serve [MODEL]      the whole stack on this machine: REST on port 8000, gRPC on port 8001
 
-Talk to a running stack:
-  chat               a conversation in the terminal
+Talk to a model:
+  run MODEL [PROMPT] a conversation in the terminal, by a running stack or one of its own
+  chat               the same with a running stack at --address
   generate "PROMPT"  one completion
   batch IN OUT       answer a file of requests, by a running stack or one of its own
   bench serve        latency and throughput under load
@@ -149,13 +150,19 @@ def _chat(argv: list[str]) -> int:
         ChatConfig,
         argv,
         prog="pagewire chat",
-        description="A conversation with a running stack. /reset forgets it, /exit or Ctrl-D leaves,"
+        description="A conversation with a running stack. /help lists its commands, /exit or Ctrl-D leaves,"
         " Ctrl-C stops the current answer.",
         flags_only=True,
     )
-    from pagewire import chat
+    from pagewire.terminal import chat
 
     return asyncio.run(chat.chat(settings))
+
+
+def _run(argv: list[str]) -> int:
+    from pagewire.terminal import run
+
+    return run.main(argv)
 
 
 def _generate(argv: list[str]) -> int:
@@ -207,6 +214,7 @@ def _quantize(argv: list[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
+    "run": _run,
     "chat": _chat,
     "generate": _generate,
     "batch": _batch,

@@ -7,11 +7,9 @@ from pagewire.sampling_params import BY_NAME
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientConfig:
-    """What the command-line clients of the public gRPC API have in common."""
+class SamplingFlags:
+    """How tokens are chosen."""
 
-    address: str = flag("localhost:8001", "public gRPC address of a running stack", group="connection")
-    model: str = flag("", "served model name (default: the only one)", group="connection")
     max_tokens: int | None = flag(
         None,
         "maximum number of tokens to generate (default: what the model's length allows)",
@@ -20,16 +18,24 @@ class ClientConfig:
     )
     temperature: float | None = flag(
         None,
-        "0 = always the most probable token (default: 1)",
+        "0 = always the most probable token (default: the model's, or 1; in chats 0.6)",
         group="generation",
         valid=BY_NAME["temperature"].valid,
     )
     top_p: float | None = flag(
         None,
-        "sample from the most probable tokens with this total probability (default: 1)",
+        "sample from the most probable tokens with this total probability (default: the model's, or 1; in chats 0.9)",
         group="generation",
         valid=BY_NAME["top_p"].valid,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig(SamplingFlags):
+    """What the command-line clients of the public gRPC API have in common."""
+
+    address: str = flag("localhost:8001", "public gRPC address of a running stack", group="connection")
+    model: str = flag("", "served model name (default: the only one)", group="connection")
     seed: int | None = flag(
         None,
         "same seed, same text (default: a random one)",

@@ -21,6 +21,7 @@ Config = TypeVar("Config")
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
 _GROUPS = (
     "batch",
+    "generation",
     "model",
     "images",
     "network",

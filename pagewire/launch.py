@@ -19,11 +19,11 @@ def service(command: str, config: ServiceConfig, ready: Callable[[], Awaitable[b
     """`pagewire <command>` with this configuration; `name` tells it from others of the same command."""
     # -P: a folder named "services" where the user happens to stand must not hide ours.
     argv = [sys.executable, "-P", "-m", "pagewire.cli", command, *flags.to_argv(config)]
-    return Service(name or command, argv, ready, _environment(config))
+    return Service(name or command, argv, ready, environment(config))
 
 
-def _environment(config: ServiceConfig) -> dict[str, str]:
-    """Ours, where secrets take the place of the rest of the configuration, which the command line has."""
+def environment(config: ServiceConfig) -> dict[str, str]:
+    """Of a child: ours, where secrets take the place of the rest of the configuration, which the command line has."""
     home = str(Path(pagewire.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     return {**flags.without_configuration(os.environ), **flags.secrets(config), "PYTHONPATH": path}

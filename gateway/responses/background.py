@@ -76,8 +76,7 @@ class Background:
         logprobs = request.sampling_params.HasField("logprobs")
         stored = Stored(encode(response), input, response.previous_response_id, logprobs)
         await self._log.put_request(response.id, request)
-        await self._responses.save(response.id, stored)
-        await self._jobs.add(response.id)
+        await self._responses.save(response.id, stored, self._jobs)
 
     async def cancel(self, id: str) -> Stored:
         """The response after its end, or as it is if that takes too long. Raises ApiError 400, 404."""
@@ -171,10 +170,11 @@ class Background:
             if stored is not None and not has_ended(stored):
                 outputs = await self._log.read_all(lease.id)
                 error = await self._outcome(lease, stored, outputs)
-                if await self._responses.find(lease.id) is not None:  # else it was deleted
-                    ended = _told(stored, outputs, error)
-                    await self._responses.save(lease.id, ended, lease)
-                    logger.info("response %s %s after %d outputs", lease.id, status_of(ended), len(outputs))
+                ended = _told(stored, outputs, error)
+                await self._responses.update(lease.id, ended, lease)
+                logger.info("response %s %s after %d outputs", lease.id, status_of(ended), len(outputs))
+            if await self._responses.find(lease.id) is None:  # it was deleted, perhaps before its last outputs
+                await self._log.delete(lease.id)
         except (DecodeError, ProtobufDecodeError):
             logger.exception("response %s is stored in a form that cannot be read; it is given up", lease.id)
         await self._log.delete_request(lease.id)
@@ -219,7 +219,7 @@ class Background:
                 output = _as_message(merged[0][1])
                 if not outputs:
                     output.prompt_token_ids[:] = reply.choices[0].prompt_token_ids
-                    await self._responses.save(lease.id, _begun(stored), lease)
+                    await self._responses.update(lease.id, _begun(stored), lease)
                 await self._log.append(lease.id, len(outputs), output, lease)
                 outputs.append(output)
                 if not output.finish_reason:

@@ -47,10 +47,8 @@ class OutputLog:
         return outputs
 
     async def delete(self, id: str) -> None:
-        await self.delete_request(id)
-        number = 0
-        while await self._documents.delete(_key(id, number)):
-            number += 1
+        """The request and all outputs."""
+        await self._documents.delete_all(_key(id, ""))
 
     def _expires_at(self) -> float:
         return time.time() + self._ttl_s

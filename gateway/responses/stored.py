@@ -14,7 +14,7 @@ from pagewire.gateway.responses.bodies import InputItemList, ModelResponse, deco
 from pagewire.gateway.responses.conversation import AnyItem
 from pagewire.gateway.responses.items import FunctionCallInput, FunctionCallOutput, ItemReference, Items, MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery
-from pagewire.gateway.store import Bound, Lease, Store
+from pagewire.gateway.store import Bound, Jobs, Lease, Store
 
 PREFIX = "resp_"
 # Of one conversation: responses, and bytes of what was said in them.
@@ -42,9 +42,13 @@ class Responses:
         self._documents = store.documents("response", bound)
         self._ttl_s = ttl_s
 
-    async def save(self, id: str, stored: Stored, lease: Lease | None = None) -> None:
-        """lease: saved only while it is held; raises LeaseLost."""
-        await self._documents.put(id, _encode(stored), expires_at=time.time() + self._ttl_s, lease=lease)
+    async def save(self, id: str, stored: Stored, jobs: Jobs | None = None) -> None:
+        """jobs: adds one that is to generate it."""
+        await self._documents.put(id, _encode(stored), expires_at=self._expires_at(), jobs=jobs)
+
+    async def update(self, id: str, stored: Stored, lease: Lease) -> None:
+        """Nothing is saved if it was deleted meanwhile. Raises LeaseLost."""
+        await self._documents.replace(id, _encode(stored), expires_at=self._expires_at(), lease=lease)
 
     async def find(self, id: str) -> Stored | None:
         document = await self._documents.get(id)
@@ -125,6 +129,9 @@ class Responses:
             last_id=page[-1]["id"] if page else None,
             has_more=len(items) > len(page),
         )
+
+    def _expires_at(self) -> float:
+        return time.time() + self._ttl_s
 
     def _why(self) -> str:
         return (

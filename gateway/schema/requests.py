@@ -143,6 +143,7 @@ class Message(BaseModel):
     tool_call_id: str | None = field("tokenizer", "Of a tool's message: the call that it answers.")
     reasoning: str | None = field("tokenizer", "What an assistant thought before it answered.")
     reasoning_content: str | None = field("tokenizer", "Older name of `reasoning`.")
+    parsed: Any = field("gateway", "What the official client has made of the content. Ignored.")
 
     @model_validator(mode="after")
     def _content_given(self) -> "Message":

@@ -72,6 +72,7 @@ class CalledFunction(BaseModel):
 
     name: Name = required("tokenizer", "The tool's name.")
     arguments: str = required("tokenizer", "What the model wrote.")
+    parsed_arguments: Any = field("gateway", "What the official client has made of them. Ignored.")
 
 
 class PastToolCall(BaseModel):

@@ -93,7 +93,9 @@ class NativeGenerateRequest(Parameters):
     )
     return_text_in_logprobs: bool | None = field("tokenizer", "With `return_logprob`: the tokens' texts.", False)
     cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
-    priority: int | None = field("scheduler", "With `--scheduling-policy priority`: lower runs first.", 0)
+    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = field(
+        "scheduler", "With `--scheduling-policy priority`: lower runs first.", 0
+    )
     log_metrics: bool | None = field("gateway", "Changes nothing: all requests are counted.", True)
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
 """Documents: values by id, in collections."""
 
 import sqlite3
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,8 +51,7 @@ class Documents:
 
         Raises LeaseLost, or ApiError 413 if the value alone is larger than the bound.
         """
-        if self._bound is not None and len(value) > self._bound.bytes:
-            raise ApiError(413, f"{len(value)} bytes are more than the {self._bound.bytes} that may be stored")
+        self._check_size(value)
         now = time.time()
 
         def work(connection: sqlite3.Connection) -> None:
@@ -72,6 +72,24 @@ class Documents:
         if jobs is not None:
             jobs.wake()
 
+    async def replace(self, id: str, value: bytes, *, expires_at: float | None = None, lease: Lease) -> bool:
+        """Whether it is still there; what was deleted does not come back. Raises LeaseLost, or ApiError 413."""
+        self._check_size(value)
+
+        def work(connection: sqlite3.Connection) -> bool:
+            check_held(connection, lease)
+            if self._get(connection, id) is None:
+                return False
+            connection.execute(
+                "UPDATE documents SET value = ?, expires_at = ? WHERE collection = ? AND id = ?",
+                (value, expires_at, self._collection, id),
+            )
+            if self._bound is not None:
+                self._make_room(connection, self._bound)
+            return True
+
+        return await self._database.write(work)
+
     async def get(self, id: str) -> Document | None:
         return await self._database.read(lambda connection: self._get(connection, id))
 
@@ -85,10 +103,11 @@ class Documents:
 
         return await self._database.write(work)
 
-    async def clear(self) -> None:
-        """Deletes all of the collection."""
-        statement = "DELETE FROM documents WHERE collection = ?"
-        await self._database.write(lambda connection: connection.execute(statement, (self._collection,)))
+    async def delete_all(self, prefix: str) -> None:
+        """Those whose ids begin like this."""
+        statement = "DELETE FROM documents WHERE collection = ? AND id >= ? AND id < ?"
+        values = (self._collection, prefix, prefix + chr(sys.maxunicode))
+        await self._database.write(lambda connection: connection.execute(statement, values))
 
     async def list(
         self, *, after: str | None = None, limit: int | None = None, newest_first: bool = False
@@ -128,6 +147,10 @@ class Documents:
             (self._collection, id, time.time()),
         ).fetchone()
         return row and Document(*row)
+
+    def _check_size(self, value: bytes) -> None:
+        if self._bound is not None and len(value) > self._bound.bytes:
+            raise ApiError(413, f"{len(value)} bytes are more than the {self._bound.bytes} that may be stored")
 
     def _make_room(self, connection: sqlite3.Connection, bound: Bound) -> None:
         totals = "SELECT count, bytes FROM totals WHERE collection = ?"

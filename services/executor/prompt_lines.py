@@ -39,7 +39,8 @@ class ScoredPrompt:
     request_id: int
     num_tokens: int
     num_top: int
-    # By the place of the first token; filled on the thread that waits for results, in the order of steps.
+    # By the place of the first token. Filled by every thread that waits for results, which may come to a later step
+    # before another has come to an earlier one.
     lines: dict[int, PromptLines] = field(default_factory=dict)
 
 
@@ -64,5 +65,6 @@ def take_lines(results: dict[str, np.ndarray], parts: Sequence[PromptPart]) -> d
         if part.count:
             prompt.lines[part.first] = PromptLines(*(column[start:end] for column in columns))
         if part.is_last:
-            whole[prompt.request_id] = PromptLines.joined(list(prompt.lines.values()), 1 + prompt.num_top)
+            lines = [prompt.lines[first] for first in sorted(prompt.lines)]
+            whole[prompt.request_id] = PromptLines.joined(lines, 1 + prompt.num_top)
     return whole

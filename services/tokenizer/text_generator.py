@@ -113,7 +113,7 @@ class TextGenerator:
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
         self._parsers = parsers
-        self._defaults = defaults
+        self.defaults = defaults
         self._starting: set[asyncio.Task[Any]] = set()
         # All that live, and some that have ended.
         self._generations: WeakSet[LiveGeneration | ComposedGeneration] = WeakSet()
@@ -201,7 +201,7 @@ class TextGenerator:
 
     async def prepare(self, request: inference_pb2.GenerateRequest, span: Span) -> PreparedRequest:
         """Raises RpcError."""
-        params = sampling_params(request.sampling_params, self._defaults)
+        params = sampling_params(request.sampling_params, self.defaults)
         options = output_options(request, self._parsers.marks(request.output_parsing))
         given = params.grammar if params.HasField("grammar") else None
         grammar = grammar_with_calls(request, given, self._parsers)

@@ -18,6 +18,7 @@ LLAMAINDEX = [f"llama-index-{name}" for name in ("core", "llms-openai", "llms-op
 LLAMAINDEX += [f"llama-index-embeddings-{name}" for name in ("openai", "openai-like")]
 # name -> script and packages
 PYTHON = {
+    "openai": ("official.py", ["openai"]),
     "langchain": ("langchain.py", ["langchain-openai"]),
     "llamaindex": ("llamaindex.py", LLAMAINDEX),
     "litellm": ("others.py", ["litellm", "mcp"]),

@@ -30,7 +30,13 @@ RIVALS = (
     ),
 )  # fmt: skip
 # Parameters that need another one.
-NEEDS = {"top_logprobs": "logprobs", "stream_options": "stream", "tool_choice": "tools", "min_tokens": "max_tokens"}
+NEEDS = {
+    "top_logprobs": "logprobs",
+    "stream_options": "stream",
+    "tool_choice": "tools",
+    "min_tokens": "max_tokens",
+    "early_stopping": "use_beam_search",
+}
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "min_tokens", "min_new_tokens")
 SMALL = {"n": 2, "thinking_token_budget": 2, "truncate_prompt_tokens": 64} | dict.fromkeys(LENGTHS, 3)
 GENERATES = {
@@ -46,12 +52,12 @@ REASONS = re.compile(
             # Two parameters that exclude or need each other.
             "give either", "give one", "give text_1", "give request_ids", "exactly one form", "are the same",
             r"\bneeds?\b", "excludes", "not available with", "less than n", "greater than max_tokens",
-            "are for json_schema", "nothing to answer", "the prompt is empty", "at least one message",
-            "message is required", "or echo true",
+            "are for json_schema", "is for use_beam_search", "nothing to answer", "the prompt is empty",
+            "at least one message", "message is required", "or echo true",
             r"content\[\d+\] is", "not among the tools", "no function_call before",
             # The model, its vocabulary and its template, and the server's flags.
             "the model generates text", "is served for embeddings", "for models that embed", "prompt_name",
-            "has no tokens", "the model's vectors have", "reads no images",
+            "has no tokens", "leaves no room", "the model's vectors have", "reads no images",
             "the vocabulary is", "gives at most", r"within -?\d+\.\.\d+", "the chat template", "has no chat template",
             "--[a-z]+-[a-z]+", "too long", "exceed", r"at most \d+",
             # What is no form: a schema, a regular expression, a grammar.

@@ -100,6 +100,21 @@ def tools() -> None:
     for choice in ("any", "add"):
         answer = forced.bind_tools([add], tool_choice=choice).invoke("What is 2 + 3?")
         assert isinstance(answer, AIMessage) and answer.tool_calls[0]["name"] == "add", (choice, answer)
+    strict = chat(SCRIPTED, model=model_name(SCRIPTED)).bind_tools([add], strict=True, parallel_tool_calls=False)
+    assert strict.invoke("What is 2 + 3?").tool_calls[0]["args"] == {"a": 2, "b": 3}
+
+
+def responses() -> None:
+    llm = chat(model=model_name(CHAT), max_tokens=80, use_responses_api=True)
+    answer = llm.invoke(QUESTION)
+    assert "Paris" in answer.text
+    assert "".join(chunk.text for chunk in llm.stream(QUESTION)) == answer.text
+    assert isinstance(llm.with_structured_output(City).invoke(QUESTION), City)
+    agent = chat(SCRIPTED, model=model_name(SCRIPTED), use_responses_api=True).bind_tools([add])
+    messages: list[Any] = [HumanMessage("What is 2 + 3?")]
+    called = agent.invoke(messages)
+    messages += [called, ToolMessage("5", tool_call_id=called.tool_calls[0]["id"])]
+    assert agent.invoke(messages).text == "It is 5."
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:
@@ -127,7 +142,7 @@ def errors() -> None:
 
 
 if __name__ == "__main__":
-    for check in (text, structured, tools, embeddings, errors):
+    for check in (text, structured, tools, responses, embeddings, errors):
         check()
         print(f"langchain: {check.__name__} ok")
     asyncio.run(asynchronous())

@@ -148,6 +148,24 @@ async def test_what_is_deleted_ends(client: httpx.AsyncClient, fake: FakeTokeniz
     assert (await client.get(f"{RESPONSES}/{id}")).status_code == 404
 
 
+async def test_what_is_deleted_does_not_come_back(fake: FakeTokenizer, address: str, data: Path) -> None:
+    """By another gateway, of which its owner learns late: it has more to say by then."""
+    fake.running.clear()
+    async with running_gateway(address) as owner:
+        await wait_ready(owner)
+        id = (await owner.post(RESPONSES, json=BODY)).json()["id"]
+        await eventually(lambda: fake.received)
+        store = Store(data)
+        said = store.documents("response_output")
+        assert await store.documents("response").delete(id)
+        fake.running.set()
+        async with asyncio.timeout(10):
+            while await said.list():  # noqa: ASYNC110 - another process's
+                await asyncio.sleep(0.05)
+        assert (await owner.get(f"{RESPONSES}/{id}")).status_code == 404
+        await store.close()
+
+
 async def test_a_full_engine_is_waited_for(client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: Any) -> None:
     monkeypatch.setattr("pagewire.gateway.responses.background.PAUSE_S", 0.05)
     fake.error = RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many")
@@ -211,7 +229,7 @@ async def test_events_make_room_before_responses_do(client: httpx.AsyncClient, f
     id = (await client.post(RESPONSES, json=BODY)).json()["id"]
     response = await ended(client, id)
     store = Store(data)
-    await store.documents("response_output").clear()
+    await store.documents("response_output").delete_all(id)
     await store.close()
     answer = await client.get(f"{RESPONSES}/{id}", params={"stream": "true"})
     assert (answer.status_code, "made room" in answer.text) == (404, True)

@@ -65,8 +65,16 @@ async def test_lists_go_page_by_page(stores: tuple[Store, Store]) -> None:
     assert await ids(after="a", limit=1) == "b"
     assert await ids(after="d") == ""
     assert await ids(after="unknown") is None
-    await notes.clear()
-    assert await ids() == ""
+
+
+async def test_all_under_a_prefix_are_deleted(stores: tuple[Store, Store]) -> None:
+    notes, others = stores[0].documents("notes"), stores[0].documents("others")
+    for id in ("a/", "a/1", "a/x", "a", "a0", "b/1"):
+        await notes.put(id, b"")
+    await others.put("a/1", b"")
+    await notes.delete_all("a/")
+    assert [document.id for document in await notes.list() or []] == ["a", "a0", "b/1"]
+    assert await others.total() == (1, 0)
 
 
 async def test_what_has_expired_is_gone(stores: tuple[Store, Store]) -> None:
@@ -112,6 +120,12 @@ async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, 
         await notes.put("of a", b"late", lease=first)
     assert await notes.get("of a") is None
     await notes.put("of a", b"in time", lease=second)
+    with pytest.raises(LeaseLost):
+        await notes.replace("of a", b"late", lease=first)
+    assert await notes.replace("of a", b"done", lease=second)
+    assert await notes.delete("of a")
+    assert not await notes.replace("of a", b"again", lease=second)
+    assert await notes.get("of a") is None
     await mine.finish(second)
     assert await yours.take() is None
 

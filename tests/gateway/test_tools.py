@@ -274,7 +274,11 @@ async def test_the_official_clients_helpers(ai: openai.AsyncOpenAI, model: Model
     tools = [openai.pydantic_function_tool(GetWeather)]
     expected = GetWeather(zip=8001, city="Zürich")
     parsed = await ai.chat.completions.parse(tools=tools, **asked)
-    assert parsed.choices[0].message.tool_calls[0].function.parsed_arguments == expected
+    [call] = parsed.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == expected
+    # What it has made of an answer goes back with it.
+    turns = [*QUESTION, parsed.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "grey"}]
+    await ai.chat.completions.parse(tools=tools, **asked | {"messages": turns})
     async with ai.chat.completions.stream(tools=tools, **asked) as stream:
         done = [event async for event in stream if event.type == "tool_calls.function.arguments.done"]
     assert [event.parsed_arguments for event in done] == [expected]

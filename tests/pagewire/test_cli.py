@@ -38,6 +38,7 @@ def test_help_lists_every_command() -> None:
         "tokenizer",
         "scheduler",
         "executor",
+        "run",
         "chat",
         "generate",
         "batch",

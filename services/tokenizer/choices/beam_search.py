@@ -17,11 +17,22 @@ Continuations = Sequence[tuple[int, float]]
 class Hypothesis:
     """A beginning of an output, or all of it."""
 
-    token_ids: list[int]
-    logprob: float = 0.0  # of all its tokens together
-    parent: "Hypothesis | None" = None  # without the last token
-    token_logprob: float = 0.0  # of the last token
-    alternatives: Continuations = ()  # among which that was chosen
+    parent: "Hypothesis | None" = None  # without the last token; None = there is no token yet
+    token_id: int = -1  # the last one
+    token_logprob: float = 0.0  # of it
+    alternatives: Continuations = ()  # among which it was chosen
+    logprob: float = 0.0  # of all tokens together
+    length: int = 0  # in tokens
+
+    def then(self, token_id: int, token_logprob: float, alternatives: Continuations) -> "Hypothesis":
+        """It and a token more."""
+        logprob = self.logprob + token_logprob
+        return Hypothesis(self, token_id, token_logprob, alternatives, logprob, self.length + 1)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Not kept, as beginnings share theirs: what is kept grows with their number, not with that times length."""
+        return [one.token_id for one in self.tokens()]
 
     def tokens(self) -> "list[Hypothesis]":
         """That which ends with the first token, with the second, ..., itself."""
@@ -51,7 +62,7 @@ class BeamSearch:
         self._length_penalty = length_penalty
         self._early_stopping = early_stopping
         self._outputs: list[tuple[float, Hypothesis]] = []  # with their scores, the best first
-        self.running = [Hypothesis([])]  # whose next tokens are wanted, the most probable first; none: it is over
+        self.running = [Hypothesis()]  # whose next tokens are wanted, the most probable first; none: it is over
 
     @property
     def num_continuations(self) -> int:
@@ -66,20 +77,19 @@ class BeamSearch:
     def advance(self, continuations: Sequence[Continuations]) -> None:
         """continuations: of each that is running, at least num_continuations unless the vocabulary is smaller."""
         candidates = [
-            (hypothesis.logprob + logprob, hypothesis, token_id, logprob, following)
+            hypothesis.then(token_id, logprob, following)
             for hypothesis, following in zip(self.running, continuations, strict=True)
             for token_id, logprob in following
         ]
-        candidates.sort(key=lambda candidate: -candidate[0])
-        length = len(self.running[0].token_ids) + 1
+        candidates.sort(key=lambda candidate: -candidate.logprob)
+        length = self.running[0].length + 1
         running: list[Hypothesis] = []
-        for rank, (total, parent, token_id, logprob, following) in enumerate(candidates):
-            ends = length == self._max_tokens or token_id in self._end_token_ids
+        for rank, candidate in enumerate(candidates):
+            ends = length == self._max_tokens or candidate.token_id in self._end_token_ids
             if ends and rank < self._width:
-                output = Hypothesis([*parent.token_ids, token_id], total, parent, logprob, following)
-                self._outputs.append((total / length**self._length_penalty, output))
+                self._outputs.append((candidate.logprob / length**self._length_penalty, candidate))
             elif not ends and len(running) < self._width:
-                running.append(Hypothesis([*parent.token_ids, token_id], total, parent, logprob, following))
+                running.append(candidate)
         self._outputs.sort(key=lambda output: -output[0])
         del self._outputs[self._width :]
         self.running = running if self._may_improve(running, length) else []

@@ -111,9 +111,8 @@ def _begin(
         raise invalid("beam search does not go together with a grammar, as tools with strict: true have one")
     width = num_outputs(request)
     end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)}
-    room = max(
-        1, info.max_model_len - len(prepared.prompt.token_ids)
-    )  # a prompt without room is the scheduler's to refuse
+    # A prompt that leaves no room is the scheduler's to refuse.
+    room = max(1, info.max_model_len - len(prepared.prompt.token_ids))
     search = BeamSearch(
         width,
         end_token_ids,
@@ -220,7 +219,7 @@ def _response(
     """As if a request had sampled it."""
     said: list[TextOutput] = []
     stream = generator.make_stream(request, prepared, said.append, span, arrived)
-    params, last = prepared.params, output.token_ids[-1]
+    params, last = prepared.params, output.token_id
     info = generator.link.model_info
     ends = last in params.stop_token_ids or (not params.ignore_eos and info is not None and last in info.eos_token_ids)
     stream.on_tokens(
@@ -238,7 +237,7 @@ def _response(
 def _logprobs(output: Hypothesis, num_top: int) -> common_pb2.Logprobs:
     columns = common_pb2.Logprobs(entries_per_token=1 + num_top)
     for one in output.tokens():
-        entries = [(one.token_ids[-1], one.token_logprob), *one.alternatives[:num_top]]
+        entries = [(one.token_id, one.token_logprob), *one.alternatives[:num_top]]
         columns.token_ids.extend(token_id for token_id, _ in entries)
         columns.logprobs.extend(logprob for _, logprob in entries)
         columns.ranks.append(1 + sum(logprob > one.token_logprob for _, logprob in one.alternatives))

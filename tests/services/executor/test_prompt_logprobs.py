@@ -72,6 +72,16 @@ def test_a_prompts_tokens_have_the_log_probabilities_of_sampled_ones(model: Deco
     check_equal(score(make_driver(model), PROMPT, chunks), sampled_lines(model, PROMPT, 3))
 
 
+def test_a_thread_may_wait_for_a_later_step_first(model: DecoderModel):
+    """As that does which fills the masks of requests with a grammar."""
+    driver = make_driver(model)
+    driver.add(0, PROMPT, SCORED)
+    first, last = driver.launch({0: 8}), driver.launch({0: 13})
+    last.wait()
+    driver.collect(first)
+    check_equal(driver.collect(last).prompt_logprobs[0], sampled_lines(model, PROMPT, 3))
+
+
 def test_recorded_steps_tell_the_same(model: DecoderModel):
     expected = sampled_lines(model, PROMPT, 3)
     driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)

@@ -1,0 +1,5 @@
+"""`python -m pagewire`: the `pagewire` command."""
+
+from pagewire.cli import main
+
+main()
