@@ -51,11 +51,23 @@ _CHANNEL_OPTIONS = [
 _CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
+# Statuses travel as HTTP/2 headers, of which gRPC takes 8 KiB; what is not ASCII has up to 12 bytes a character there.
+_MAX_DETAILS = 2000
+_MAX_DETAILS_NOT_ASCII = 600
+
+
+def _clipped(message: str) -> str:
+    """What a status can carry. The beginning and the end: a message may quote what a client sent."""
+    limit = _MAX_DETAILS if message.isascii() else _MAX_DETAILS_NOT_ASCII
+    return message if len(message) <= limit else f"{message[: limit // 2]} ... {message[-limit // 3 :]}"
+
+
 class RpcError(Exception):
     """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
 
     def __init__(self, code: grpc.StatusCode, message: str, violations: Sequence[error_details.Violation] = ()) -> None:
         """violations: (field, description) of all that is wrong with the request, if that is the cause."""
+        message = _clipped(message)
         super().__init__(message)
         self.code = code
         self.message = message
