@@ -155,7 +155,9 @@ async def retrieve_model(request: Request, model: str) -> Response:
 
 
 def _model(model: inference_pb2.Model) -> Model:
-    return Model(id=model.id, created=model.created, root=model.root, max_model_len=model.max_model_len or None)
+    return Model(
+        id=model.id, created=model.create_time.seconds, root=model.root, max_model_len=model.max_model_len or None
+    )
 
 
 @router.post("/tokenize", tags=["tokens"])

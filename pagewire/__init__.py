@@ -1,3 +1,26 @@
-"""Pagewire: LLM serving as four asynchronous gRPC services."""
+"""Pagewire: LLM serving as four asynchronous gRPC services.
+
+`pagewire.LLM` and `pagewire.SamplingParams` are for batch work from Python, `pagewire.client.Client` for all else.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagewire.llm.llm import LLM as LLM
+    from pagewire.llm.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """What imports gRPC is imported when it is asked for: services and `--help` start without it."""
+    if name == "LLM":
+        from pagewire.llm.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from pagewire.llm.sampling import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

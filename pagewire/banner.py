@@ -36,13 +36,16 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
     name = (config.served_model_name or "").split(",")[0]
     host = reachable(config.host)
     rest, grpc = f"http://{endpoint(host, config.port)}", endpoint(host, config.grpc_port)
+    tokens = (
+        f"\n        {endpoint(host, config.scheduler_grpc_port)}  (token level)" if config.scheduler_grpc_port else ""
+    )
     address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc}"
     calls = "" if model is None else f"\n{_calls(model, name, rest, address, bool(config.api_key))}\n"
     return f"""
 Pagewire {pagewire.__version__} serves {name}, ready after {seconds:.1f} s
 
   REST  {rest}/v1  (try it in a browser: {rest}/docs)
-  gRPC  {grpc}
+  gRPC  {grpc}{tokens}
 {calls}
 Ctrl-C stops it.
 """

@@ -282,6 +282,9 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         "addresses to serve gRPC on, comma separated: unix:/path or host:port",
         group="network",
     )
+    public_listen: str = flag(
+        "", "addresses to serve token-level gRPC on to clients that are no tokenizers, as for --listen", group="network"
+    )
     executor_address: str = flag(
         "localhost:50053", "the executor services, one per replica, comma separated", group="network"
     )
@@ -495,6 +498,12 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
     """The whole local stack: every flag of every service, and the stack's own."""
 
     grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network", valid=PORT)
+    scheduler_grpc_port: int | None = flag(
+        None,
+        "public gRPC port of the token level, served by the scheduler (default: not served)",
+        group="network",
+        valid=PORT,
+    )
     uds_dir: str | None = flag(
         None, "directory for the Unix sockets between the services (default: a new one)", group="network"
     )
@@ -506,4 +515,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
 
 
 # What the stack itself sets for its services: not flags of `pagewire serve`.
-SET_BY_STACK = ("listen", "metrics_port", "reuse_port", "tokenizer_address", "scheduler_address", "executor_address")
+SET_BY_STACK = (
+    *("listen", "public_listen", "metrics_port", "reuse_port"),
+    *("tokenizer_address", "scheduler_address", "executor_address"),
+)

@@ -12,11 +12,10 @@ from typing import Any, Self
 import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as grpc_health_aio
-from grpc_reflection.v1alpha import reflection
 
 from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
+from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 logger = logging.getLogger(__name__)
@@ -157,13 +156,13 @@ class Server:
     addresses: Sequence[str]
     shutdown_timeout: float = 30.0
     _server: grpc.aio.Server = field(init=False)
-    _health: grpc_health_aio.HealthServicer = field(init=False)
+    _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
     _is_serving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_SERVER_OPTIONS)
-        self._health = grpc_health_aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def add(self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str) -> None:
@@ -181,14 +180,7 @@ class Server:
 
     async def start(self) -> None:
         """Listens, NOT_SERVING until told otherwise. Raises StartupError naming an address that cannot be bound."""
-        reflection.enable_server_reflection(
-            [
-                *self._names,
-                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-                reflection.SERVICE_NAME,
-            ],
-            self._server,
-        )
+        add_reflection([*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], self._server)
         await self.set_serving(False)
         for address in self.addresses:
             try:

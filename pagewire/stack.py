@@ -101,6 +101,9 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
         # What belongs to a port that nobody has named is not found again.
         data_dir=config.data_dir or (None if config.port else str(directory / "data")),
         grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
+        scheduler_grpc_port=None
+        if config.scheduler_grpc_port is None
+        else available_port(config.host, config.scheduler_grpc_port, "--scheduler-grpc-port"),
     )
 
 
@@ -109,7 +112,9 @@ def _warn_of_open_grpc(config: ServeConfig) -> None:
         logger.warning(
             "gRPC on %s has no authentication: whoever reaches it bypasses --api-key. Block the port for others,"
             " or serve on loopback (--host 127.0.0.1) behind a proxy",
-            endpoint(config.host, config.grpc_port),
+            " and ".join(
+                endpoint(config.host, port) for port in (config.grpc_port, config.scheduler_grpc_port) if port
+            ),
         )
 
 
@@ -124,8 +129,13 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         scheduler_address=address["scheduler"],
         metrics_port=None,
     )
+    tokens = "" if config.scheduler_grpc_port is None else endpoint(config.host, config.scheduler_grpc_port)
     scheduler = config.part(
-        SchedulerConfig, listen=address["scheduler"], executor_address=address["executor"], metrics_port=None
+        SchedulerConfig,
+        listen=address["scheduler"],
+        public_listen=tokens,
+        executor_address=address["executor"],
+        metrics_port=None,
     )
     executor = config.part(ExecutorConfig, listen=address["executor"], metrics_port=None)
 

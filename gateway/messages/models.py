@@ -16,7 +16,7 @@ def model_info(model: inference_pb2.Model) -> ModelInfo:
     return ModelInfo(
         id=model.id,
         display_name=model.id,
-        created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_at=datetime.fromtimestamp(model.create_time.seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=model.max_model_len or None,
         max_tokens=model.max_model_len or None,
     )

@@ -9,7 +9,7 @@ from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
 from pagewire.services.scheduler.engine import Engine
-from pagewire.services.scheduler.servicer import SchedulerServicer
+from pagewire.services.scheduler.servicer import PublicSchedulerServicer, SchedulerServicer
 from pagewire.services.scheduler.status import describe
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -28,17 +28,20 @@ async def serve(config: SchedulerConfig) -> None:
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(rpc.channel(address)) for address in config.executor_addresses]
         engine = Engine(config, channels)
-        server = make_server(config, engine, channels)
-        await server.start()
+        servers = [make_server(config, engine, channels)]
+        if config.public_listen:
+            servers.append(make_public_server(config, engine))
+        for server in servers:
+            await server.start()
         tasks = [
             asyncio.create_task(rpc.wait_for_signal(), name="signal"),
             asyncio.create_task(engine.run(), name="engine"),
-            asyncio.create_task(report_availability(engine, server), name="availability"),
+            asyncio.create_task(report_availability(engine, *servers), name="availability"),
         ]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # a defect ends the process, loudly; its supervisor starts it again
-        await server.stop(engine.drained())
+        await asyncio.gather(*(server.stop(engine.drained()) for server in servers))
         await rpc.cancel(tasks)
 
 
@@ -51,7 +54,16 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
     return server
 
 
-async def report_availability(engine: Engine, server: rpc.Server) -> None:
-    """Keeps the health service in step with the engine."""
+def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
+    """The gRPC server for clients that are no tokenizers."""
+    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout)
+    server.add(PublicSchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
+    return server
+
+
+async def report_availability(engine: Engine, *servers: rpc.Server) -> None:
+    """Keeps the health services in step with the engine."""
     while True:
-        await server.set_serving(await engine.availability.get())
+        is_available = await engine.availability.get()
+        for server in servers:
+            await server.set_serving(is_available)

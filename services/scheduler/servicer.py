@@ -22,14 +22,20 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if request.request.images:
             message = "images are prepared by the tokenizer service: send them to InferenceService.Generate, in a chat"
             raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+        # Of tokenizers alone it is believed.
+        request.request.resubmitted = False
         outbox = new_outbox()
         live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context), MAX_UNREAD)
+        has_begun = False
         try:
             async for outputs in outbox:
                 output = outputs[0]
                 if output.error is not None:
                     raise output.error
-                yield convert.from_output(output)
+                response = convert.from_output(output)
+                if not has_begun:
+                    response.request_id, has_begun = request.request.external_id, True
+                yield response
                 if output.finish_reason is not None:
                     return
         finally:
@@ -62,3 +68,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceConnectResponse]:
         return TokenizerSession(self._engine).responses(request_iterator)
+
+
+class PublicSchedulerServicer(SchedulerServicer):
+    """For clients of whom nothing is known: without the stream on which tokenizers are believed."""
+
+    async def Connect(
+        self,
+        request_iterator: AsyncIterator[scheduler_pb2.SchedulerServiceConnectRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceConnectResponse]:
+        message = "Connect is for tokenizer services, at the scheduler's --listen; call Generate"
+        raise rpc.RpcError(grpc.StatusCode.PERMISSION_DENIED, message)
+        yield  # what is raised is raised by a generator

@@ -1,16 +1,18 @@
 """The public text-level contract: parse, call, convert."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pagewire import rpc
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.choices.choices import sampled
 from pagewire.services.tokenizer.choices.search_requests import searched
 from pagewire.services.tokenizer.client_session import ClientSession
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.vectors import Vectors
@@ -25,18 +27,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._num_clients = 0  # with a multiplexed stream
         self._vectors = Vectors(generator)
         self._root = root
-        self._created = int(time.time())
+        self._create_time = Timestamp(seconds=int(time.time()))
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         request.traceparent = rpc.traceparent_of(context) or request.traceparent
         if request.HasField("beam_search"):
-            for response in await searched(self._generator, request):
+            first, *others = await searched(self._generator, request)
+            first.request_id = request.request_id
+            for response in (first, *others):
                 yield response
             return
+        request_id, has_begun = request.request_id, False
         async with aclosing(sampled(self._generator, request)) as responses:
             async for response in responses:
+                if not has_begun:
+                    response.request_id, has_begun = request_id, True
                 yield response
 
     def Connect(
@@ -124,17 +131,31 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
         info = self._generator.link.model_info
+        names, next_page_token = _page(self._generator.served_model_names, request)
         return inference_pb2.ListModelsResponse(
+            next_page_token=next_page_token,
             models=[
                 inference_pb2.Model(
                     id=name,
                     root=self._root,
                     max_model_len=self._generator.max_model_len,
-                    created=self._created,
+                    create_time=self._create_time,
                     has_chat_template=self._generator.pool.codec.chat_template is not None,
                     kind=info.kind if info is not None else None,
                     default_sampling_params=self._generator.defaults,
                 )
-                for name in self._generator.served_model_names
-            ]
+                for name in names
+            ],
         )
+
+
+def _page(names: Sequence[str], request: inference_pb2.ListModelsRequest) -> tuple[Sequence[str], str]:
+    """The names that are asked for and the token of those that follow. Raises RpcError (INVALID_ARGUMENT)."""
+    if request.page_size < 0:
+        raise invalid(f"page_size is {request.page_size}; it must be >= 0")
+    # A token is the name that its page begins with.
+    if request.page_token and request.page_token not in names:
+        raise invalid("page_token is not one of these models' lists; begin again without one")
+    start = names.index(request.page_token) if request.page_token else 0
+    end = start + request.page_size if request.page_size else len(names)
+    return names[start:end], names[end] if end < len(names) else ""

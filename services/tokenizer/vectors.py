@@ -74,7 +74,9 @@ class Vectors:
         vectors = await self._vectors(call, encoded)
         if num_wanted < info.vector_size:
             vectors = [_shortened(vector, num_wanted) for vector in vectors]
-        return inference_pb2.EmbedResponse(embeddings=vectors, num_tokens=[len(ids) for ids, _ in encoded])
+        return inference_pb2.EmbedResponse(
+            embeddings=vectors, num_tokens=[len(ids) for ids, _ in encoded], request_id=request.request_id
+        )
 
     async def classify(
         self, request: inference_pb2.ClassifyRequest, traceparent: str
@@ -85,7 +87,10 @@ class Vectors:
         encoded = await self._encode(call, request.inputs, info, call.name_of("inputs"))
         scores = await self._vectors(call, encoded)
         return inference_pb2.ClassifyResponse(
-            scores=scores, num_tokens=[len(ids) for ids, _ in encoded], labels=info.labels
+            scores=scores,
+            num_tokens=[len(ids) for ids, _ in encoded],
+            labels=info.labels,
+            request_id=request.request_id,
         )
 
     async def score(self, request: inference_pb2.ScoreRequest, traceparent: str) -> inference_pb2.ScoreResponse:
@@ -107,7 +112,9 @@ class Vectors:
         encoded = await self._encode(call, request.pairs, info, name, most=most)
         scores = await self._vectors(call, encoded)
         return inference_pb2.ScoreResponse(
-            scores=[vector.values[0] for vector in scores], num_tokens=[len(ids) for ids, _ in encoded]
+            scores=[vector.values[0] for vector in scores],
+            num_tokens=[len(ids) for ids, _ in encoded],
+            request_id=request.request_id,
         )
 
     async def _similarities(
@@ -126,7 +133,7 @@ class Vectors:
             scores.append(sum(map(mul, vectors[first], vectors[second])))
             num_tokens.append(len(encoded[first][0]) + len(encoded[second][0]))
             await asyncio.sleep(0)  # others wait: long vectors take 0.2 ms
-        return inference_pb2.ScoreResponse(scores=scores, num_tokens=num_tokens)
+        return inference_pb2.ScoreResponse(scores=scores, num_tokens=num_tokens, request_id=request.request_id)
 
     def _check(self, model: str, inputs: Inputs, kinds: Sequence[int], field: str) -> common_pb2.ModelInfo:
         self._generator.check_model(model)

@@ -71,7 +71,7 @@ def test_every_variable_is_a_setting_of_its_service_and_every_setting_a_variable
 def test_services_accept_the_default_environment(name):
     settings = configuration(name)
     assert settings.log_format == "json"
-    changed = {"log_format", "host", "listen", "device"}
+    changed = {"log_format", "host", "listen", "public_listen", "device"}
     for field in dataclasses.fields(settings):
         if field.name not in changed and not field.name.endswith("_address"):
             assert getattr(settings, field.name) == field.default, f"{field.name}: a default is stated twice"
@@ -108,7 +108,9 @@ def test_only_rest_and_public_grpc_are_published_and_only_on_loopback():
     assert stack["gateway"]["ports"] == [f"127.0.0.1:8000:{rest.port}"]
     assert stack["tokenizer"]["ports"] == [f"127.0.0.1:8001:{grpc.listen.rpartition(':')[2]}"]
     assert rest.host == "0.0.0.0"
-    assert "ports" not in stack["scheduler"] | stack["executor"]
+    tokens = configuration("scheduler").public_listen
+    assert stack["scheduler"]["ports"] == [f"127.0.0.1:8002:{tokens.rpartition(':')[2]}"]
+    assert "ports" not in stack["executor"]
     assert services({"PAGEWIRE_HOST": "0.0.0.0", "PAGEWIRE_PORT": "80"})["gateway"]["ports"] == ["0.0.0.0:80:8000"]
 
 

@@ -368,7 +368,7 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                     id=name,
                     root="/models/fake",
                     max_model_len=self.max_model_len,
-                    created=1700000000,
+                    create_time={"seconds": 1700000000},
                     kind=self.kind,
                 )
                 for name in self.models

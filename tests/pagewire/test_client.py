@@ -217,3 +217,31 @@ async def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(echo: tuple[Echo, str])
             process.kill()
             await process.wait()
         os.close(terminal)
+
+
+async def test_chats_take_tools_and_past_calls_as_openai_writes_them(echo: tuple[Echo, str]) -> None:
+    servicer, address = echo
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    ]
+    async with Client(address) as client:
+        options: dict[str, Any] = {"tools": tools, "tool_choice": "required", "chat_template_kwargs": {"a": 1}}
+        async for _ in client.generate(messages, reasoning=True, include_stop_str_in_output=True, **options):
+            pass
+        wrong: dict[str, Any] = {"max_tokns": 1}
+        with pytest.raises(ValueError, match="tools: only a chat has it"):
+            await anext(client.generate("text", tools=tools))
+        with pytest.raises(ValueError, match="tool_choice 'required' needs tools"):
+            await anext(client.generate(messages, tool_choice="required"))
+        with pytest.raises(TypeError, match="no option max_tokns; there are"):
+            await anext(client.generate("text", **wrong))
+    [request] = servicer.requests
+    assert request.chat.tools[0].parameters_json == '{"type": "object"}' and request.output_parsing.required
+    assert request.output_parsing.reasoning and request.include_stop_str_in_output
+    past = request.chat.messages[1]
+    assert (past.tool_calls[0].name, past.HasField("content")) == ("f", False)
+    assert request.chat.messages[2].tool_call_id == "c1" and request.chat.chat_template_kwargs_json == '{"a": 1}'

@@ -150,3 +150,12 @@ def test_port_0_becomes_a_free_port() -> None:
 def test_foreign_host_is_refused() -> None:
     with pytest.raises(StartupError, match=r"cannot listen on 192\.0\.2\.1:9000"):
         launch.available_port("192.0.2.1", 9000, "--port")
+
+
+def test_token_level_is_public_only_where_a_port_is_named(tmp_path):
+    def scheduler(config: ServeConfig) -> str:
+        [command] = [service.command for service in stack.services(config, tmp_path) if service.name == "scheduler"]
+        return str(command)
+
+    assert "50999" in scheduler(ServeConfig(scheduler_grpc_port=50999))
+    assert "127.0.0.1" not in scheduler(ServeConfig())

@@ -9,11 +9,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
+from pagewire import rpc
+from pagewire.services.scheduler.main import make_public_server
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request_output import new_outbox
 from pagewire.services.scheduler.step import StepResult
-from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
 
@@ -612,3 +614,19 @@ async def test_prompts_read_whole_are_no_longer_than_a_step(tmp_path):
     async with ServiceLine(tmp_path, executor, max_num_batched_tokens=100).running() as line:
         await line.wait_for_executor(present=True)
         assert (await line.load()).model_info.max_model_len == 4096
+
+
+async def test_public_server_generates_and_has_no_stream_for_tokenizers(tmp_path: Path) -> None:
+    async with make_line(tmp_path, public_listen=f"unix:{tmp_path}/public.sock").running() as line:
+        server = make_public_server(line.config, line.engine)
+        await server.start()
+        async with rpc.channel(line.config.public_listen) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            call = stub.Generate(generate_request(prompt_of(1), external_id="mine", max_tokens=5))
+            responses = [response async for response in call]
+            with pytest.raises(grpc.aio.AioRpcError, match="Connect is for tokenizer services") as error:
+                await stub.Connect(iter([])).read()
+        await server.stop()
+    assert [t for r in responses for t in r.token_ids] == output_of(1, 5)
+    assert (responses[0].request_id, {r.request_id for r in responses[1:]}) == ("mine", {""})
+    assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED

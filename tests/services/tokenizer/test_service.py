@@ -1,4 +1,5 @@
 import asyncio
+import time
 from pathlib import Path
 
 import grpc
@@ -805,3 +806,32 @@ async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, 
         assert sent == f"00-{trace_id}-{generate.context.span_id:016x}-01"
         assert generate.attributes["gen_ai.usage.input_tokens"] == 1
         assert generate.attributes["pagewire.finish_reason"] == "FINISH_REASON_STOP"
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"beam_search": {}, "sampling_params": {"max_tokens": 3}}])
+async def test_the_first_response_names_the_request(make_line, pool, fields) -> None:
+    async with make_line().running(pool=pool) as line:
+        await line.scheduler.until(lambda: line.link.is_available)
+        call = line.stub.Generate(inference_pb2.GenerateRequest(text="Say", request_id="mine", **fields))
+        first, *others = [response async for response in call]
+    assert first.request_id == "mine"
+    assert {response.request_id for response in others} <= {""}
+
+
+async def test_models_are_listed_in_pages(make_line, pool) -> None:
+    async with make_line(config={"served_model_name": "a,b,c"}).running(pool=pool) as line:
+        whole = await line.stub.ListModels(inference_pb2.ListModelsRequest())
+        first = await line.stub.ListModels(inference_pb2.ListModelsRequest(page_size=2))
+        rest = await line.stub.ListModels(
+            inference_pb2.ListModelsRequest(page_size=2, page_token=first.next_page_token)
+        )
+        for wrong in ({"page_size": -1}, {"page_token": "d"}):
+            code, message = await code_of(line.stub.ListModels(inference_pb2.ListModelsRequest(**wrong)))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT and next(iter(wrong)) in message
+    assert [[model.id for model in page.models] for page in (whole, first, rest)] == [
+        ["a", "b", "c"],
+        ["a", "b"],
+        ["c"],
+    ]
+    assert not whole.next_page_token and not rest.next_page_token
+    assert abs(whole.models[0].create_time.seconds - time.time()) < 60
