@@ -9,7 +9,9 @@ import httpx
 import openai
 import pytest
 
-from pagewire.gateway.store import Store
+from pagewire.config import GatewayConfig
+from pagewire.gateway import main
+from pagewire.gateway.store import Jobs, Lease, Store
 from pagewire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
@@ -164,6 +166,25 @@ async def test_what_is_deleted_does_not_come_back(fake: FakeTokenizer, address: 
                 await asyncio.sleep(0.05)
         assert (await owner.get(f"{RESPONSES}/{id}")).status_code == 404
         await store.close()
+
+
+@pytest.mark.parametrize("kind", ["response", "batch"])
+async def test_a_gateway_that_takes_no_jobs_ends(address: str, data: Path, monkeypatch: Any, kind: str) -> None:
+    """Its supervisor starts another one; without an end, what clients have left here would wait for ever."""
+
+    class Broken(Jobs):
+        async def next(self) -> Lease:
+            raise RuntimeError("broken")
+
+    make = Store.jobs
+    monkeypatch.setattr(
+        Store, "jobs", lambda store, name: Broken(store._database, name) if name == kind else make(store, name)
+    )
+    config = GatewayConfig(port=0, tokenizer_address=address, data_dir=str(data))
+    with pytest.raises(ExceptionGroup) as ended:
+        async with asyncio.timeout(10):
+            await main.serve(config, main.listen(config), asyncio.Event().wait())
+    assert str(ended.value.exceptions[0]) == "broken"
 
 
 async def test_a_full_engine_is_waited_for(client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: Any) -> None:
