@@ -1,6 +1,6 @@
 """From declared responses to bytes: JSON bodies and server-sent events."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -15,7 +15,7 @@ EVENT_STREAM_HEADERS = [
 ]
 DONE = b"data: [DONE]\n\n"
 
-encode: Callable[[Body | Sequence[Body]], bytes] = msgspec.json.Encoder().encode
+encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
 def json_response(body: Body, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

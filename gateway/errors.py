@@ -129,6 +129,11 @@ def install_handlers(app: FastAPI) -> None:
         message = f"the body holds {half}, half a surrogate pair: not valid Unicode text"
         return error_response(ApiError(400, message), request.scope)
 
+    @app.exception_handler(RecursionError)
+    async def on_recursion_error(request: Request, error: RecursionError) -> Response:
+        # Only bodies nest; what reads and writes JSON gives up at a depth of its own.
+        return error_response(ApiError(400, "the body is nested too deeply"), request.scope)
+
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
         return error_response(from_validation(error.errors(), error.body), request.scope)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Coroutine
 from email.message import Message
 from typing import Any, TypeVar, get_type_hints
@@ -18,6 +19,9 @@ from pagewire.gateway.errors import ApiError, with_integers
 from pagewire.gateway.schema.responses import Body
 
 Model = TypeVar("Model", bound=BaseModel)
+
+# Of a pair, which is a character, or of one alone, which is none.
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonRoute(APIRoute):
@@ -74,7 +78,8 @@ def parse(model: type[Model], body: Any) -> Model:
 async def _read(request: Request) -> Any:
     """The body's JSON; its bytes if it does not claim to be JSON, None if it is empty.
 
-    Raises RequestValidationError or ApiError.
+    Raises RequestValidationError or ApiError, RecursionError if it is nested too deeply, and UnicodeEncodeError if it
+    holds half a surrogate pair: a value that is JSON in JSON would carry that to services that fail over it.
     """
     content = await request.body()
     if not content:
@@ -82,7 +87,7 @@ async def _read(request: Request) -> Any:
     if not _is_json(request.headers.get("content-type", "")):
         return content
     try:
-        return json.loads(content)
+        body = json.loads(content)
     except json.JSONDecodeError as error:
         invalid = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([invalid], body=error.doc) from None
@@ -90,8 +95,9 @@ async def _read(request: Request) -> Any:
         raise ApiError(400, f"the body is not valid JSON: not UTF-8 at byte {error.start}") from None
     except ValueError as error:  # an integer of thousands of digits
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply") from None
+    if _ESCAPED_SURROGATE.search(content):
+        json.dumps(body, ensure_ascii=False).encode()
+    return body
 
 
 def _is_json(content_type: str) -> bool:

@@ -131,7 +131,8 @@ def _form(fields: Mapping[str, str]) -> UploadForm:
         outer, bracket, inner = name.partition("[")
         if bracket and outer == "expires_after" and inner.endswith("]"):
             members = nested.setdefault(outer, {})
-            assert isinstance(members, dict)
+            if not isinstance(members, dict):
+                raise ApiError(400, f"{outer} and {name} exclude each other: give {name} alone", param=name)
             members[inner[:-1]] = value
         else:
             nested[name] = value

@@ -97,7 +97,6 @@ UNSERVED: Mapping[str, str] = {
     "/v1/unload_lora_adapter": "there are no LoRA adapters",
     "/v1/vector_stores": "vectors are made, not kept; see /v1/embeddings",
     "/v1/videos": "no model here draws",
-    "/v2/embed": "see /v1/embeddings",
     "/vertex_generate": "name the route that you want",
     "/wake_up": "executors do not sleep",
     "/weight_checker": _WEIGHTS,

@@ -1,6 +1,5 @@
 """From a body of the Responses API to the GenerateRequest, by way of the chat that would ask for the same."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,5 +110,5 @@ def _as_json(value: Any) -> dict[str, Any]:
     """Of what the client gave; {} of None."""
     if value is None:
         return {}
-    given: dict[str, Any] = json.loads(value.model_dump_json(by_alias=True, exclude_unset=True))
+    given: dict[str, Any] = value.model_dump(by_alias=True, exclude_unset=True)
     return given

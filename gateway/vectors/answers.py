@@ -11,7 +11,6 @@ from msgspec import UNSET, Raw
 from pagewire.gateway.answer import Head
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.translate import as_list, chat_prompt
 from pagewire.gateway.vectors.calls import VectorCall
 from pagewire.gateway.vectors.requests import (
@@ -60,7 +59,8 @@ async def embeddings(call: VectorCall, body: EmbeddingRequest, head: Head) -> Em
         for index, vector in enumerate(answer.embeddings, start):
             yield Embedding(index=index, embedding=_numbers(vector, body))
 
-    data = await _data(call.answers(embed, _embed_request(body), _inputs(body)), items, _num_inputs(body))
+    answers = call.answers(embed, _embed_request(body), _inputs(body))
+    data = await encoded_items(answers, items, _num_inputs(body))
     return EmbeddingResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
 
 
@@ -83,7 +83,7 @@ async def pooling(call: VectorCall, body: PoolingRequest, head: Head) -> Pooling
         for index, vector in enumerate(vectors, start):
             yield PooledVector(index=index, data=_numbers(vector, body))
 
-    data = await _data(answers, items, _num_inputs(body))
+    data = await encoded_items(answers, items, _num_inputs(body))
     return PoolingResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
 
 
@@ -96,7 +96,7 @@ async def classification(call: VectorCall, body: ClassificationRequest, head: He
             label = answer.labels[probs.index(max(probs))]
             yield Classification(index=index, label=label, probs=probs, num_classes=len(probs))
 
-    data = await _data(call.answers(classify, _classify_request(body), _inputs(body)), items, _num_inputs(body))
+    data = await encoded_items(call.answers(classify, _classify_request(body), _inputs(body)), items, _num_inputs(body))
     return ClassificationResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
 
 
@@ -121,8 +121,8 @@ async def ranking(call: VectorCall, body: RerankRequest, head: Head) -> RerankRe
     return RerankResponse(id=head.id, model=head.model, usage=_usage(call), results=results)
 
 
-async def _data(
-    answers: AsyncGenerator[Answer, None], items: Callable[[Answer, int], Iterable[Body]], num_inputs: int
+async def encoded_items(
+    answers: AsyncGenerator[Answer, None], items: Callable[[Answer, int], Iterable[object]], num_inputs: int
 ) -> list[Any]:
     """The items of the answers, encoded as these come: to encode all at once would keep everybody else waiting.
 
@@ -146,7 +146,7 @@ async def _data(
 
 async def _scores(call: VectorCall, body: PairParameters, first: Sequence[str], second: Sequence[str]) -> list[float]:
     """Of each of the first texts with the second one at its place."""
-    _check_number(len(first), "pairs")
+    check_number(len(first), "pairs")
     if (size := sum(map(len, first)) + sum(map(len, second))) > MAX_PAIR_CHARACTERS:
         raise ApiError(
             400, f"the pairs have {size} characters; {MAX_PAIR_CHARACTERS} are possible: send fewer documents"
@@ -180,6 +180,7 @@ def _options(body: VectorParameters) -> inference_pb2.InputOptions:
         add_special_tokens=body.add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         cache_salt=body.cache_salt,
+        truncate_start=body.truncation_side == "left",
     )
 
 
@@ -193,7 +194,7 @@ def _inputs(body: InputParameters) -> Iterator[inference_pb2.InputText]:
         if not chat.HasField("add_generation_prompt"):
             chat.add_generation_prompt = False  # nobody answers
         return iter([inference_pb2.InputText(chat=chat)])
-    _check_number(_num_inputs(body), "input")
+    check_number(_num_inputs(body), "input")
     return map(_input, as_list(body.input))
 
 
@@ -203,14 +204,16 @@ def _input(given: str | list[int]) -> inference_pb2.InputText:
     return inference_pb2.InputText(token_ids=inference_pb2.TokenIds(ids=given))
 
 
-def _check_number(num_inputs: int, name: str) -> None:
+def check_number(num_inputs: int, name: str) -> None:
     if num_inputs > MAX_INPUTS:
         raise ApiError(400, f"{name} has {num_inputs} entries; at most {MAX_INPUTS} are possible", param=name)
 
 
 def _numbers(vector: common_pb2.Vector, body: EmbeddingRequest) -> VectorData:
-    if body.encoding_format != "base64":
-        return list(vector.values)
+    return base64_of(vector) if body.encoding_format == "base64" else list(vector.values)
+
+
+def base64_of(vector: common_pb2.Vector) -> str:
     # The message's only field is packed: its bytes end with what is wanted, in the right order on every machine.
     return b64encode(vector.SerializeToString()[-4 * len(vector.values) :]).decode()
 

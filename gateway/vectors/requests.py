@@ -35,7 +35,6 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "padding": Refused("texts are not padded", ("do_not_pad",)),
     "priority": Refused("texts wait in the order in which they came", (0,)),
     "rank_fields": Refused("documents are texts", (["text"],)),
-    "truncation_side": Refused("the end is cut off", ("right",)),
     "use_activation": Refused("the model's files say it", (True,)),
 }
 
@@ -51,6 +50,9 @@ class VectorParameters(Parameters):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
         "tokenizer",
         "Keep so many tokens of a longer text, -1: what the model takes. Unset: too long a text is refused.",
+    )
+    truncation_side: Literal["left", "right"] | None = field(
+        "tokenizer", "Which end `truncate_prompt_tokens` cuts off.", "right"
     )
     add_special_tokens: bool | None = field(
         "tokenizer", "Add `[CLS]`, BOS and the like; by default not to `messages`.", True

@@ -5,6 +5,8 @@ from fastapi import APIRouter, Request
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.vectors import answers
 from pagewire.gateway.vectors.calls import serve
+from pagewire.gateway.vectors.cohere import CohereEmbedRequest, CohereEmbedResponse
+from pagewire.gateway.vectors.cohere import embed as cohere_embed
 from pagewire.gateway.vectors.requests import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -27,6 +29,12 @@ router = APIRouter(route_class=JsonRoute, tags=["vectors"])
 async def create_embeddings(request: Request, body: EmbeddingRequest) -> EmbeddingResponse:
     """The vector of each input; of a model that embeds."""
     return await serve(request, "embeddings", "embd", body, answers.embeddings)
+
+
+@router.post("/v2/embed")
+async def create_cohere_embeddings(request: Request, body: CohereEmbedRequest) -> CohereEmbedResponse:
+    """Cohere's own API: the vector of each text, in one or several types; of a model that embeds."""
+    return await serve(request, "embed", "embd", body, cohere_embed)
 
 
 @router.post("/pooling")

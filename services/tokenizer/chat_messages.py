@@ -48,6 +48,8 @@ def json_object(text: str, name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise invalid(f"{name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

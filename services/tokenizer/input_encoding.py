@@ -16,6 +16,7 @@ class Cuts:
     whole: int | None = None  # special tokens included; of a pair the longer text is cut first
     first: int | None = None  # the first text, or the only one, without special tokens
     second: int | None = None  # the second text of a pair
+    from_start: bool = False  # `whole` cuts the beginning of a text off, not its end
 
 
 NO_CUTS = Cuts()
@@ -48,21 +49,29 @@ def _cut(
             second.truncate(cuts.second)
         if cuts.whole is not None:
             num_special = backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
-            _cut_whole(first, second, cuts.whole, num_special)
+            _cut_whole(first, second, cuts.whole, num_special, "left" if cuts.from_start else "right")
         encodings.append(backend.post_process(first, second, add_special_tokens))
     return encodings
 
 
-def _cut_whole(first: Encoding, second: Encoding | None, max_tokens: int, num_special: int) -> None:
+def cut(token_ids: list[int], cuts: Cuts) -> list[int]:
+    """Of a text that is tokens already."""
+    if cuts.whole is None:
+        return token_ids
+    return token_ids[-cuts.whole :] if cuts.from_start else token_ids[: cuts.whole]
+
+
+def _cut_whole(first: Encoding, second: Encoding | None, max_tokens: int, num_special: int, direction: str) -> None:
+    """direction: the end that is cut off."""
     room = max_tokens - num_special
     if room < 1:
         raise ValueError(f"truncate_prompt_tokens {max_tokens} leaves no room for a text beside special tokens")
     if second is None:
-        first.truncate(room)
+        first.truncate(room, direction=direction)
     elif len(first) + len(second) > room:
         first_room, second_room = _rooms(len(first), len(second), room)
-        first.truncate(first_room)
-        second.truncate(second_room)
+        first.truncate(first_room, direction=direction)
+        second.truncate(second_room, direction=direction)
 
 
 def _rooms(first: int, second: int, room: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pagewire.services.tokenizer.chat import ChatError
 from pagewire.services.tokenizer.chat_messages import to_chat
 from pagewire.services.tokenizer.errors import invalid
-from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
+from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput, cut
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import image_urls
 from pagewire.v1 import common_pb2, inference_pb2
@@ -42,9 +42,9 @@ async def encode(
                 encoded.append(next(texts))
             case "chat":
                 token_ids = await _encode_chat(pool, given.chat, options, name(index))
-                encoded.append((token_ids[: cuts.whole], 0))
+                encoded.append((cut(token_ids, cuts), 0))
             case _:
-                encoded.append((list(given.token_ids.ids)[: cuts.whole], 0))
+                encoded.append((cut(list(given.token_ids.ids), cuts), 0))
     for index, (token_ids, _) in enumerate(encoded):
         if not token_ids:
             raise invalid(f"{name(index)} has no tokens; it must have at least one")

@@ -69,7 +69,8 @@ class Vectors:
                 raise invalid(f"dimensions is {num_wanted}; the model's vectors have {info.vector_size}")
         _check_size(len(request.inputs), num_wanted, "inputs")
         call = _Call("embed", request.options, request.request_id, traceparent)
-        prefix = self._prompt(request.prompt_name if request.HasField("prompt_name") else None)
+        name = request.prompt_name if request.HasField("prompt_name") else None
+        prefix = self._prompt(name, request.preferred_prompt_names)
         encoded = await self._encode(call, request.inputs, info, call.name_of("inputs"), prefix)
         vectors = await self._vectors(call, encoded)
         if num_wanted < info.vector_size:
@@ -146,8 +147,10 @@ class Vectors:
             raise invalid(f"{field} has {len(inputs)} entries; 1 to {MAX_INPUTS} are possible")
         return info
 
-    def _prompt(self, name: str | None) -> str:
+    def _prompt(self, name: str | None, preferred: Sequence[str] = ()) -> str:
         config = self._generator.pool.codec.sentence_config
+        if name is None:
+            name = next((one for one in preferred if one in config.prompts), None)
         if name is not None and name not in config.prompts:
             raise invalid(
                 f"prompt_name {name!r} is not one of the model's: {', '.join(config.prompts) or 'it has none'}"
@@ -165,7 +168,7 @@ class Vectors:
         most: tuple[int, int] = (0, 0),
     ) -> list[EncodedInput]:
         """most: tokens that are left of the first and the second text; 0: all."""
-        cuts = Cuts(whole_cut(call.options, info), most[0] or None, most[1] or None)
+        cuts = Cuts(whole_cut(call.options, info), most[0] or None, most[1] or None, call.options.truncate_start)
         return await encode(self._generator.pool, inputs, call.options, info, name, prefix=prefix, cuts=cuts)
 
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:

@@ -173,6 +173,7 @@ async def test_unknown_parameters_are_refused_with_the_nearest_name(
         (b'{"prompt": "\xff"}', {"content-type": "application/json"}, "not UTF-8 at byte 12"),
         (b'{"prompt": ' + 100_000 * b"[", {"content-type": "application/json"}, "nested too deeply"),
         (b'{"prompt": "\\ud800"}', {"content-type": "application/json"}, "surrogate"),
+        (b'{"prompt": "p", "metadata": {"a": ["\\uDE00\\uD83d"]}}', {"content-type": "application/json"}, "surrogate"),
     ],
 )
 async def test_bad_bodies(client: httpx.AsyncClient, content: bytes, headers: dict[str, str], words: str) -> None:

@@ -116,6 +116,8 @@ async def test_other_answers_and_errors(
         ("post", "/rerank", "/rerank", {"query": "p", "documents": ["q", {"text": "r"}]}),
         ("post", "/v1/rerank", "/v1/rerank", {"query": "p", "documents": ["q"], "return_documents": False}),
         ("post", "/v2/rerank", "/v2/rerank", {"query": "p", "documents": []}),
+        ("post", "/v2/embed", "/v2/embed", {"texts": ["p"], "embedding_types": ["float", "binary", "base64"]}),
+        ("post", "/v2/embed", "/v2/embed", {"texts": ["p"], "embedding_types": ["int8"]}),
         ("get", "/v1/files", "/v1/files?limit=5", None),
         ("get", "/v1/files", "/v1/files?limit=-5", None),
         ("get", "/v1/files/{file_id}", "/v1/files/unknown", None),

@@ -269,6 +269,18 @@ async def test_forms(client: httpx.AsyncClient, fake: FakeTokenizer, text: Any, 
     assert answer.json()["text"] == {"format": text["format"], "verbosity": "medium"}
 
 
+async def test_depth_is_no_error_of_the_server(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    parts = '"text": {"format": {"type": "json_schema", "name": "x", "schema": %s}}', '"chat_template_kwargs": %s'
+    statuses = set()
+    for depth in (300, *range(900, 1000, 3)):
+        for part in parts:
+            body = '{"input": "Hi", ' + part % (depth * '{"a":' + "1" + depth * "}") + "}"
+            answer = await client.post(RESPONSES, content=body, headers={"content-type": "application/json"})
+            statuses.add(answer.status_code)
+            assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"]
+    assert statuses == {200, 400}
+
+
 async def test_items_become_messages(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     developer = {"role": "developer", "content": "No jokes."}
     url = "data:image/png;base64,aaaa"

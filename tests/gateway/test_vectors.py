@@ -20,6 +20,7 @@ from tests.gateway.conftest import access_lines, eventually, running_gateway, wa
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
 EMBEDDINGS = "/v1/embeddings"
+COHERE = "/v2/embed"
 
 
 async def test_every_form_of_input(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -59,13 +60,55 @@ async def test_the_official_client_gets_numbers(ai: openai.AsyncOpenAI) -> None:
 
 async def test_what_is_asked_for_goes_to_the_tokenizer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     options = {"truncate_prompt_tokens": -1, "add_special_tokens": False, "cache_salt": "secret"}
+    options["truncation_side"] = "left"
     await client.post(EMBEDDINGS, json={"input": "a", "prompt_name": "query", "dimensions": 1, **options})
     pairs = {"query": "q", "documents": ["a"], "max_tokens_per_query": 4, "max_tokens_per_doc": 5}
     await client.post("/rerank", json={**pairs, **options})
     embed, score = fake.vector_calls
-    wanted = inference_pb2.InputOptions(**options)
+    del options["truncation_side"]
+    wanted = inference_pb2.InputOptions(**options, truncate_start=True)
     assert (embed.prompt_name, embed.dimensions, embed.options) == ("query", 1, wanted)
     assert (score.max_tokens_per_query, score.max_tokens_per_doc, score.options) == (4, 5, wanted)
+
+
+async def test_cohere_bodies_name_types_and_uses(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    """Of the fake's [length, 0.5] both signs are positive: 11 and six zeros that fill the byte."""
+    body = {"model": "fake", "texts": ["abc", "a"], "input_type": "search_query"}
+    types = ["float", "base64", "binary", "ubinary"]
+    answer = (await client.post(COHERE, json=body | {"embedding_types": types}, headers={"X-Request-Id": "a"})).json()
+    packed = [base64.b64encode(struct.pack("<2f", length, 0.5)).decode() for length in (3, 1)]
+    assert answer == {
+        "response_type": "embeddings_by_type",
+        "id": "embd-a",
+        "embeddings": {
+            "float": [[3, 0.5], [1, 0.5]],
+            "binary": [[192 - 128]] * 2,
+            "ubinary": [[192]] * 2,
+            "base64": packed,
+        },
+        "texts": ["abc", "a"],
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 4}},
+    }
+    assert list(fake.vector_calls[0].preferred_prompt_names) == ["search_query", "query"]
+    plain = (await client.post(COHERE, json=body | {"output_dimension": 1})).json()
+    assert plain["embeddings"] == {"float": [[3], [1]]}
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, {"truncate_prompt_tokens": -1}),
+        ({"truncate": "END", "max_tokens": 3}, {"truncate_prompt_tokens": 3}),
+        ({"truncate": "START"}, {"truncate_prompt_tokens": -1, "truncate_start": True}),
+        ({"truncate": "NONE"}, {}),
+        ({"max_tokens": 10**6}, {"truncate_prompt_tokens": 1000}),
+    ],
+)
+async def test_cohere_bodies_say_what_is_cut(
+    client: httpx.AsyncClient, fake: FakeTokenizer, given: dict[str, Any], options: dict[str, Any]
+) -> None:
+    assert (await client.post(COHERE, json={"texts": ["a"], **given})).status_code == 200
+    assert fake.vector_calls[0].options == inference_pb2.InputOptions(**options)
 
 
 async def test_pooling_is_what_the_model_is_served_for(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -130,6 +173,11 @@ async def test_ranking(client: httpx.AsyncClient) -> None:
         (EMBEDDINGS, {"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         (EMBEDDINGS, {"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
         (EMBEDDINGS, {"input": "a", "temperature": 1}, "temperature"),
+        (COHERE, {"input_type": "search_query"}, "texts"),
+        (COHERE, {"texts": ["a"], "images": ["data:,"]}, "images"),
+        (COHERE, {"texts": ["a"], "embedding_types": ["float", "int8"]}, "embedding_types[1]"),
+        (COHERE, {"texts": ["a"], "input_type": "image"}, "input_type"),
+        (COHERE, {"texts": ["a"], "truncate": "NONE", "max_tokens": 3}, "max_tokens"),
         ("/pooling", {"input": "a", "task": "token_embed"}, "task"),
         ("/score", {"text_1": "a"}, "text_1"),
         ("/score", {"text_1": "a", "documents": ["a"]}, "text_1"),

@@ -247,32 +247,36 @@ class InputText(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., text_pair: _Optional[str] = ...) -> None: ...
 
 class InputOptions(_message.Message):
-    __slots__ = ("add_special_tokens", "truncate_prompt_tokens", "first_index", "cache_salt")
+    __slots__ = ("add_special_tokens", "truncate_prompt_tokens", "first_index", "cache_salt", "truncate_start")
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_START_FIELD_NUMBER: _ClassVar[int]
     add_special_tokens: bool
     truncate_prompt_tokens: int
     first_index: int
     cache_salt: str
-    def __init__(self, add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., first_index: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    truncate_start: bool
+    def __init__(self, add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., first_index: _Optional[int] = ..., cache_salt: _Optional[str] = ..., truncate_start: _Optional[bool] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model", "inputs", "options", "prompt_name", "dimensions", "request_id")
+    __slots__ = ("model", "inputs", "options", "prompt_name", "dimensions", "request_id", "preferred_prompt_names")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_PROMPT_NAMES_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[InputText]
     options: InputOptions
     prompt_name: str
     dimensions: int
     request_id: str
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputText, _Mapping]]] = ..., options: _Optional[_Union[InputOptions, _Mapping]] = ..., prompt_name: _Optional[str] = ..., dimensions: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    preferred_prompt_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputText, _Mapping]]] = ..., options: _Optional[_Union[InputOptions, _Mapping]] = ..., prompt_name: _Optional[str] = ..., dimensions: _Optional[int] = ..., request_id: _Optional[str] = ..., preferred_prompt_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("embeddings", "num_tokens", "request_id")

@@ -129,6 +129,7 @@ def test_effort_is_what_templates_call_it(effort: str | None, kwargs: str, expec
     ("prompt", "message"),
     [
         ({"tools": [Tool(name="f", parameters_json="{")]}, "schema of the parameters of 'f' is not valid JSON"),
+        ({"tools": [Tool(name="f", parameters_json='{"a": "\\ud83d"}')]}, "parameters of 'f' is not valid JSON"),
         ({"tools": [Tool(name="f", parameters_json="[]")]}, "must be a JSON object, not list"),
         ({"documents_json": ["{}", "1"]}, r"documents\[1\] must be a JSON object"),
     ],

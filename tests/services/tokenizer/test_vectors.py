@@ -91,8 +91,11 @@ async def test_prompts_and_lower_case_of_sentence_transformers(tmp_path: Path) -
     async with line(tmp_path, EMBED) as running:
         await running.stub.Embed(EmbedRequest(inputs=texts("A"), prompt_name="query"))
         await running.stub.Embed(EmbedRequest(inputs=texts("A")))
+        await running.stub.Embed(EmbedRequest(inputs=texts("A"), preferred_prompt_names=["code", "query", "document"]))
+        await running.stub.Embed(EmbedRequest(inputs=texts("A"), preferred_prompt_names=["code"]))
         ids = [list(request.prompt_token_ids) for request in running.scheduler.requests]
-        assert ids == [[CLS, 4, 5, 6, SEP], [CLS, 6, SEP]]
+        with_query, with_default = [CLS, 4, 5, 6, SEP], [CLS, 6, SEP]
+        assert ids == [with_query, with_default, with_query, with_default]
         with pytest.raises(grpc.aio.AioRpcError, match="'code' is not one of the model's: query, document"):
             await running.stub.Embed(EmbedRequest(inputs=texts("A"), prompt_name="code"))
 
@@ -150,10 +153,10 @@ async def test_a_chat_is_embedded_as_its_template_writes_it(tmp_path: Path) -> N
     async with line(tmp_path, EMBED) as running:
         messages = [ChatMessage(role="user", content=text) for text in "abc"]
         given = [InputText(chat=ChatPrompt(messages=messages)), *texts("d")]
-        options = InputOptions(truncate_prompt_tokens=2)
-        for request in (EmbedRequest(inputs=given[:1]), EmbedRequest(inputs=given[:1], options=options)):
-            await running.stub.Embed(request)
-        assert [list(r.prompt_token_ids) for r in running.scheduler.requests] == [[6, 7, 8], [6, 7]]
+        end, start = (InputOptions(truncate_prompt_tokens=2, truncate_start=start) for start in (False, True))
+        for options in (None, end, start):
+            await running.stub.Embed(EmbedRequest(inputs=given[:1], options=options))
+        assert [list(r.prompt_token_ids) for r in running.scheduler.requests] == [[6, 7, 8], [6, 7], [7, 8]]
         assert list((await running.stub.Embed(EmbedRequest(inputs=given))).num_tokens) == [3, 3]
         part = ContentPart(image=ImageSource(url="data:,"))
         shown = InputText(chat=ChatPrompt(messages=[ChatMessage(role="user", parts=[part])]))
@@ -289,12 +292,15 @@ async def _embed(running: TokenizerLine, *given: str) -> Any:
 
 
 @settings(max_examples=100, deadline=None)
-@given(first=st.integers(0, 9), second=st.none() | st.integers(0, 9), limit=st.integers(4, 22))
-def test_cutting_is_that_of_the_library(first: int, second: int | None, limit: int) -> None:
+@given(
+    first=st.integers(0, 9), second=st.none() | st.integers(0, 9), limit=st.integers(4, 22), from_start=st.booleans()
+)
+def test_cutting_is_that_of_the_library(first: int, second: int | None, limit: int, from_start: bool) -> None:
     ours, theirs = word_pieces(), word_pieces()
-    theirs.enable_truncation(limit)
+    theirs.enable_truncation(limit, direction="left" if from_start else "right")
     text, pair = " ".join("abcdefg"[i % 7] for i in range(first)), None if second is None else "g " * second
-    ((token_ids, start),) = encode_inputs(ours, [(text, pair)], add_special_tokens=True, cuts=Cuts(limit))
+    cuts = Cuts(limit, from_start=from_start)
+    ((token_ids, start),) = encode_inputs(ours, [(text, pair)], add_special_tokens=True, cuts=cuts)
     expected = theirs.encode(text, pair)
     assert token_ids == expected.ids
     assert start == (expected.type_ids.index(1) if 1 in expected.type_ids else 0)
