@@ -23,6 +23,7 @@ from pagewire.gateway.messages.responses import ModelInfo, ModelPage
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.operation import unserved
+from pagewire.gateway.page.routes import add_page
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
@@ -71,7 +72,12 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
 def with_routes() -> FastAPI:
     """Enough to document the API."""
     app = openapi.DocumentedApp(
-        title="Pagewire", version=__version__, description=openapi.DESCRIPTION, responses=openapi.ERROR_RESPONSES
+        title="Pagewire",
+        version=__version__,
+        description=openapi.DESCRIPTION,
+        responses=openapi.ERROR_RESPONSES,
+        docs_url=None,  # the page has it, with files of its own
+        redoc_url=None,
     )
     app.include_router(router)
     app.include_router(messages_routes.router)
@@ -83,6 +89,7 @@ def with_routes() -> FastAPI:
     app.include_router(status_routes.router)
     app.include_router(sglang_routes.router)
     app.include_router(unserved.router)
+    add_page(app)
     return app
 
 

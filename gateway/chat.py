@@ -17,6 +17,8 @@ from pagewire.gateway.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
+    ToolCallChunk,
 )
 from pagewire.gateway.tools import call_chunks, whole_calls
 
@@ -30,6 +32,7 @@ class ChatAnswer:
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._return_token_ids = bool(body.return_token_ids)
         self._tells_of_tokens = self._logprobs or self._return_token_ids
+        self._has_functions = bool(body.functions)
         self._include_reasoning = body.include_reasoning is not False
         self._head = head
         # There is one tier; who asks for any is told so.
@@ -65,7 +68,7 @@ class ChatAnswer:
             choice = ChatChunkChoice(
                 index=generation.index,
                 delta=ChatDelta(),
-                finish_reason=finish_reason(output),
+                finish_reason=self._finish_reason(output),
                 stop_reason=stop_reason(output),
             )
             self._writer.chunk(out, choice, usage)
@@ -81,7 +84,7 @@ class ChatAnswer:
             deltas.append(ChatDelta(reasoning=output.reasoning, reasoning_content=output.reasoning))
         if output.text or (self._tells_of_tokens and not deltas and not output.tool_calls):
             deltas.append(ChatDelta(content=output.text))
-        deltas += [ChatDelta(tool_calls=[chunk]) for chunk in call_chunks(output.tool_calls)]
+        deltas += map(self._call_delta, call_chunks(output.tool_calls))
         for position, delta in enumerate(deltas):
             choice = ChatChunkChoice(index=generation.index, delta=delta)
             if not position and self._logprobs:
@@ -89,6 +92,9 @@ class ChatAnswer:
             if not position and self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
             self._writer.chunk(out, choice, usage)
+
+    def _call_delta(self, chunk: ToolCallChunk) -> ChatDelta:
+        return ChatDelta(function_call=chunk.function) if self._has_functions else ChatDelta(tool_calls=[chunk])
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
         self._writer.end(out, usage)
@@ -117,7 +123,7 @@ class ChatAnswer:
             index=index,
             message=self._message(output),
             logprobs=chat_logprobs(output.logprobs, self._as_ids) if self._logprobs else None,
-            finish_reason=finish_reason(output),
+            finish_reason=self._finish_reason(output),
             stop_reason=stop_reason(output),
             token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
         )
@@ -129,5 +135,13 @@ class ChatAnswer:
         if output.reasoning and self._include_reasoning:
             message.reasoning = message.reasoning_content = output.reasoning
         if output.tool_calls:
-            message.tool_calls = whole_calls(output.tool_calls)
+            calls = whole_calls(output.tool_calls)
+            if self._has_functions:
+                message.function_call = calls[0].function
+            else:
+                message.tool_calls = calls
         return message
+
+    def _finish_reason(self, output: ChoiceOutput) -> ChatFinishReason:
+        reason = finish_reason(output)
+        return "function_call" if reason == "tool_calls" and self._has_functions else reason

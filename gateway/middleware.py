@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
+from pagewire.gateway.page.routes import needs_no_key
 from pagewire.gateway.request_context import RequestContext, add_context, request_context
 from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 
@@ -105,7 +106,7 @@ class RequestMiddleware:
     def _refuse(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         if path in PROBES:
             return None
-        if self._api_key is not None and not self._authorized(headers):
+        if self._api_key is not None and not needs_no_key(path) and not self._authorized(headers):
             message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return ApiError(401, message, code="invalid_api_key")
         if self._shutdown.begun and path not in _QUIET:

@@ -44,7 +44,8 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
     return f"""
 Pagewire {pagewire.__version__} serves {name}, ready after {seconds:.1f} s
 
-  REST  {rest}/v1  (try it in a browser: {rest}/docs)
+  Page  {rest}/
+  REST  {rest}/v1  (its documentation: {rest}/docs)
   gRPC  {grpc}{tokens}
 {calls}
 Ctrl-C stops it.

@@ -26,10 +26,16 @@ from pydantic import (
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.field import Off, RequestId, field, required
+from pagewire.gateway.schema.functions import (
+    FunctionChoice,
+    PastFunctionCall,
+    calls_to_tool_calls,
+    functions_to_tools,
+)
 from pagewire.gateway.schema.sampling import EAGER, sampling_fields
 from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
-from pagewire.gateway.schema.tools import PastToolCall, Tool, ToolChoice
+from pagewire.gateway.schema.tools import Function, PastToolCall, Tool, ToolChoice
 from pagewire.gateway.schema.unsupported import (
     REFUSED,
     UNSUPPORTED,
@@ -141,6 +147,9 @@ class Message(BaseModel):
     name: str | None = field("tokenizer", "The speaker's name, for templates that know it.")
     tool_calls: list[PastToolCall] | None = field("tokenizer", "What an assistant called.")
     tool_call_id: str | None = field("tokenizer", "Of a tool's message: the call that it answers.")
+    function_call: PastFunctionCall | None = field(
+        "tokenizer", "What an assistant called, before there were `tool_calls`; a `function` message answers it."
+    )
     reasoning: str | None = field("tokenizer", "What an assistant thought before it answered.")
     reasoning_content: str | None = field("tokenizer", "Older name of `reasoning`.")
     parsed: Any = field("gateway", "What the official client has made of the content. Ignored.")
@@ -149,6 +158,14 @@ class Message(BaseModel):
     def _content_given(self) -> "Message":
         if self.content == [] or (self.content is None and self.role != "assistant"):
             raise ValueError(f"content of a {self.role!r} message is required")
+        return self
+
+    @model_validator(mode="after")
+    def _functions_are_named(self) -> "Message":
+        if self.role == "function" and not self.name:
+            raise ValueError("name of a 'function' message is required: the function that was called")
+        if self.function_call is not None and self.tool_calls:
+            raise ValueError("give either function_call or tool_calls")
         return self
 
 
@@ -174,7 +191,17 @@ def _only_supported_message(message: Any, where: str) -> Any:
     return check_names(message, Message.model_fields, UNSUPPORTED_IN_MESSAGE, f"{where}.")
 
 
-Messages = Annotated[list[Message], Field(min_length=1), BeforeValidator(_only_supported_messages)]
+def _without_functions(messages: list[Message]) -> list[Message]:
+    calls_to_tool_calls(messages)
+    return messages
+
+
+Messages = Annotated[
+    list[Message],
+    Field(min_length=1),
+    BeforeValidator(_only_supported_messages),
+    AfterValidator(_without_functions),
+]
 
 
 class ChatPromptParameters(Parameters):
@@ -320,6 +347,10 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
         "auto",
     )
     parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)
+    functions: list[Function] | None = field(
+        "tokenizer", "Older form of `tools`. The answer has a `function_call`, of one function."
+    )
+    function_call: FunctionChoice | None = field("tokenizer", "Older form of `tool_choice`.", "auto")
     include_reasoning: bool | None = field("gateway", "false: `reasoning` is left out of the answer.", True)
     separate_reasoning: bool | None = field(
         "tokenizer",
@@ -339,6 +370,11 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
         "executor", "With `logprobs`: that many of the most probable tokens, at most 20.", 0
     )
+
+    @model_validator(mode="after")
+    def _functions_are_tools(self) -> "ChatCompletionRequest":
+        functions_to_tools(self)
+        return self
 
 
 class CompletionRequest(GenerationParameters):

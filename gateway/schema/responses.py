@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+ChatFinishReason = Literal[FinishReason, "function_call"]
 StopReason = int | str | None
 """The stop string or stop token that ended a generation (an extension of OpenAI's format)."""
 
@@ -112,13 +113,14 @@ class AssistantMessage(Body, kw_only=True):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChoice(Body):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: StopReason
     token_ids: list[int] | UnsetType = UNSET
 
@@ -160,13 +162,14 @@ class ChatDelta(Body):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallChunk] | UnsetType = UNSET
+    function_call: FunctionCallChunk | UnsetType = UNSET
 
 
 class ChatChunkChoice(Body):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: StopReason | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

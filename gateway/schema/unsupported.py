@@ -19,7 +19,6 @@ class Refused(NamedTuple):
 
 
 _CHAT_ONLY = "it is for chats"
-_TOOLS = "it is the older form of tools"
 _CODE = "requests carry no code"
 _EXPERTS = "where tokens were routed is not told"
 _IMAGES = "images are read as the server's flags say"
@@ -41,8 +40,8 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "echo": Refused("it is for text completions", (False,)),
     "ec_transfer_params": Refused(_ONE_PLACE),
     "extra_key": Refused("see cache_salt"),
-    "function_call": Refused(_TOOLS, ("none",)),
-    "functions": Refused(_TOOLS, ([],)),
+    "function_call": Refused(_CHAT_ONLY, ("none",)),
+    "functions": Refused(_CHAT_ONLY, ([],)),
     "guided_decoding_backend": Refused("there is one engine for all forms", ("auto", "guidance")),
     "guided_whitespace_pattern": Refused("see whitespace_pattern of structured_outputs"),
     "images_config": Refused(_IMAGES),
@@ -99,7 +98,6 @@ UNSUPPORTED: Mapping[str, Refused] = {
 UNSUPPORTED_IN_MESSAGE: Mapping[str, Refused] = {
     "annotations": Refused("no template shows them", ([],)),
     "audio": Refused("no model here speaks"),
-    "function_call": Refused(_TOOLS),
     "refusal": Refused("no template shows it"),
 }
 

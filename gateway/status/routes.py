@@ -22,7 +22,7 @@ PERIOD_S = 1.0
 FRESH_S = 0.2
 
 _EVENTS: openapi.Responses = {
-    200: {"description": "An event about once a second.", "content": openapi.content(Status, "text/event-stream")}
+    200: {"description": "An event about once a second.", "content": openapi.events_of((Status,), done=False)}
 }
 
 

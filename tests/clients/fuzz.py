@@ -21,6 +21,8 @@ RIVALS = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
     ("input", "messages", "prompt"),
     ("input_ids", "text"),
+    ("tools", "functions"),
+    ("tool_choice", "function_call"),
     ("continue_final_message", "add_generation_prompt"),
     ("stream", "prompt_logprobs", "best_of", "use_beam_search"),
     ("json", "regex", "choice", "grammar", "structural_tag", "json_object"),
@@ -34,6 +36,7 @@ NEEDS = {
     "top_logprobs": "logprobs",
     "stream_options": "stream",
     "tool_choice": "tools",
+    "function_call": "functions",
     "min_tokens": "max_tokens",
     "early_stopping": "use_beam_search",
 }
@@ -54,7 +57,8 @@ REASONS = re.compile(
             r"\bneeds?\b", "excludes", "not available with", "less than n", "greater than max_tokens",
             "are for json_schema", "is for use_beam_search", "nothing to answer", "the prompt is empty",
             "at least one message", "message is required", "or echo true",
-            r"content\[\d+\] is", "not among the tools", "no function_call before",
+            r"content\[\d+\] is", "not among the (tools|functions)", "of a 'function' message",
+            "no function_call before",
             # The model, its vocabulary and its template, and the server's flags.
             "the model generates text", "is served for embeddings", "for models that embed", "prompt_name",
             "has no tokens", "leaves no room", "the model's vectors have", "reads no images",

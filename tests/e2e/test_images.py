@@ -1,17 +1,19 @@
 """Images through the whole line: from a message of the openai client to what transformers generates."""
 
 import asyncio
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from tests.e2e.line import Line, running_line
-from tests.vision_checkpoints import data_uri, image_processor, picture, save_vision_checkpoint
+from tests.vision_checkpoints import data_uri, encoded, image_processor, picture, save_vision_checkpoint
 
 FAMILY = "qwen2_5_vl"
 FLAGS = ["--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-batched-tokens", "24"]
@@ -118,3 +120,42 @@ async def test_a_request_with_an_image_outlives_services(served: tuple[Line, Any
             line.restart(to_restart.pop(due[0]))
     assert not to_restart
     assert token_ids == expected(model, path, 400, *contents)
+
+
+async def test_other_apis_show_the_model_the_same(served: tuple[Line, Any, Path]) -> None:
+    """/v1/messages and /v1/responses: a prompt of as many tokens, of which all but the last page come from the chat's
+    cache (in which images count by their pixels), and the text of the same tokens."""
+    line, model, path = served
+    contents = ("What is ", picture(5), " and ", picture(6, 64, 32), "? Say it at length.")
+    chat = await ask(line, *contents)
+    assert chat.choices[0].token_ids == expected(model, path, 12, *contents)
+    tokens, text = chat.usage.prompt_tokens, chat.choices[0].message.content
+    greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    async with line.openai() as ai:
+        parts = [
+            {"type": "input_text", "text": one}
+            if isinstance(one, str)
+            else {"type": "input_image", "image_url": data_uri(one), "detail": "auto"}
+            for one in contents
+        ]
+        given: Any = [{"role": "user", "content": parts}]
+        response = await ai.responses.create(model="m", input=given, max_output_tokens=12, extra_body=greedy)
+    async with anthropic.AsyncAnthropic(base_url=line.base_url, api_key="none", max_retries=0) as claude:
+        blocks: list[Any] = [
+            {"type": "text", "text": one}
+            if isinstance(one, str)
+            else {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64_of(one)}}
+            for one in contents
+        ]
+        asked: list[Any] = [{"role": "user", "content": blocks}]
+        message = await claude.messages.create(model="m", messages=asked, max_tokens=12, extra_body={"temperature": 0})
+    assert response.usage is not None
+    cached = (tokens - 1) // 16 * 16
+    assert (response.output_text, response.usage.input_tokens) == (text, tokens)
+    assert response.usage.input_tokens_details.cached_tokens == cached
+    assert (message.content[0].text, message.stop_reason) == (text, "max_tokens")  # no end token among them
+    assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (tokens - cached, cached)
+
+
+def base64_of(image: Any) -> str:
+    return base64.b64encode(encoded(image)).decode()

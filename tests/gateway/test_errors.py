@@ -79,6 +79,11 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
         "messages[0].tool_calls[0].function.arguments",
     ),
     (CHAT, {"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0]"),
+    (CHAT, {"messages": [{"role": "function", "content": "a"}]}, "messages[0]"),
+    (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name"),
+    (CHAT, {"messages": MESSAGES, "function_call": "auto"}, "function_call"),
+    (CHAT, {"messages": MESSAGES, "functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+    (CHAT, {"messages": MESSAGES, "functions": [{"name": "f"}], "tools": [TOOL]}, "functions"),
     (TEXT, {}, "prompt"),
     (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": ["p"] * 100, "n": 11}, "prompt"),
@@ -124,14 +129,13 @@ async def test_wrong_values_are_named(client: httpx.AsyncClient) -> None:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"tools": [TOOL]}, "tools"),
-    (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+    (TEXT, {"prompt": "p", "functions": [{"name": "f"}]}, "functions"),
     (TEXT, {"chat_template": "{{ 1 }}"}, "chat_template"),
     (TEXT, {"service_tier": "flex"}, "service_tier"),
     (CHAT, {"echo": True}, "echo"),
     (CHAT, {"stop_regex": "a+"}, "stop_regex"),
     (CHAT, {"stream_reasoning": False}, "stream_reasoning"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
-    (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
     (CHAT, {"best_of": 2}, "best_of"),
     (TEXT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     (TEXT, {"suffix": "end"}, "suffix"),
@@ -284,7 +288,7 @@ async def test_api_key(fake: FakeTokenizer, address: str) -> None:
         await wait_ready(client)
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/livez")).status_code == 200
-        for path in ("/v1/models", "/metrics", "/version", "/docs", "/openapi.json", "/nothing"):
+        for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nothing"):
             response = await client.get(path)
             assert error_of(response, 401)["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"

@@ -138,4 +138,5 @@ async def test_both_routes_are_documented(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     schema = {"$ref": "#/components/schemas/Status"}
     assert paths["/v1/status"]["get"]["responses"]["200"]["content"]["application/json"]["schema"] == schema
-    assert paths["/v1/status/stream"]["get"]["responses"]["200"]["content"]["text/event-stream"]["schema"] == schema
+    event = paths["/v1/status/stream"]["get"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    assert event["properties"]["data"]["contentSchema"] == {"anyOf": [schema]}

@@ -1,0 +1,68 @@
+// The page: its two views, and the status that both show.
+
+import { events, request } from "./api.js";
+import * as chat from "./chat.js";
+import { byId } from "./dom.js";
+import * as engine from "./engine.js";
+
+const RETRY_MS = 1500;
+const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+function showView() {
+  const isEngine = location.hash === "#engine";
+  byId("chat").hidden = isEngine;
+  byId("engine").hidden = !isEngine;
+  for (const [id, current] of [["to-chat", !isEngine], ["to-engine", isEngine]]) {
+    if (current) byId(id).setAttribute("aria-current", "page");
+    else byId(id).removeAttribute("aria-current");
+  }
+  document.title = isEngine ? "Engine – Pagewire" : "Pagewire";
+  if (isEngine) engine.redraw();
+}
+
+function showHealth(state, text, detail = "") {
+  byId("health").dataset.state = state;
+  byId("health").title = detail;
+  if (byId("health-text").textContent !== text) byId("health-text").textContent = text;
+}
+
+function summary({ ready, reason, services, replicas }) {
+  const lost = services.find(({ state }) => state === "unreachable");
+  if (lost) return ["unreachable", `${lost.service[0].toUpperCase()}${lost.service.slice(1)} away`, lost.detail];
+  if (!ready || !replicas.some(({ attached }) => attached)) return ["not_serving", "Starting", reason];
+  return ["serving", "Ready"];
+}
+
+/** Until it is visible: who does not look does not ask. */
+function visible() {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+}
+
+async function watch() {
+  for (;;) {
+    await visible();
+    const controller = new AbortController();
+    const hide = () => document.hidden && controller.abort();
+    document.addEventListener("visibilitychange", hide);
+    try {
+      for await (const status of events(await request("v1/status/stream", { signal: controller.signal }))) {
+        showHealth(...summary(status));
+        engine.show(status);
+      }
+    } catch {
+      if (!controller.signal.aborted) {
+        showHealth("unreachable", "Gateway away");
+        engine.showGone();
+      }
+    }
+    document.removeEventListener("visibilitychange", hide);
+    if (!controller.signal.aborted) await sleep(RETRY_MS);
+  }
+}
+
+addEventListener("hashchange", showView);
+engine.start();
+chat.start();
+showView();
+watch();

@@ -1,0 +1,194 @@
+// The conversation: what was said, and the answer that is being given.
+
+import { ApiError, events, request } from "./api.js";
+import { byId, make } from "./dom.js";
+import { MessageView } from "./message.js";
+import * as settings from "./settings.js";
+
+const STORED = "pagewire.messages";
+const STARTERS = ["Explain paging in three sentences", "Write a haiku about memory", "Merge two sorted lists in Python"];
+
+let messages = [];
+let views = [];
+let running = null; // the AbortController of the answer that is being given
+
+function store() {
+  const kept = messages.map(({ role, content, reasoning, figures, error }) => ({ role, content, reasoning, figures, error }));
+  sessionStorage.setItem(STORED, JSON.stringify(kept));
+}
+
+function isAtEnd() {
+  const box = byId("conversation");
+  return box.scrollHeight - box.scrollTop - box.clientHeight < 60;
+}
+
+function scrollToEnd() {
+  const box = byId("conversation");
+  box.scrollTop = box.scrollHeight;
+}
+
+function add(message) {
+  const index = messages.push(message) - 1;
+  const view = new MessageView(message, { edit: () => edit(index), regenerate: () => regenerate(index) });
+  views.push(view);
+  byId("messages").append(view.element);
+  byId("empty").hidden = true;
+  return view;
+}
+
+/** Forgets all messages from this one on. */
+function truncate(index) {
+  for (const view of views.splice(index)) view.element.remove();
+  messages.length = index;
+  byId("empty").hidden = index > 0;
+}
+
+function edit(index) {
+  if (running) return;
+  views[index].edit((content) => {
+    truncate(index);
+    say(content);
+  });
+}
+
+function regenerate(index) {
+  if (running) return;
+  truncate(index);
+  answer();
+}
+
+function say(content) {
+  add({ role: "user", content });
+  answer();
+}
+
+function body() {
+  const said = messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
+  const system = settings.systemPrompt();
+  return {
+    model: byId("model").value || undefined,
+    messages: system ? [{ role: "system", content: system }, ...said] : said,
+    stream: true,
+    stream_options: { include_usage: true, continuous_usage_stats: true },
+    ...settings.parameters(),
+  };
+}
+
+function setRunning(controller) {
+  running = controller;
+  byId("send").hidden = Boolean(controller);
+  byId("stop").hidden = !controller;
+  document.body.classList.toggle("answering", Boolean(controller));
+}
+
+async function answer() {
+  const sent = body();
+  const message = { role: "assistant", content: "", reasoning: "", figures: {}, isStreaming: true };
+  const view = add(message);
+  const controller = new AbortController();
+  setRunning(controller);
+  scrollToEnd();
+  try {
+    await receive(await send(sent, controller, message), message, view);
+  } catch (error) {
+    if (controller.signal.aborted) message.figures.stopped = true;
+    else message.error = error instanceof ApiError ? error.message : `The connection was lost: ${error.message}`;
+  }
+  message.isStreaming = false;
+  const follows = isAtEnd();
+  view.show();
+  if (follows) scrollToEnd();
+  setRunning(null);
+  store();
+  byId("announcement").textContent = message.error ? "" : message.figures.stopped ? "Stopped" : "Answer complete";
+}
+
+function send(sent, controller, message) {
+  message.began = performance.now();
+  return request("v1/chat/completions", { body: sent, signal: controller.signal });
+}
+
+async function receive(response, message, view) {
+  let firstAt = 0;
+  for await (const chunk of events(response)) {
+    const delta = chunk.choices[0]?.delta ?? {};
+    const now = performance.now();
+    if (!firstAt && (delta.content || delta.reasoning)) {
+      firstAt = now;
+      message.figures.first = (now - message.began) / 1000;
+    }
+    message.content += delta.content ?? "";
+    message.reasoning += delta.reasoning ?? "";
+    const tokens = chunk.usage?.completion_tokens;
+    if (tokens) message.figures.tokens = tokens;
+    if (tokens > 1 && now > firstAt && chunk.choices.length) message.figures.rate = (tokens - 1) / ((now - firstAt) / 1000);
+    const follows = isAtEnd();
+    view.update(() => follows && scrollToEnd());
+  }
+}
+
+export function stop() {
+  running?.abort();
+}
+
+export function newChat() {
+  stop();
+  truncate(0);
+  store();
+  byId("prompt").focus();
+}
+
+function fit(area) {
+  area.style.height = "auto";
+  area.style.height = `${Math.min(area.scrollHeight, 220)}px`;
+}
+
+function submit() {
+  const prompt = byId("prompt");
+  const content = prompt.value.trim();
+  if (!content || running) return;
+  prompt.value = "";
+  fit(prompt);
+  say(content);
+}
+
+async function listModels() {
+  const picker = byId("model");
+  const models = (await (await request("v1/models")).json()).data;
+  picker.replaceChildren(...models.map(({ id }) => make("option", { value: id, textContent: id })));
+  byId("empty-model").textContent = models[0]?.id ?? "the model";
+  picker.addEventListener("change", () => (byId("empty-model").textContent = picker.value));
+}
+
+/** Until there is an answer: the line may still be loading. */
+async function listModelsSoon() {
+  for (;;) {
+    try {
+      return await listModels();
+    } catch {
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+    }
+  }
+}
+
+export function start() {
+  settings.start();
+  for (const text of STARTERS) byId("starters").append(make("button", { type: "button", textContent: text, onclick: () => running || say(text) }));
+  for (const message of JSON.parse(sessionStorage.getItem(STORED) ?? "[]")) add(message);
+  scrollToEnd();
+  byId("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+  byId("prompt").addEventListener("input", (event) => fit(event.target));
+  byId("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      submit();
+    }
+  });
+  document.addEventListener("keydown", (event) => event.key === "Escape" && stop());
+  byId("stop").addEventListener("click", stop);
+  byId("new-chat").addEventListener("click", newChat);
+  listModelsSoon();
+}

@@ -1,0 +1,14 @@
+// Swagger's page of the API, with the key that the chat was given.
+
+const key = sessionStorage.getItem("pagewire.key");
+
+window.SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#swagger-ui",
+  deepLinking: true,
+  validatorUrl: null,
+  requestInterceptor: (request) => {
+    if (key) request.headers.Authorization ??= `Bearer ${key}`;
+    return request;
+  },
+});

@@ -1,0 +1,99 @@
+// One message of the conversation, as it is shown.
+
+import { copyButton, make } from "./dom.js";
+import { render } from "./markdown.js";
+
+// Markdown of a long answer is not rendered at each token: at most so large a share of the time goes to it.
+const SHARE_OF_TIME = 0.2;
+
+/** Seconds, as short as they can be read. */
+export function seconds(value) {
+  return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
+}
+
+function figures({ tokens, first, rate, stopped }) {
+  const parts = [];
+  if (tokens) parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
+  if (rate) parts.push(`${rate.toFixed(1)} tokens/s`);
+  if (first) parts.push(`first after ${seconds(first)}`);
+  if (stopped) parts.push("stopped");
+  return parts.join(" · ");
+}
+
+/** Shows `message`: {role, content, reasoning, error, figures}. `actions`: {edit, regenerate}. */
+export class MessageView {
+  #message;
+  #reasoning = make("div", { class: "prose" });
+  #fold;
+  #content = make("div", { class: "prose" });
+  #error = make("p", { class: "error", role: "alert", hidden: true });
+  #figures = make("span", { class: "figures" });
+  #actions = make("span", { class: "actions" });
+  #next = 0;
+  #timer = null;
+
+  constructor(message, actions) {
+    this.#message = message;
+    const isUser = message.role === "user";
+    this.#fold = make("details", { class: "reasoning", hidden: true }, make("summary", { textContent: "Reasoning" }), this.#reasoning);
+    this.#actions.append(copyButton(() => message.content));
+    if (isUser) this.#actions.append(this.#button("Edit", actions.edit));
+    else this.#actions.append(this.#button("Regenerate", actions.regenerate));
+    const foot = make("div", { class: "message-foot" }, this.#figures, this.#actions);
+    this.element = make("li", { class: `message ${message.role}` }, make("span", { class: "hidden", textContent: isUser ? "You" : "Answer" }));
+    this.element.append(this.#fold, this.#content, this.#error, foot);
+    this.show();
+  }
+
+  #button(text, action) {
+    return make("button", { type: "button", class: "quiet", textContent: text, onclick: action });
+  }
+
+  /** Something was added; shown as soon as there is time. */
+  update(shown = () => {}) {
+    this.#timer ??= setTimeout(() => {
+      this.#timer = null;
+      const began = performance.now();
+      this.show();
+      shown();
+      this.#next = (performance.now() - began) / SHARE_OF_TIME;
+    }, Math.max(16, this.#next));
+  }
+
+  show() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    const { role, content, reasoning, error, isStreaming } = this.#message;
+    this.element.setAttribute("aria-busy", String(Boolean(isStreaming)));
+    if (role === "user") this.#content.textContent = content;
+    else this.#content.replaceChildren(render(content));
+    this.#fold.hidden = !reasoning;
+    this.#fold.classList.toggle("running", Boolean(isStreaming && !content));
+    if (reasoning) this.#reasoning.replaceChildren(render(reasoning));
+    this.#error.hidden = !error;
+    this.#error.textContent = error ?? "";
+    this.#figures.textContent = this.#message.figures ? figures(this.#message.figures) : "";
+  }
+
+  /** Lets the text be changed in its place; calls `done` with the new one. */
+  edit(done) {
+    const area = make("textarea", { value: this.#message.content, rows: 3, "aria-label": "Edit message" });
+    const close = () => form.replaceWith(this.#content);
+    const save = make("button", { type: "submit", class: "primary", textContent: "Send" });
+    const cancel = make("button", { type: "button", class: "quiet", textContent: "Cancel", onclick: close });
+    const form = make("form", { class: "edit" }, area, make("div", { class: "composer-row" }, cancel, save));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (area.value.trim()) done(area.value.trim());
+    });
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") close();
+      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        form.requestSubmit();
+      }
+    });
+    this.#content.replaceWith(form);
+    area.focus();
+  }
+}
