@@ -35,6 +35,12 @@ Talk to a model:
   bench sweep        the same against concurrency and prompt length
   bench plot FILE    plot these curves
 
+Models and stacks on this machine:
+  pull MODEL         download a model
+  list               models that are downloaded
+  rm MODEL           delete one
+  ps                 stacks that run
+
 Prepare a model:
   quantize [MODEL]   make a 4-bit or 8-bit checkpoint (AWQ, GPTQ) from a 16-bit one
 
@@ -159,6 +165,15 @@ def _chat(argv: list[str]) -> int:
     return asyncio.run(chat.chat(settings))
 
 
+def _on_this_machine(command: str) -> Callable[[list[str]], int]:
+    def call(argv: list[str]) -> int:
+        from pagewire.terminal import models
+
+        return {"pull": models.pull, "list": models.list_models, "rm": models.rm, "ps": models.ps}[command](argv)
+
+    return call
+
+
 def _run(argv: list[str]) -> int:
     from pagewire.terminal import run
 
@@ -219,6 +234,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "batch": _batch,
     "run-batch": _batch,  # vLLM's name
+    **{command: _on_this_machine(command) for command in ("pull", "list", "rm", "ps")},
     "bench": _bench,
     "quantize": _quantize,
 }

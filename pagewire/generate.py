@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from pagewire.address import grpc_address, unanswered
 from pagewire.client import Client
 from pagewire.client_config import ClientConfig, GenerateConfig
 from pagewire.errors import StartupError
@@ -14,6 +16,7 @@ from pagewire.rpc import RpcError
 
 async def generate(config: GenerateConfig) -> int:
     """The exit code. Raises StartupError when the stack cannot be reached or refuses the request."""
+    config = replace(config, address=grpc_address(config.address))
     prompt = valid_text(lambda: sys.stdin.read() if config.prompt is None else config.prompt)
     messages = [{"role": "user", "content": prompt}] if config.chat else prompt
     async with Client(config.address) as client:
@@ -45,8 +48,5 @@ def options(config: ClientConfig) -> dict[str, Any]:
 def explain(error: RpcError, config: ClientConfig) -> StartupError:
     """An error of a call, in words for the person at the terminal."""
     if error.code == grpc.StatusCode.UNAVAILABLE:
-        return StartupError(
-            f"nothing answers at {config.address} ({error.message}): start a stack with `pagewire serve`,"
-            " or name another with --address"
-        )
+        return StartupError(unanswered(config.address, error.message))
     return StartupError(f"{error.message} ({error.code.name})")

@@ -6,6 +6,7 @@
 Exits 0 if the service is ready, 1 with the reason if it is not, 2 when called wrongly.
 """
 
+import http.client
 import sys
 import urllib.error
 import urllib.request
@@ -41,6 +42,18 @@ def http_problem(url: str) -> str | None:
             return None
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         return f"{url}: {error}"
+
+
+def http_answers(url: str) -> bool:
+    """Whether anything that speaks HTTP is there, whatever it says."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=TIMEOUT_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
 
 
 def main(arguments: list[str]) -> int:

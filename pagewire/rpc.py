@@ -50,10 +50,22 @@ _CHANNEL_OPTIONS = [
 _CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
+# Statuses travel as HTTP/2 headers, of which gRPC takes 8 KiB; what is not ASCII has up to 12 bytes a character there.
+_MAX_DETAILS = 2000
+_MAX_DETAILS_NOT_ASCII = 600
+
+
+def _clipped(message: str) -> str:
+    """What a status can carry. The beginning and the end: a message may quote what a client sent."""
+    limit = _MAX_DETAILS if message.isascii() else _MAX_DETAILS_NOT_ASCII
+    return message if len(message) <= limit else f"{message[: limit // 2]} ... {message[-limit // 3 :]}"
+
+
 class RpcError(Exception):
     """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        message = _clipped(message)
         super().__init__(message)
         self.code = code
         self.message = message
@@ -129,7 +141,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 async def _abort_internal(context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
     logger.error("unexpected error in %s", method, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    await context.abort(grpc.StatusCode.INTERNAL, _clipped(f"{type(error).__name__}: {error}"))
 
 
 def channel(address: str) -> grpc.aio.Channel:

@@ -34,6 +34,7 @@ from pagewire.services.executor.startup import resolve_device
 
 logger = logging.getLogger(__name__)
 
+_MUCH = 0.1  # of perplexity
 _GROUP_SIZES = (32, 64, 128, -1)
 
 
@@ -58,8 +59,26 @@ def run(config: QuantizeConfig) -> int:
     with new_directory(out) as directory, Progress(source.config.num_layers) as progress:
         report = quantize(decoder, method, calibration, evaluation, steps, directory, _settings(config), progress)
     print(report.table())
+    if (warning := costly(config, *report.perplexity)) is not None:
+        logger.warning(warning)
     print(f"written to {out}; serve it with: pagewire serve {config.out}")
     return 0
+
+
+def costly(config: QuantizeConfig, before: float, after: float) -> str | None:
+    """What to tell of a perplexity that rises by more than a tenth, and what loses less; None if it does not."""
+    rise = after / before - 1
+    if rise <= _MUCH:
+        return None
+    remedies = ["--method awq or gptq, which calibrate"] if config.method == "rtn" else []
+    if config.group_size != _GROUP_SIZES[0]:
+        remedies.append(f"smaller groups (--group-size {_GROUP_SIZES[0]})")
+    if config.bits == 4:
+        remedies.append("--bits 8")
+    if config.calibration is None and config.method != "rtn":
+        remedies.append("text like that of your users (--calibration)")
+    better = f". Less is lost with {', or '.join(remedies)}" if remedies else ""
+    return f"perplexity rises by {rise:.0%}: answers will be noticeably worse{better}"
 
 
 def method_of(config: QuantizeConfig) -> Method:

@@ -26,6 +26,7 @@ from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+_UNQUANTIZED = {"F32", "F16", "BF16", "F64"}
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
 _WRITTEN_ANEW = ("config.json", "model.safetensors.index.json", "quantization_report.json")
 
@@ -61,7 +62,15 @@ class Source:
     def _config_keys(self, checkpoint: Checkpoint) -> dict[str, Any]:
         if isinstance(checkpoint, DirectoryCheckpoint):
             return dict(checkpoint.keys)
-        keys = gguf_config_keys(GgufFile(checkpoint.path))
+        file = GgufFile(checkpoint.path)
+        if types := sorted({tensor.type.name for tensor in file.tensors.values()} - _UNQUANTIZED):
+            logger.warning(
+                "%s is quantized already (%s): what that lost stays lost, and this loses more. Better give the original"
+                " model in 16 bits",
+                checkpoint.path.name,
+                ", ".join(types),
+            )
+        keys = gguf_config_keys(file)
         if not keys["sliding_window"]:
             for key in ("sliding_window", "use_sliding_window", "max_window_layers"):
                 del keys[key]

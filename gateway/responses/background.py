@@ -66,7 +66,8 @@ class Background:
                     self._room.release()
                     await asyncio.sleep(PAUSE_S)
                 else:
-                    group.create_task(self._work(lease))
+                    working = group.create_task(self._work(lease))
+                    working.add_done_callback(lambda _: self._room.release())
 
     # What clients ask for.
 
@@ -86,12 +87,10 @@ class Background:
             raise ApiError(400, f"response {id!r} was not created with background: true", param="response_id")
         if has_ended(stored) or not await self._jobs.cancel(id):
             return await self._responses.get(id)
-        if response.status == "queued":
-            # Perhaps nobody has room for it. Should someone have taken it just now, its end follows the mark.
-            ResponseWriter(response, logprobs=False).cancel(None)
-            stored = _ended(stored, response, 0)
-            await self._responses.save(id, stored)
-            return stored
+        if (lease := await self._jobs.take(id)) is not None:  # nobody has room for it
+            lease.cancelled.set()
+            await self._work(lease)
+            return await self._responses.get(id)
         give_up = time.monotonic() + CANCEL_TIMEOUT_S
         while not has_ended(stored) and time.monotonic() < give_up:
             await asyncio.sleep(WRITE_S)
@@ -148,20 +147,17 @@ class Background:
     # What is done for them.
 
     async def _work(self, lease: Lease) -> None:
-        try:
-            async with self._jobs.hold(lease):
-                try:
-                    await self._finish(lease)
-                except ApiError as error:  # of the store; it may get better
-                    logger.error("response %s is interrupted: %s", lease.id, error)
-                    await asyncio.sleep(PAUSE_S)
-                except LeaseLost:
-                    logger.warning("response %s has gone to another process", lease.id)
-                except Exception:
-                    logger.exception("response %s is left to another process", lease.id)
-                    await asyncio.sleep(PAUSE_S)  # or to this one
-        finally:
-            self._room.release()
+        async with self._jobs.hold(lease):
+            try:
+                await self._finish(lease)
+            except ApiError as error:  # of the store; it may get better
+                logger.error("response %s is interrupted: %s", lease.id, error)
+                await asyncio.sleep(PAUSE_S)
+            except LeaseLost:
+                logger.warning("response %s has gone to another process", lease.id)
+            except Exception:
+                logger.exception("response %s is left to another process", lease.id)
+                await asyncio.sleep(PAUSE_S)  # or to this one
 
     async def _finish(self, lease: Lease) -> None:
         """Brings a response to its end, and says there what it was. Raises ApiError or LeaseLost."""
@@ -200,6 +196,8 @@ class Background:
         if (request := await self._log.request(lease.id)) is None:
             raise ApiError(507, "its request has made room for others before it began: see --response-store-size")
         while end_of(outputs) is None:
+            if lease.cancelled.is_set():
+                raise Interrupted
             try:
                 await self._attempt(lease, stored, request, outputs)
             except (RpcError, ApiError) as error:
@@ -217,6 +215,7 @@ class Background:
         try:
             while merged := await reply.next():
                 output = _as_message(merged[0][1])
+                output.usage.CopyFrom(reply.choices[0].usage)
                 if not outputs:
                     output.prompt_token_ids[:] = reply.choices[0].prompt_token_ids
                     await self._responses.update(lease.id, _begun(stored), lease)

@@ -76,14 +76,15 @@ class Jobs:
             except TimeoutError:
                 pass
 
-    async def take(self) -> Lease | None:
-        """A job that nobody has, or whose owner has vanished."""
+    async def take(self, id: str | None = None) -> Lease | None:
+        """A job that nobody has, or whose owner has vanished; the one of this id, if that is such."""
         owner, now = uuid.uuid4().hex, time.time()
 
         def free(connection: sqlite3.Connection) -> tuple[str, str | None, int] | None:
             row: tuple[str, str | None, int] | None = connection.execute(
-                "SELECT id, owner, lost_leases FROM jobs WHERE kind = ? AND leased_until <= ? ORDER BY seq LIMIT 1",
-                (self._kind, now),
+                "SELECT id, owner, lost_leases FROM jobs WHERE kind = ? AND leased_until <= ?"
+                " AND id = coalesce(?, id) ORDER BY seq LIMIT 1",
+                (self._kind, now, id),
             ).fetchone()
             return row
 

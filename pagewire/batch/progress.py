@@ -5,6 +5,7 @@ import sys
 import time
 
 from pagewire.batch.results import Results
+from pagewire.progress_line import duration
 
 TERMINAL_S, LOG_S = 0.5, 30.0
 
@@ -38,7 +39,7 @@ class Progress:
     def _line(self) -> str:
         done = len(self._results.done)
         rate = (done - self._before) / (time.monotonic() - self._started)
-        left = f", {_duration((self._total - done) / rate)} left" if rate else ""
+        left = f", {duration((self._total - done) / rate)} left" if rate else ""
         return f"{self._counts()}, {rate:.1f}/s{left}"
 
     def _counts(self) -> str:
@@ -48,9 +49,3 @@ class Progress:
     def _print(self, text: str, end: str = "\n") -> None:
         begin = "\r\x1b[K" if self._terminal else ""
         print(begin + text, end=end, file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -13,6 +13,7 @@ from pagewire.bench.config import BenchConfig, ServerFlags
 from pagewire.bench.http import Connection, HttpError
 from pagewire.bench.request import Record, body, send
 from pagewire.errors import StartupError
+from pagewire.progress_line import ProgressLine
 
 _NO_ROUTE = (404, 405, 501)
 
@@ -82,18 +83,22 @@ async def run(config: BenchConfig, requests: list[dict[str, Any]]) -> list[Recor
     idle: list[Connection] = []
     slots = asyncio.Semaphore(config.concurrency or len(requests))
 
+    progress = ProgressLine(len(requests), "requests")
+
     async def one(request: dict[str, Any]) -> None:
         connection = idle.pop() if idle else connect(config)
         records.append(await send(connection, config.endpoint, request, config.timeout))
+        progress.advance()
         idle.append(connection)
         slots.release()
 
     started = time.perf_counter()
-    async with asyncio.TaskGroup() as tasks:
-        for start, request in zip(starts(config), requests, strict=False):
-            await asyncio.sleep(max(0.0, started + start - time.perf_counter()))
-            await slots.acquire()
-            tasks.create_task(one(request))
+    with progress:
+        async with asyncio.TaskGroup() as tasks:
+            for start, request in zip(starts(config), requests, strict=False):
+                await asyncio.sleep(max(0.0, started + start - time.perf_counter()))
+                await slots.acquire()
+                tasks.create_task(one(request))
     for connection in idle:
         connection.close()
     return sorted(records, key=lambda record: record.start)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pagewire import flags
+from pagewire.address import grpc_address, unanswered
 from pagewire.client import Client
 from pagewire.config import DEFAULT_MODEL, SET_BY_STACK, ServeConfig
 from pagewire.errors import StartupError
@@ -220,14 +221,13 @@ class LLM:
 
 
 async def _connected(address: str) -> Client:
+    address = grpc_address(address)
     client = Client(address)
     try:
         await client.models()
     except RpcError as error:
         await client.close()
-        raise StartupError(
-            f"nothing answers at {address} ({error.message}): start a stack with `pagewire serve`"
-        ) from error
+        raise StartupError(unanswered(address, error.message)) from error
     return client
 
 

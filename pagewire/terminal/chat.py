@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
+from pagewire.address import grpc_address
 from pagewire.client import Client
 from pagewire.client_config import ChatConfig
 from pagewire.errors import StartupError
@@ -24,6 +25,7 @@ _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
 
 async def chat(config: ChatConfig) -> int:
     """Reads questions from the terminal, or one per line from a pipe, until the end. The exit code."""
+    config = replace(config, address=grpc_address(config.address))
     async with Client(config.address) as client:
         try:
             return await _Chat(client, config, await _model(client, config)).run()

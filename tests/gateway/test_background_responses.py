@@ -133,9 +133,43 @@ async def test_any_gateway_cancels(fake: FakeTokenizer, address: str) -> None:
         assert response["status"] == "cancelled"
         assert expected_text(PROMPT, 3).startswith(text_of(response))
         assert fake.aborted == [id]
+        assert response["usage"]["output_tokens"] == 6
         assert (await owner.post(f"{RESPONSES}/{id}/cancel")).json() == response
         events = events_of((await owner.get(f"{RESPONSES}/{id}", params={"stream": "true"})).text)
         assert (events[-1]["type"], events[-1]["response"]) == ("response.incomplete", response)
+
+
+async def test_what_is_cancelled_as_it_begins_stays_so(fake: FakeTokenizer, address: str) -> None:
+    fake.running.clear()
+    fake.steps_left = 6
+    async with running_gateway(address) as owner, running_gateway(address) as other:
+        await wait_ready(owner)
+        await wait_ready(other)
+        id = (await owner.post(RESPONSES, json=BODY)).json()["id"]
+        await eventually(lambda: fake.received)
+        cancelling = [asyncio.create_task(http.post(f"{RESPONSES}/{id}/cancel")) for http in (other, owner, other)]
+        fake.running.set()
+        answers = [(await cancelled).json() for cancelled in cancelling]
+        assert answers[0]["status"] == "cancelled"
+        await eventually(lambda: fake.aborted)
+        assert answers == 3 * [(await owner.get(f"{RESPONSES}/{id}")).json()]
+
+
+async def test_what_nobody_has_taken_is_cancelled(
+    fake: FakeTokenizer, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire.gateway.responses.background.MAX_RUNNING", 1)
+    fake.running.clear()
+    async with running_gateway(address) as http:
+        await wait_ready(http)
+        ids = [(await http.post(RESPONSES, json=BODY)).json()["id"] for _ in range(2)]
+        await eventually(lambda: fake.received)
+        response = (await http.post(f"{RESPONSES}/{ids[1]}/cancel")).json()
+        assert (response["status"], response["output"]) == ("cancelled", [])
+        fake.running.set()
+        assert (await ended(http, ids[0]))["status"] == "incomplete"
+        assert (await http.get(f"{RESPONSES}/{ids[1]}")).json() == response
+    assert [request.request_id for request in fake.received] == ids[:1]
 
 
 async def test_what_is_deleted_ends(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pagewire import rpc
-from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.v1 import executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 
 class _Endless(executor_pb2_grpc.ExecutorServiceServicer):
@@ -33,6 +33,33 @@ class _Endless(executor_pb2_grpc.ExecutorServiceServicer):
                 await asyncio.sleep(0)
         finally:
             self.closed.set()
+
+
+class _Refusing(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
+        raise self._error
+
+
+@pytest.mark.parametrize("filler", ["x", "\n", "é", "漢", "😀"])
+@pytest.mark.parametrize("meant", [True, False])
+async def test_a_status_says_what_a_message_of_any_length_begins_and_ends_with(
+    tmp_path: Path, filler: str, meant: bool
+) -> None:
+    message = f"no model {100_000 * filler}; served: a"
+    error = rpc.RpcError(grpc.StatusCode.NOT_FOUND, message) if meant else ValueError(message)
+    server = rpc.Server([f"unix:{tmp_path}/s.sock"], shutdown_timeout=0)
+    add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
+    server.add(_Refusing(error), add, "pagewire.v1.InferenceService")
+    await server.start()
+    async with rpc.channel(f"unix:{tmp_path}/s.sock") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference_pb2_grpc.InferenceServiceStub(channel).Tokenize(inference_pb2.TokenizeRequest())
+    assert caught.value.code() == (grpc.StatusCode.NOT_FOUND if meant else grpc.StatusCode.INTERNAL)
+    assert "no model" in caught.value.details() and caught.value.details().endswith("served: a")
+    await server.stop()
 
 
 @pytest.fixture

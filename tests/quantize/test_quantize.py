@@ -325,6 +325,26 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "expected one of awq, gptq, rtn" in capsys.readouterr().err
 
 
+def test_a_file_that_is_quantized_already_is_said_to_be(smollm2_gguf: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Source(smollm2_gguf)
+    assert "is quantized already (" in caplog.text and "Q4_1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "after", "told"),
+    [
+        ({"method": "rtn"}, 13.6, ["rises by 36%", "--method awq or gptq", "--group-size 32", "--bits 8"]),
+        ({"method": "rtn", "bits": 8, "group_size": 32}, 12.0, ["rises by 20%", "--method awq"]),
+        ({"method": "awq", "group_size": 32}, 12.0, ["--bits 8", "--calibration"]),
+        ({"method": "rtn"}, 10.9, None),
+    ],
+)
+def test_a_costly_result_names_what_loses_less(options: dict[str, Any], after: float, told: list[str] | None) -> None:
+    warning = command.costly(QuantizeConfig(model="m", **options), 10.0, after)
+    assert (warning is None) == (told is None)
+    assert all(part in str(warning) for part in told or ())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_default_model(tmp_path: Path, smollm2_gguf: Path, text: Path, method: str) -> None:
