@@ -102,9 +102,10 @@ async def serve(
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
     try:
-        await asyncio.wait({link, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        parts = {link, serving, batches, background}
+        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
-            raise RuntimeError("the gateway ended by itself") from (link if link.done() else serving).exception()
+            raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
         worker.stop()
         await rpc.cancel([background])  # others go on with what it did
         await _drain(gateway, config.shutdown_timeout)

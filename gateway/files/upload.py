@@ -77,7 +77,11 @@ class Upload:
 
     async def _flush(self) -> None:
         content, self._content = self._content, bytearray()
-        await asyncio.to_thread(self._out.write, content)
+        await asyncio.to_thread(self._write, memoryview(content))
+
+    def _write(self, rest: memoryview) -> None:
+        while rest:  # where the disk is all but full, only a part is written, and the next write says so
+            rest = rest[self._out.write(rest) :]
 
     # What the parser finds.
 

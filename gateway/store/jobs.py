@@ -113,7 +113,8 @@ class Jobs:
             yield
         finally:
             await rpc.cancel([renewing])
-            del self._held[lease.id]
+            if self._held.get(lease.id) is lease:  # else this process has taken it again, after a long sleep
+                del self._held[lease.id]
             if not lease.lost.is_set():
                 with suppress(ApiError):  # then it runs out
                     await self._give_back(lease)

@@ -9,7 +9,9 @@ import httpx
 import openai
 import pytest
 
-from pagewire.gateway.store import Store
+from pagewire.config import GatewayConfig
+from pagewire.gateway import main
+from pagewire.gateway.store import Jobs, Lease, Store
 from pagewire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
@@ -139,7 +141,7 @@ async def test_any_gateway_cancels(fake: FakeTokenizer, address: str) -> None:
         assert (events[-1]["type"], events[-1]["response"]) == ("response.incomplete", response)
 
 
-async def test_what_is_cancelled_as_it_begins_stays_so(fake: FakeTokenizer, address: str) -> None:
+async def test_what_is_cancelled_as_it_begins_stays_so(fake: FakeTokenizer, address: str, data: Path) -> None:
     fake.running.clear()
     fake.steps_left = 6
     async with running_gateway(address) as owner, running_gateway(address) as other:
@@ -147,12 +149,16 @@ async def test_what_is_cancelled_as_it_begins_stays_so(fake: FakeTokenizer, addr
         await wait_ready(other)
         id = (await owner.post(RESPONSES, json=BODY)).json()["id"]
         await eventually(lambda: fake.received)
-        cancelling = [asyncio.create_task(http.post(f"{RESPONSES}/{id}/cancel")) for http in (other, owner, other)]
+        cancelling = [asyncio.create_task(other.post(f"{RESPONSES}/{id}/cancel")) for _ in range(3)]
+        store = Store(data)
+        while await store.jobs("response").cancelled_at(id) is None:  # noqa: ASYNC110 - the job is there
+            await asyncio.sleep(0.005)
+        await store.close()
         fake.running.set()
         answers = [(await cancelled).json() for cancelled in cancelling]
         assert answers[0]["status"] == "cancelled"
         await eventually(lambda: fake.aborted)
-        assert answers == 3 * [(await owner.get(f"{RESPONSES}/{id}")).json()]
+        assert answers == 3 * [await ended(owner, id)]
 
 
 async def test_what_nobody_has_taken_is_cancelled(
@@ -198,6 +204,25 @@ async def test_what_is_deleted_does_not_come_back(fake: FakeTokenizer, address: 
                 await asyncio.sleep(0.05)
         assert (await owner.get(f"{RESPONSES}/{id}")).status_code == 404
         await store.close()
+
+
+@pytest.mark.parametrize("kind", ["response", "batch"])
+async def test_a_gateway_that_takes_no_jobs_ends(address: str, data: Path, monkeypatch: Any, kind: str) -> None:
+    """Its supervisor starts another one; without an end, what clients have left here would wait for ever."""
+
+    class Broken(Jobs):
+        async def next(self) -> Lease:
+            raise RuntimeError("broken")
+
+    make = Store.jobs
+    monkeypatch.setattr(
+        Store, "jobs", lambda store, name: Broken(store._database, name) if name == kind else make(store, name)
+    )
+    config = GatewayConfig(port=0, tokenizer_address=address, data_dir=str(data))
+    with pytest.raises(ExceptionGroup) as ended:
+        async with asyncio.timeout(10):
+            await main.serve(config, main.listen(config), asyncio.Event().wait())
+    assert str(ended.value.exceptions[0]) == "broken"
 
 
 async def test_a_full_engine_is_waited_for(client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: Any) -> None:

@@ -1,7 +1,10 @@
 """Files: what is uploaded is there for all, until it is deleted or expires."""
 
+import io
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -10,11 +13,25 @@ import pytest
 from pagewire.gateway.files import files as files_module
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.files.schema import FileQuery
+from pagewire.gateway.files.upload import Upload
 from pagewire.gateway.store import Store
 from tests.gateway.conftest import running_gateway
 from tests.gateway.test_openapi import check
 
 CONTENT = b'{"custom_id": "a"}\n'
+
+
+async def test_what_a_write_leaves_over_is_written(tmp_path: Path) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:5])
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n%s\r\n--x--\r\n' % CONTENT
+
+    with Slow(tmp_path / "out", "w") as out:
+        await Upload("multipart/form-data; boundary=x", out, 100).read(stream())
+    assert (tmp_path / "out").read_bytes() == CONTENT
 
 
 async def test_a_file_comes_back_as_it_was(ai: openai.AsyncOpenAI) -> None:

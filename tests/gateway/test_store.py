@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,22 @@ async def test_a_cancellation_reaches_the_owner(stores: tuple[Store, Store]) -> 
         assert await yours.cancelled_at("a") == marked
         await mine.finish(lease)
     assert not await yours.cancel("a")
+
+
+async def test_a_process_may_take_its_own_job_again(stores: tuple[Store, Store]) -> None:
+    """After it slept for longer than its lease."""
+    jobs = stores[0].jobs("work", lease_s=LEASE_S, poll_s=60.0)
+    await jobs.add("a")
+    first = await jobs.next()
+    async with AsyncExitStack() as later:
+        async with jobs.hold(first):
+            async with asyncio.timeout(10):
+                while (second := await jobs.take()) is None:  # noqa: ASYNC110 - the lease runs out
+                    await asyncio.sleep(0.02)
+            await later.enter_async_context(jobs.hold(second))
+        assert await jobs.cancel("a")
+        assert second.cancelled.is_set() and not first.cancelled.is_set()
+        await jobs.finish(second)
 
 
 async def test_a_full_disk_fails_the_request_and_nothing_else(tmp_path: Path) -> None:

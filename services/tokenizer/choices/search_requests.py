@@ -18,8 +18,9 @@ from pagewire.services.tokenizer.choices.choices import num_outputs
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.prompts import Prompt
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
-from pagewire.services.tokenizer.text_generator import PreparedRequest, TextGenerator, token_request
+from pagewire.services.tokenizer.text_generator import PreparedRequest, TextGenerator
 from pagewire.services.tokenizer.text_output import TextOutput
+from pagewire.services.tokenizer.text_requests import token_request
 from pagewire.services.tokenizer.text_stream import generate_span
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2

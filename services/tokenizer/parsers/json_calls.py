@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
+from pagewire.services.tokenizer.parsers.nesting import ObjectEnd
 from pagewire.services.tokenizer.parsers.reader import Parsed
-from pagewire.services.tokenizer.parsers.tool_calls import ObjectEnd, ToolCallReader
+from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
 
 # Each pattern beside one of what may still become it.
 _BEGIN = re.compile(r"\s{0,99}\{")

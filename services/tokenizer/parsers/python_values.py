@@ -2,54 +2,13 @@
 
 import ast
 import json
-import re
 import warnings
 from typing import Any
-
-from pagewire.services.tokenizer.parsers.tool_calls import INSIDE_STRINGS
 
 MAX_VALUE = 100_000  # characters of a value that is no string; it is parsed on the event loop
 
 # JSON's names are not Python's, but models mix them.
 _CONSTANTS = {"true": True, "false": False, "null": None}
-
-
-class ValueEnd:
-    """Finds the comma or the parenthesis behind a value that comes in pieces."""
-
-    _outside_strings = re.compile(r"""["'{}()\[\],]""")
-
-    def __init__(self) -> None:
-        self.found = False
-        self._depth = 0
-        self._quote = ""  # that began the string which it is in
-        self._is_escaped = False  # the next character
-
-    def find(self, piece: str) -> int:
-        """Characters of the next piece that belong to the value."""
-        at = 0
-        while at < len(piece):
-            if self._is_escaped:
-                self._is_escaped = False
-                at += 1
-                continue
-            match = (INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
-            if match is None:
-                break
-            if not self._quote and not self._depth and match[0] in ",)]}":
-                self.found = True
-                return match.start()
-            at = match.end()
-            self._turn(match[0])
-        return len(piece)
-
-    def _turn(self, char: str) -> None:
-        if char == "\\":
-            self._is_escaped = True
-        elif char in "\"'":
-            self._quote = "" if self._quote else char
-        elif char != ",":
-            self._depth += 1 if char in "{[(" else -1
 
 
 def unescaped(escape: str) -> str:

@@ -23,7 +23,8 @@ from pagewire.services.tokenizer.parsers.formats import (
     text_of,
 )
 from pagewire.services.tokenizer.parsers.keywords import Parameter, in_order, parameters_of
-from pagewire.services.tokenizer.parsers.python_values import ValueEnd, to_json, unescaped
+from pagewire.services.tokenizer.parsers.nesting import ValueEnd
+from pagewire.services.tokenizer.parsers.python_values import to_json, unescaped
 from pagewire.services.tokenizer.parsers.reader import Parsed
 from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
 

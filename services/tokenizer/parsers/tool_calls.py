@@ -17,6 +17,7 @@ from pagewire.services.tokenizer.parsers.formats import (
     listed,
     one_of,
 )
+from pagewire.services.tokenizer.parsers.nesting import ObjectEnd
 from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
@@ -25,9 +26,6 @@ MAX_HEADER = 512
 
 # Of a function, as a pattern.
 NAME = r"""[^\s{}\[\]<>|｜"'`]{1,128}"""
-
-# What matters inside a string, by the quote that began it.
-INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 
 
 class ToolCallReader(Reader):
@@ -202,41 +200,3 @@ class HeadedCallReader(ToolCallReader):
 
     def _call(self, parsed: Parsed) -> bool:
         return self._headed_call(parsed, self.header)
-
-
-class ObjectEnd:
-    """Finds where a JSON object ends that comes in pieces. What is wrong inside it does not matter."""
-
-    _outside_strings: ClassVar[re.Pattern[str]] = re.compile(r'["{}\[\]]')
-
-    def __init__(self) -> None:
-        self.found = False
-        self._depth = 0
-        self._quote = ""  # that began the string which it is in
-        self._is_escaped = False  # the next character
-
-    def find(self, piece: str) -> int:
-        """Characters of the next piece that belong to the object."""
-        at = 0
-        while at < len(piece):
-            if self._is_escaped:
-                self._is_escaped = False
-                at += 1
-                continue
-            match = (INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
-            if match is None:
-                break
-            at = match.end()
-            self._turn(match[0])
-            if self.found:
-                return at
-        return len(piece)
-
-    def _turn(self, char: str) -> None:
-        if char == "\\":
-            self._is_escaped = True
-        elif char in "\"'":
-            self._quote = "" if self._quote else char
-        else:
-            self._depth += 1 if char in "{[(" else -1
-            self.found = self._depth == 0

@@ -1,0 +1,66 @@
+"""Where an object or a value ends that comes in pieces: brackets are counted, but for those in strings."""
+
+import re
+from typing import ClassVar
+
+# What matters inside a string, by the quote that began it.
+_INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+
+
+class _NestedEnd:
+    # What matters outside of strings, and what of it a value ends before.
+    _outside_strings: ClassVar[re.Pattern[str]]
+    _ends_before: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self.found = False
+        self._depth = 0
+        self._quote = ""  # that began the string which it is in
+        self._is_escaped = False  # the next character
+
+    def find(self, piece: str) -> int:
+        """Characters of the next piece that belong to it."""
+        at = 0
+        while at < len(piece):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            match = (_INSIDE_STRINGS[self._quote] if self._quote else self._outside_strings).search(piece, at)
+            if match is None:
+                break
+            if not self._quote and not self._depth and match[0] in self._ends_before:
+                self.found = True
+                return match.start()
+            at = match.end()
+            self._turn(match[0])
+            if self.found:
+                return at
+        return len(piece)
+
+    def _turn(self, char: str) -> None:
+        if char == "\\":
+            self._is_escaped = True
+        elif char in "\"'":
+            self._quote = "" if self._quote else char
+        elif char in "{[(":
+            self._depth += 1
+        elif char in ")]}":
+            self._depth -= 1
+
+
+class ObjectEnd(_NestedEnd):
+    """Of a JSON object: behind the bracket that closes it. What is wrong inside it does not matter."""
+
+    _outside_strings = re.compile(r'["{}\[\]]')
+
+    def _turn(self, char: str) -> None:
+        super()._turn(char)
+        self.found = char in "}]" and not self._depth
+
+
+class ValueEnd(_NestedEnd):
+    """Of an argument in Python: before the comma or the parenthesis that follows it."""
+
+    _outside_strings = re.compile(r"""["'{}()\[\],]""")
+    _ends_before = ",)]}"
