@@ -1,6 +1,7 @@
 """The REST application, and the routes of chats, completions, tokens and models; each other API has a folder."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import PlainTextResponse, Response
@@ -49,7 +50,7 @@ from pagewire.gateway.searches import is_search
 from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.status import routes as status_routes
-from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_request
+from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_requests
 from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.v1 import inference_pb2
 
@@ -172,12 +173,16 @@ def _model(model: inference_pb2.Model) -> Model:
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     """Text or messages to token ids, exactly as a completion would see them."""
     gateway = gateway_of(request)
-    answer = await gateway.call(gateway.inference.Tokenize, tokenize_request(body))
+    answers = [await gateway.call(gateway.inference.Tokenize, one) for one in tokenize_requests(body)]
+    counts = [len(answer.token_ids) for answer in answers]
+    tokens: Any = [list(answer.token_ids) for answer in answers]
+    token_strs: Any = [list(answer.token_strs) for answer in answers]
+    is_list = isinstance(body.prompt, list)
     return TokenizeResponse(
-        count=len(answer.token_ids),
-        max_model_len=answer.max_model_len,
-        tokens=list(answer.token_ids),
-        token_strs=list(answer.token_strs) if body.return_token_strs else None,
+        count=counts if is_list else counts[0],
+        max_model_len=answers[0].max_model_len,
+        tokens=tokens if is_list else tokens[0],
+        token_strs=(token_strs if is_list else token_strs[0]) if body.return_token_strs else None,
     )
 
 
@@ -185,11 +190,16 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
 @router.post("/v1/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     """Token ids to text."""
-    upstream = inference_pb2.DetokenizeRequest(
-        model=body.model or "", token_ids=body.tokens, skip_special_tokens=bool(body.skip_special_tokens)
-    )
     gateway = gateway_of(request)
-    text = (await gateway.call(gateway.inference.Detokenize, upstream)).text
+    is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
+    lists: Any = body.tokens if is_list else [body.tokens]
+    texts = []
+    for token_ids in lists:
+        upstream = inference_pb2.DetokenizeRequest(
+            model=body.model or "", token_ids=token_ids, skip_special_tokens=bool(body.skip_special_tokens)
+        )
+        texts.append((await gateway.call(gateway.inference.Detokenize, upstream)).text)
+    text = texts if is_list else texts[0]
     return DetokenizeResponse(prompt=text, text=text)
 
 

@@ -48,7 +48,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, store: Store) -> None:
         self.store = store
-        self.files = Files(store, config.max_file_bytes)
+        self.files = Files(store, config.max_file_bytes, config.file_store_size)
         kept = Bound(config.max_stored_responses, config.response_store_size)
         self.responses = Responses(store, kept, config.response_store_ttl)
         self.batches = Batches(store, self.files)

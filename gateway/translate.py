@@ -89,17 +89,23 @@ def as_list(prompts: str | list[int] | list[str] | list[list[int]]) -> Sequence[
     return prompts  # type: ignore[return-value]
 
 
-def tokenize_request(body: TokenizeRequest) -> inference_pb2.TokenizeRequest:
+def tokenize_requests(body: TokenizeRequest) -> list[inference_pb2.TokenizeRequest]:
+    """One for each text."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     request = inference_pb2.TokenizeRequest(model=body.model or "", return_token_strs=bool(body.return_token_strs))
     if body.messages is not None:
         request.chat.CopyFrom(chat_prompt(body.messages, body))
-    else:
-        request.text = body.prompt or ""
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
-    return request
+    requests = []
+    for text in [body.prompt] if body.prompt is None or isinstance(body.prompt, str) else body.prompt:
+        one = inference_pb2.TokenizeRequest()
+        one.CopyFrom(request)
+        if text is not None:
+            one.text = text
+        requests.append(one)
+    return requests
 
 
 def chat_prompt(messages: Sequence[Message], body: ChatPromptParameters) -> inference_pb2.ChatPrompt:

@@ -133,6 +133,13 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         kind="size",
         valid=POSITIVE,
     )
+    file_store_size: int = flag(
+        32 * 1024**3,
+        "size of all files of /v1/files: no more are uploaded beyond it; suffixes as in 100GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
     response_store_ttl: float = flag(
         30 * 86400.0,
         "seconds that a response of /v1/responses can be retrieved and continued from",

@@ -1,9 +1,11 @@
 """Files in the gateway's data directory: their bytes in a folder, the rest in the store."""
 
+import asyncio
 import os
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,11 +25,13 @@ ORPHAN_S = 3600.0
 class Files:
     """Every method raises ApiError if the disk fails."""
 
-    def __init__(self, store: Store, max_bytes: int) -> None:
+    def __init__(self, store: Store, max_bytes: int, max_total_bytes: int) -> None:
+        """max_bytes: of an uploaded file. max_total_bytes: of all; what batches answer counts, but is always kept."""
         self._folder = store.directory / "files"
         self._folder.mkdir(exist_ok=True)
         self._documents = store.documents("file")
         self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
 
     def path(self, id: str) -> Path:
         """Of the bytes of a file that exists."""
@@ -38,6 +42,7 @@ class Files:
         stream = request.stream()
         upload = await save(self.path(id), request.headers.get("content-type", ""), stream, self._max_bytes)
         try:
+            await self._check_total()
             form = _form(upload.fields)
             expiry = form.expires_after.seconds if form.expires_after else MAX_EXPIRY_S
             assert upload.filename is not None
@@ -89,6 +94,16 @@ class Files:
             if await self._documents.get(id) is None:
                 self.path(id).unlink(missing_ok=True)
 
+    async def _check_total(self) -> None:
+        """With the new file, which is in the folder. Raises ApiError 413: clients repeat what ends with 507."""
+        total = await asyncio.to_thread(_total_bytes, self._folder)
+        if total > self._max_total_bytes:
+            message = (
+                f"all files together would take {total} bytes of {self._max_total_bytes}: delete some, "
+                "or start the server with a larger --file-store-size"
+            )
+            raise ApiError(413, message, param="file")
+
     async def _add(self, id: str, filename: str, purpose: Purpose, expiry: int) -> File:
         now = int(time.time())
         file = File(
@@ -101,6 +116,14 @@ class Files:
         )
         await self._documents.put(id, msgspec.json.encode(file), expires_at=file.expires_at)
         return file
+
+
+def _total_bytes(folder: Path) -> int:
+    total = 0
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):  # deleted just now
+            total += entry.stat().st_size
+    return total
 
 
 def _move(source: Path, target: Path) -> None:

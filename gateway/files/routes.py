@@ -3,7 +3,8 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import FileResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 
 from pagewire.gateway import openapi
 from pagewire.gateway.files.files import not_found
@@ -14,6 +15,20 @@ from pagewire.gateway.json_route import JsonRoute
 router = APIRouter(route_class=JsonRoute, tags=["files"])
 
 _CONTENT: openapi.Responses = {200: {"description": "The bytes.", "content": {"application/octet-stream": {}}}}
+
+
+class _Content(FileResponse):
+    """A file, whose errors have the shape of all others."""
+
+    @classmethod
+    def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
+        try:
+            return super()._parse_range_header(http_range, file_size)
+        except MalformedRangeHeader as error:
+            raise HTTPException(400, f"Range: {http_range!r} is none of this file: {error.content}") from error
+        except RangeNotSatisfiable as error:
+            message = f"Range: {http_range!r} is outside of the file, which has {file_size} bytes"
+            raise HTTPException(416, message, {"Content-Range": f"bytes */{file_size}"}) from error
 
 
 @router.post("/v1/files", openapi_extra=UPLOAD)
@@ -43,7 +58,7 @@ async def retrieve_file_content(request: Request, file_id: str) -> Response:
         stat_result = files.path(file.id).stat()
     except FileNotFoundError:  # deleted just now
         raise not_found(file.id) from None
-    return FileResponse(
+    return _Content(
         files.path(file.id),
         media_type="application/octet-stream",
         filename=file.filename,

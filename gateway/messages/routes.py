@@ -41,5 +41,5 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 async def count_message_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
     """How many tokens the prompt of such a request has."""
     gateway = gateway_of(request)
-    upstream = translate.tokenize_request(tokenize_request(body))
+    [upstream] = translate.tokenize_requests(tokenize_request(body))
     return TokenCount(input_tokens=len((await gateway.call(gateway.inference.Tokenize, upstream)).token_ids))

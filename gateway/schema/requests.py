@@ -48,6 +48,8 @@ from pagewire.sampling_params import INT32_MAX, LENGTH_PENALTY, LOGIT_BIAS, MAX_
 
 MODEL = "A served name; unset: the only model."
 LABEL = "A label that changes nothing about the answer."
+# Texts of one request to /tokenize: they are read one after the other.
+MAX_TOKENIZED = 1024
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 # One or several, each as text or token ids.
@@ -420,12 +422,16 @@ class TokenizeRequest(ChatPromptParameters):
     """Either prompt or messages."""
 
     model: str | None = field("tokenizer", MODEL)
-    prompt: str | None = field("tokenizer", "A text.")
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TOKENIZED)] | None = field(
+        "tokenizer", "A text; or several, which are answered with lists.", union_mode="left_to_right"
+    )
     messages: Messages | None = field("tokenizer", "Or a conversation, as the chat template writes it.")
     return_token_strs: bool | None = field("tokenizer", "Also the text of each token.", False)
 
 
 class DetokenizeRequest(Parameters):
     model: str | None = field("tokenizer", MODEL)
-    tokens: list[TokenId] = required("tokenizer", "Token ids.")
+    tokens: list[TokenId] | Annotated[list[list[TokenId]], Field(max_length=MAX_TOKENIZED)] = required(
+        "tokenizer", "Token ids; or lists of them, which are answered with a list.", union_mode="left_to_right"
+    )
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", False)

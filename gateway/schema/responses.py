@@ -263,17 +263,19 @@ class ModelList(Body, kw_only=True):
 
 
 class TokenizeResponse(Body):
-    count: int
+    """Of several texts each member but `max_model_len` is a list with one entry for each."""
+
+    count: int | list[int]
     max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+    tokens: list[int | list[int]]
+    token_strs: list[str | list[str]] | None
 
 
 class DetokenizeResponse(Body):
     """The text, as vLLM's and as SGLang's clients look for it."""
 
-    prompt: str
-    text: str
+    prompt: str | list[str]
+    text: str | list[str]
 
 
 class Health(Body):

@@ -40,7 +40,7 @@ _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for 
 _NOT_OFFERED = (
     *SET_BY_STACK,
     *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key"),
-    *("data_dir", "batch_concurrency", "max_file_bytes"),
+    *("data_dir", "batch_concurrency", "max_file_bytes", "file_store_size"),
 )
 
 

@@ -96,6 +96,33 @@ async def test_files_have_a_bound(address: str, tmp_path: Path) -> None:
     assert len(list((tmp_path / "data" / "files").iterdir())) == 1
 
 
+async def test_all_files_together_have_a_bound(address: str, tmp_path: Path) -> None:
+    """What is deleted makes room."""
+    async with running_gateway(address, file_store_size=1000) as http:
+        form = {"purpose": (None, "batch")}
+        first = (await http.post("/v1/files", files=form | {"file": bytes(600)})).json()
+        refused = await http.post("/v1/files", files=form | {"file": bytes(401)})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (413, "file")
+        message = refused.json()["error"]["message"]
+        assert "1001 bytes" in message and "--file-store-size" in message
+        assert len(list((tmp_path / "data" / "files").iterdir())) == 1
+        assert (await http.post("/v1/files", files=form | {"file": bytes(400)})).status_code == 200
+        await http.delete(f"/v1/files/{first['id']}")
+        assert (await http.post("/v1/files", files=form | {"file": bytes(401)})).status_code == 200
+
+
+async def test_ranges(ai: openai.AsyncOpenAI, client: httpx.AsyncClient) -> None:
+    file = await ai.files.create(file=CONTENT, purpose="batch")
+    path, size = f"/v1/files/{file.id}/content", len(CONTENT)
+    part = await client.get(path, headers={"range": "bytes=2-4"})
+    assert (part.status_code, part.content) == (206, CONTENT[2:5])
+    for given, status in (("lines=1-2", 400), ("bytes", 400), ("bytes=5-2", 400), ("bytes=99-100", 416)):
+        answer = await client.get(path, headers={"range": given})
+        assert answer.status_code == status
+        assert answer.json()["error"]["type"] == "invalid_request_error" and given in answer.json()["error"]["message"]
+        assert answer.headers.get("content-range") == (f"bytes */{size}" if status == 416 else None)
+
+
 async def test_files_outlive_the_gateway_and_are_shared(address: str) -> None:
     async with running_gateway(address) as first, running_gateway(address) as second:
         form = {"purpose": (None, "batch"), "file": ("a", CONTENT)}
@@ -107,7 +134,7 @@ async def test_files_outlive_the_gateway_and_are_shared(address: str) -> None:
 
 async def test_the_bytes_of_expired_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
-    files = Files(store, 1000)
+    files = Files(store, 1000, 1000)
     for expiry in (-1, 100):
         path = tmp_path / "answers"
         path.write_bytes(CONTENT)

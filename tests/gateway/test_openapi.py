@@ -103,6 +103,8 @@ async def test_other_answers_and_errors(
         ("post", "/tokenize", "/tokenize", {"prompt": "p"}),
         ("post", "/tokenize", "/tokenize", {"prompt": "p", "return_token_strs": True}),
         ("post", "/tokenize", "/tokenize", {"prompt": 5}),
+        ("post", "/v1/tokenize", "/v1/tokenize", {"prompt": ["p", "q"], "return_token_strs": True}),
+        ("post", "/v1/detokenize", "/v1/detokenize", {"tokens": [[97], [98]]}),
         ("post", "/detokenize", "/detokenize", {"tokens": [97]}),
         ("post", "/v1/embeddings", "/v1/embeddings", {"input": ["p", "q"]}),
         ("post", "/v1/embeddings", "/v1/embeddings", {"input": "p", "encoding_format": "base64"}),

@@ -33,6 +33,18 @@ async def test_models(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
     assert (await ai.models.retrieve("org/name")).id == "org/name"
 
 
+async def test_lists_are_answered_with_lists(client: httpx.AsyncClient) -> None:
+    body = {"prompt": ["ab", "c"], "return_token_strs": True}
+    answer = (await client.post("/v1/tokenize", json=body)).json()
+    assert answer["tokens"] == [[94, 97, 98], [94, 99]] and answer["count"] == [3, 2]
+    assert answer["token_strs"] == [["^", "a", "b"], ["^", "c"]]
+    assert (await client.post("/v1/tokenize", json={"prompt": ["c"]})).json()["tokens"] == [[94, 99]]
+    told = (await client.post("/v1/detokenize", json={"tokens": [[97, 98], [99]]})).json()
+    assert told == {"prompt": ["ab", "c"], "text": ["ab", "c"]}
+    for path, wrong in (("/v1/tokenize", {"prompt": []}), ("/v1/detokenize", {"tokens": [[97], 98]})):
+        assert (await client.post(path, json=wrong)).status_code == 400
+
+
 async def test_tokenize_and_detokenize(client: httpx.AsyncClient) -> None:
     body = {"model": "fake", "prompt": "é漢", "return_token_strs": True}
     answer = (await client.post("/tokenize", json=body)).json()
