@@ -26,8 +26,11 @@ START_TIMEOUT_S = 600
 def server(config: ServeConfig) -> Iterator[tuple[psutil.Process, int]]:
     """`pagewire serve` of this configuration, ready, on free ports of this machine; the process and its REST port."""
     port = available_port("127.0.0.1", 0, "--port")
-    serve = config.part(ServeConfig, host="127.0.0.1", port=port, grpc_port=available_port("127.0.0.1", 0, "--port"))
-    with subprocess.Popen([sys.executable, "-P", "-m", "pagewire.cli", "serve", *flags.to_argv(serve)]) as process:
+    grpc_port = available_port("127.0.0.1", 0, "--port")
+    command = [sys.executable, "-P", "-m", "pagewire.cli", "serve"]
+    with tempfile.TemporaryDirectory() as data:
+        serve = config.part(ServeConfig, host="127.0.0.1", port=port, grpc_port=grpc_port, data_dir=data)
+        process = subprocess.Popen([*command, *flags.to_argv(serve)])
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
             while health.http_problem(f"http://127.0.0.1:{port}/readyz") is not None:
@@ -37,6 +40,7 @@ def server(config: ServeConfig) -> Iterator[tuple[psutil.Process, int]]:
             yield psutil.Process(process.pid), port
         finally:
             process.send_signal(signal.SIGTERM)
+            process.wait()
 
 
 def drive(url: str, *, num_requests: int, concurrency: int, input_len: int, output_len: int) -> dict[str, Any]:

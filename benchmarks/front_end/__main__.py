@@ -74,6 +74,7 @@ def pagewire(port: int, num_processes: int, step_ms: int) -> Iterator[psutil.Pro
             "host": "127.0.0.1",
             "port": port,
             "api-server-count": num_processes,
+            "data-dir": f"{directory}/data",
             "log-level": "warning",
         }
         command = [*python, "pagewire.cli", "gateway", *(f"--{name}={value}" for name, value in flags.items())]
