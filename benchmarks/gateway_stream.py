@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message
 from pagewire.config import GatewayConfig
 from pagewire.gateway.app import create_app
 from pagewire.gateway.gateway import Gateway
-from pagewire.gateway.reply import ChoiceDelta, PendingChoice
+from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice
 from pagewire.gateway.store import Store
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob

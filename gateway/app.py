@@ -1,6 +1,5 @@
-"""The REST application, and the routes of chats, completions, tokens and models; each other API has a folder."""
+"""The REST application, and the routes of models, tokens and probes; every API has a folder."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -9,14 +8,13 @@ from starlette.responses import PlainTextResponse, Response
 from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.gateway import openapi
-from pagewire.gateway.answer import Answer
 from pagewire.gateway.batches import routes as batch_routes
-from pagewire.gateway.chat import ChatAnswer
-from pagewire.gateway.completions import CompletionAnswer, prompt_texts
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
 from pagewire.gateway.files import routes as files_routes
-from pagewire.gateway.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.gateway import Gateway, gateway_of
+from pagewire.gateway.generation import routes as generation_routes
+from pagewire.gateway.generation.translate import tokenize_requests
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.models import model_info, model_page
@@ -28,17 +26,10 @@ from pagewire.gateway.page.routes import add_page
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
     DetokenizeRequest,
-    GenerationParameters,
     TokenizeRequest,
 )
 from pagewire.gateway.schema.responses import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    CompletionChunk,
     DetokenizeResponse,
     Health,
     Model,
@@ -46,11 +37,8 @@ from pagewire.gateway.schema.responses import (
     TokenizeResponse,
     Version,
 )
-from pagewire.gateway.searches import is_search
-from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.status import routes as status_routes
-from pagewire.gateway.translate import chat_requests, completion_requests, tokenize_requests
 from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.v1 import inference_pb2
 
@@ -80,6 +68,7 @@ def with_routes() -> FastAPI:
         docs_url=None,  # the page has it, with files of its own
         redoc_url=None,
     )
+    app.include_router(generation_routes.router)
     app.include_router(router)
     app.include_router(messages_routes.router)
     app.include_router(vectors_routes.router)
@@ -92,45 +81,6 @@ def with_routes() -> FastAPI:
     app.include_router(unserved.router)
     add_page(app)
     return app
-
-
-@router.post(
-    "/v1/chat/completions",
-    tags=["generation"],
-    responses=openapi.generation_responses(ChatCompletion, ChatCompletionChunk),
-)
-async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
-    """The next turn of a conversation; with `stream: true` as server-sent events."""
-    answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
-    return _generation(gateway_of(request), body, chat_requests(body), answer)
-
-
-@router.post(
-    "/v1/completions",
-    tags=["generation"],
-    responses=openapi.generation_responses(Completion, CompletionChunk),
-)
-async def create_completion(request: Request, body: CompletionRequest) -> Response:
-    """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
-    gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
-    # With log probabilities of the prompt its text comes along.
-    echoes = await prompt_texts(gateway, body) if body.echo and body.logprobs is None else ()
-    answer = CompletionAnswer(body, head, echoes)
-    return _generation(gateway, body, requests, answer)
-
-
-def _generation(
-    gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
-) -> Response:
-    link = gateway.searches if is_search(requests[0]) else gateway.link
-    return GenerationResponse(
-        link,
-        requests,
-        answer,
-        stream=bool(body.stream),
-        choices_per_prompt=body.n or 1,
-        counts_output=body.max_tokens != 0,
-    )
 
 
 @router.get(

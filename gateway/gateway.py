@@ -14,16 +14,16 @@ from pagewire import rpc, telemetry
 from pagewire.admin import Neighbour
 from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
-from pagewire.gateway.answer import Head
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
+from pagewire.gateway.generation.answer import Head
+from pagewire.gateway.generation.searches import Searches
 from pagewire.gateway.middleware import GracefulShutdown
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses.background import Background
 from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
-from pagewire.gateway.searches import Searches
 from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import TokenizerLink

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 
-from pagewire.gateway.reply import ChoiceDelta, PendingChoice, Reply
+from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice, Reply
 from pagewire.rpc import RpcError
 from pagewire.streams import ResubmittingLink
 from pagewire.v1.inference_pb2 import (

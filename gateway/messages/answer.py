@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import msgspec
 import pydantic_core
 
-from pagewire.gateway.answer import UsageTotal
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.generation.answer import UsageTotal
+from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.tools import whole_calls
 from pagewire.gateway.messages.responses import (
     SIGNATURE,
     AnsweredMessage,
@@ -32,9 +34,7 @@ from pagewire.gateway.messages.responses import (
     ThinkingTokensDetails,
     ToolUseBlock,
 )
-from pagewire.gateway.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.responses import Body
-from pagewire.gateway.tools import whole_calls
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import ToolCallDelta
 

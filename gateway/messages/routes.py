@@ -3,15 +3,16 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagewire.gateway import openapi, translate
+from pagewire.gateway import openapi
 from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.generation import translate
+from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.messages.answer import MessagesAnswer
 from pagewire.gateway.messages.requests import CountTokensRequest, MessagesRequest
 from pagewire.gateway.messages.responses import EVENTS, AnsweredMessage, TokenCount
 from pagewire.gateway.messages.translate import chat_request, tokenize_request
 from pagewire.gateway.request_context import request_context
-from pagewire.gateway.serving import GenerationResponse
 
 router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.MESSAGES_ERROR_RESPONSES)
 

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from pagewire.gateway.answer import UsageTotal
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.answer import UsageTotal
+from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.responses.bodies import InputTokensDetails, ModelResponse, OutputTokensDetails, ResponseUsage
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.v1 import common_pb2

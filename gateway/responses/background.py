@@ -15,8 +15,8 @@ from msgspec import DecodeError
 from pagewire import rpc
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.generation.reply import ChoiceOutput, Reply
 from pagewire.gateway.middleware import GracefulShutdown
-from pagewire.gateway.reply import ChoiceOutput, Reply
 from pagewire.gateway.responses.answer import response_usage
 from pagewire.gateway.responses.bodies import ModelResponse
 from pagewire.gateway.responses.output_log import OutputLog, end_of

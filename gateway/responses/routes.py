@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from pagewire.gateway import openapi
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, json_response
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.responses.answer import ResponseAnswer
 from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, InputTokens, ModelResponse
@@ -22,7 +23,6 @@ from pagewire.gateway.responses.stored import Stored, new_id, stored_input, stor
 from pagewire.gateway.responses.translate import generate_request, new_response
 from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
-from pagewire.gateway.serving import GenerationResponse
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])

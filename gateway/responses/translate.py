@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.generation.translate import chat_requests
 from pagewire.gateway.responses.bodies import FunctionSettings, ModelResponse, ReasoningSettings, TextSettings
 from pagewire.gateway.responses.requests import (
     LOGPROBS,
@@ -16,7 +17,6 @@ from pagewire.gateway.responses.requests import (
 from pagewire.gateway.schema.requests import ChatCompletionRequest, Message
 from pagewire.gateway.schema.structured import JsonSchemaFormat, NamedSchema
 from pagewire.gateway.schema.tools import Function, FunctionName, NamedToolChoice, Tool
-from pagewire.gateway.translate import chat_requests
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from pagewire.gateway.answer import UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.encoding import DONE, event
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.logprobs import MIN_LOGPROB
-from pagewire.gateway.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.answer import UsageTotal, finish_reason, stop_reason
+from pagewire.gateway.generation.logprobs import MIN_LOGPROB
+from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.sglang.schema import (
     MAX_NEW_TOKENS,
     NativeFinish,

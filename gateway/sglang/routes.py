@@ -5,13 +5,13 @@ from starlette.responses import Response
 
 from pagewire.gateway import openapi
 from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.generation.serving import GenerationResponse
+from pagewire.gateway.generation.translate import completion_requests
 from pagewire.gateway.json_route import JsonRoute, parse
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.requests import CompletionRequest
-from pagewire.gateway.serving import GenerationResponse
 from pagewire.gateway.sglang.generate import NativeAnswer, completion_body
 from pagewire.gateway.sglang.schema import NativeGenerateRequest, NativeOutput
-from pagewire.gateway.translate import completion_requests
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, Raw
 
-from pagewire.gateway.answer import Head
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.translate import as_list, chat_prompt
+from pagewire.gateway.generation.answer import Head
+from pagewire.gateway.generation.translate import as_list, chat_prompt
 from pagewire.gateway.vectors.calls import VectorCall
 from pagewire.gateway.vectors.requests import (
     ClassificationRequest,

@@ -13,9 +13,9 @@ from pagewire import telemetry
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, from_rpc
 from pagewire.gateway.gateway import NamedBody, gateway_of, head_of
+from pagewire.gateway.generation.serving import traceparent_of
 from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.request_context import request_context
-from pagewire.gateway.serving import traceparent_of
 from pagewire.rpc import RpcError
 from pagewire.v1 import inference_pb2
 

@@ -7,8 +7,8 @@ from msgspec import UNSET, UnsetType
 from msgspec import field as field_of
 from pydantic import Field, model_validator
 
-from pagewire.gateway.answer import Head
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.requests import MODEL, Parameters
 from pagewire.gateway.schema.responses import Body

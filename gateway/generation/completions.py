@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.gateway import Gateway
-from pagewire.gateway.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, told_of_prompt
-from pagewire.gateway.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
+from pagewire.gateway.generation.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, told_of_prompt
+from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.translate import as_list
 from pagewire.gateway.schema.requests import CompletionRequest
 from pagewire.gateway.schema.responses import (
     Completion,
@@ -17,7 +18,6 @@ from pagewire.gateway.schema.responses import (
     CompletionChunkChoice,
     CompletionLogprobs,
 )
-from pagewire.gateway.translate import as_list
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import DetokenizeRequest, GenerateResponse
 

@@ -5,7 +5,9 @@ import secrets
 from collections.abc import Sequence
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.grammar import grammar_of
+from pagewire.gateway.generation.grammar import grammar_of
+from pagewire.gateway.generation.searches import is_search
+from pagewire.gateway.generation.tools import choose_tools, output_parsing, wire_call, wire_tools
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
     ChatPromptParameters,
@@ -16,8 +18,6 @@ from pagewire.gateway.schema.requests import (
     TextPart,
     TokenizeRequest,
 )
-from pagewire.gateway.searches import is_search
-from pagewire.gateway.tools import choose_tools, output_parsing, wire_call, wire_tools
 from pagewire.sampling_params import BY_NAME, seed_of_choice
 from pagewire.v1 import common_pb2, inference_pb2
 

@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire import telemetry
 from pagewire.gateway import metrics
-from pagewire.gateway.answer import Answer, UsageTotal, finish_reason
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.generation.answer import Answer, UsageTotal, finish_reason
+from pagewire.gateway.generation.reply import Reply
 from pagewire.gateway.middleware import CLIENT_GONE
-from pagewire.gateway.reply import Reply
 from pagewire.gateway.request_context import RequestContext, request_context
 from pagewire.rpc import RpcError
 from pagewire.v1.inference_pb2 import GenerateRequest

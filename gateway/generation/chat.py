@@ -5,10 +5,11 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from pagewire.gateway.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.logprobs import chat_logprobs, prompt_logprobs, told_of_prompt
-from pagewire.gateway.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
+from pagewire.gateway.generation.logprobs import chat_logprobs, prompt_logprobs, told_of_prompt
+from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.tools import call_chunks, whole_calls
 from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.responses import (
     AssistantMessage,
@@ -20,7 +21,6 @@ from pagewire.gateway.schema.responses import (
     ChatFinishReason,
     ToolCallChunk,
 )
-from pagewire.gateway.tools import call_chunks, whole_calls
 
 
 class ChatAnswer:

@@ -8,7 +8,7 @@ import msgspec
 
 from pagewire.gateway.encoding import DONE, encode, event
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.reply import ChoiceDelta, ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.reply import ChoiceDelta, ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import StreamOptions
 from pagewire.gateway.schema.responses import (
     Body,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from pagewire.gateway.reply import PendingChoice
+from pagewire.gateway.generation.reply import PendingChoice
 from pagewire.gateway.schema.responses import (
     ChatLogprob,
     ChatLogprobs,

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.reply import PendingChoice, Reply
+from pagewire.gateway.generation.reply import PendingChoice, Reply
 from pagewire.rpc import RpcError
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub

@@ -1,0 +1,60 @@
+"""The routes of chats and completions."""
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagewire.gateway import openapi
+from pagewire.gateway.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.generation.answer import Answer
+from pagewire.gateway.generation.chat import ChatAnswer
+from pagewire.gateway.generation.completions import CompletionAnswer, prompt_texts
+from pagewire.gateway.generation.searches import is_search
+from pagewire.gateway.generation.serving import GenerationResponse
+from pagewire.gateway.generation.translate import chat_requests, completion_requests
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.schema.requests import ChatCompletionRequest, CompletionRequest, GenerationParameters
+from pagewire.gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from pagewire.v1 import inference_pb2
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post(
+    "/v1/chat/completions",
+    tags=["generation"],
+    responses=openapi.generation_responses(ChatCompletion, ChatCompletionChunk),
+)
+async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
+    """The next turn of a conversation; with `stream: true` as server-sent events."""
+    answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
+    return _generation(gateway_of(request), body, chat_requests(body), answer)
+
+
+@router.post(
+    "/v1/completions",
+    tags=["generation"],
+    responses=openapi.generation_responses(Completion, CompletionChunk),
+)
+async def create_completion(request: Request, body: CompletionRequest) -> Response:
+    """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
+    gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
+    # With log probabilities of the prompt its text comes along.
+    echoes = await prompt_texts(gateway, body) if body.echo and body.logprobs is None else ()
+    answer = CompletionAnswer(body, head, echoes)
+    return _generation(gateway, body, requests, answer)
+
+
+def _generation(
+    gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
+) -> Response:
+    link = gateway.searches if is_search(requests[0]) else gateway.link
+    return GenerationResponse(
+        link,
+        requests,
+        answer,
+        stream=bool(body.stream),
+        choices_per_prompt=body.n or 1,
+        counts_output=body.max_tokens != 0,
+    )
