@@ -35,16 +35,31 @@ class ServiceConfig:
     )
 
 
+def listen_flag(default: str) -> str:
+    return flag(default, "addresses to serve gRPC on, comma separated: unix:/path or host:port", group="network")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ListenConfig(ServiceConfig):
     """What every gRPC service has."""
 
-    listen: str = flag("", "addresses to serve gRPC on, comma separated: unix:/path or host:port", group="network")
+    listen: str = listen_flag("")
     metrics_port: int | None = flag(
         None,
         "HTTP port for this service's own Prometheus metrics (the gateway serves those of all services)",
         group="observability",
         valid=PORT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicListenConfig(ListenConfig):
+    """What the services have that clients call."""
+
+    public_listen: str = flag(
+        "",
+        "addresses to serve gRPC on to clients, as for --listen, where other services of Pagewire are believed more",
+        group="network",
     )
 
 
@@ -159,14 +174,10 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
+class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
     """Text to tokens and back."""
 
-    listen: str = flag(
-        "0.0.0.0:50051",
-        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
-        group="network",
-    )
+    listen: str = listen_flag("0.0.0.0:50051")
     scheduler_address: str = flag("localhost:50052", "the scheduler service", group="network")
     served_model_name: str | None = flag(
         None, "names that clients use, comma separated; the first is reported (default: MODEL)", group="model"
@@ -281,17 +292,10 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
+class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     """Continuous batching over paged KV memory."""
 
-    listen: str = flag(
-        "0.0.0.0:50052",
-        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
-        group="network",
-    )
-    public_listen: str = flag(
-        "", "addresses to serve token-level gRPC on to clients that are no tokenizers, as for --listen", group="network"
-    )
+    listen: str = listen_flag("0.0.0.0:50052")
     executor_address: str = flag(
         "localhost:50053", "the executor services, one per replica, comma separated", group="network"
     )
@@ -328,11 +332,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
 class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
     """One device: weights, KV cache, steps."""
 
-    listen: str = flag(
-        "0.0.0.0:50053",
-        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
-        group="network",
-    )
+    listen: str = listen_flag("0.0.0.0:50053")
     device: str = flag(
         "auto",
         "device that runs the model; auto uses CUDA if available",

@@ -13,6 +13,7 @@ import grpc
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.reply import PendingChoice, Reply
 from pagewire.rpc import RpcError
+from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -31,7 +32,9 @@ class Searches:
         self._stub = stub
         self._call_to_its_end = call_to_its_end
 
-    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
+    def generate(
+        self, requests: Sequence[GenerateRequest], *, streaming: bool, context: RequestContext | None = None
+    ) -> Reply:
         """requests: one per output; those of the same search are the same object, side by side."""
         tasks: list[asyncio.Task[None]] = []
 
@@ -39,7 +42,7 @@ class Searches:
             for task in tasks:
                 task.cancel()
 
-        reply = Reply(abort, requests, streaming=streaming)
+        reply = Reply(abort, requests, streaming=streaming, context=context)
         for start in range(0, len(requests), requests[0].n):
             choices = reply.choices[start : start + requests[0].n]
             tasks.append(asyncio.create_task(self._run(reply, choices), name="search"))
@@ -47,8 +50,9 @@ class Searches:
 
     async def _run(self, reply: Reply, choices: Sequence[PendingChoice]) -> None:
         request = choices[0].request
+        traceparent = reply.context.traceparent if reply.context is not None else ""
         try:
-            responses = await self._call_to_its_end(self._outputs, request, request.traceparent)
+            responses = await self._call_to_its_end(self._outputs, request, traceparent)
         except grpc.aio.AioRpcError as error:
             reply.fail(RpcError.from_call(error))
         except ApiError as error:

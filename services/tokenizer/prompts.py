@@ -54,13 +54,13 @@ async def _encode_chat(pool: TokenizerPool, request: Request) -> Prompt:
 def truncated(
     prompt: Prompt, request: inference_pb2.GenerateRequest, params: common_pb2.SamplingParams, max_model_len: int
 ) -> Prompt:
-    """The end of the prompt, or its beginning, as truncate_prompt_tokens says; a resumed request's was cut before.
+    """The end of the prompt, or its beginning, as truncate_prompt_tokens says.
 
     params: of the request, with defaults. max_model_len: 0 = not known yet.
 
     Raises RpcError (INVALID_ARGUMENT, UNAVAILABLE).
     """
-    if not request.HasField("truncate_prompt_tokens") or request.resume_token_ids:
+    if not request.HasField("truncate_prompt_tokens"):
         return prompt
     if prompt.images:
         raise invalid("truncate_prompt_tokens is for text: leave it out, or the images", "truncate_prompt_tokens")
