@@ -16,6 +16,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pagewire import process
 from pagewire.errors import StartupError
@@ -28,7 +29,7 @@ async def is_ready(path: Path) -> bool:
     return await asyncio.to_thread(path.exists)
 
 
-def supervise(directory: Path, options: dict[str, float], behaviours: list[str]) -> int:
+def supervise(directory: Path, options: dict[str, Any], behaviours: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     services = []
     for name, _, behaviour in (item.partition("=") for item in behaviours):
