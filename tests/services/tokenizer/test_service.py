@@ -18,6 +18,7 @@ from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
@@ -414,7 +415,7 @@ async def test_gateway_abort_reaches_the_scheduler_and_is_not_answered(make_line
         gateway = Gateway(line)
         await gateway.send({n: inference_pb2.GenerateRequest(text="x", request_id=str(n)) for n in (1, 2)})
         await line.scheduler.until(lambda: line.scheduler.num_running == 2)
-        first = next(request for request in line.scheduler.requests if request.external_id == "1")
+        first = next(one for one in line.scheduler.submissions if one.request.external_id == "1")
         await gateway.send(aborts=[1, 99])
         await line.scheduler.until(lambda: line.scheduler.aborted == [first.request_id])
         line.scheduler.auto = True
@@ -456,6 +457,16 @@ async def test_a_number_in_use_is_an_error_of_the_stream(make_line, pool) -> Non
         code, details = await code_of(gateway.read())
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert "number 1" in details
+
+
+async def test_the_port_for_clients_has_no_link(make_line, pool, tmp_path) -> None:
+    address = f"unix:{tmp_path}/public.sock"
+    async with make_line(config={"public_listen": address}).running(pool=pool), rpc.channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        texts = [response.text async for response in stub.Generate(inference_pb2.GenerateRequest(text="Say"))]
+        code, _ = await code_of(InferenceLinkServiceStub(channel).Connect(iter([])).read())
+    assert "".join(texts) == TEXT
+    assert code == grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_bytes_that_are_no_message_end_the_stream(make_line, pool) -> None:
