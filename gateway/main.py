@@ -98,11 +98,12 @@ async def serve(
     link = asyncio.create_task(gateway.link.run())
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(gateway.background.run())
+    keeper = asyncio.create_task(gateway.keeper.run())
     serving = asyncio.create_task(server.serve([sock]))
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
     try:
-        parts = {link, serving, batches, background}
+        parts = {link, serving, batches, background, keeper}
         ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
@@ -112,7 +113,8 @@ async def serve(
         server.should_exit = True
         await serving
     finally:
-        await rpc.cancel([stopped, serving, batches, background, link])
+        await rpc.cancel([stopped, serving, batches, background, link, keeper])
+        await gateway.keeper.close()
         await gateway.channel.close()
         await store.close()
 

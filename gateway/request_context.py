@@ -10,7 +10,7 @@ _SCOPE_KEY = "pagewire.request"
 class RequestContext:
     """One HTTP request and its response, as the log and the metrics see them."""
 
-    __slots__ = ("note", "request_id", "send", "speaks_anthropic", "started", "status")
+    __slots__ = ("created", "note", "request_id", "send", "speaks_anthropic", "started", "status")
 
     def __init__(self, request_id: str, send: Send, *, speaks_anthropic: bool = False) -> None:
         """send: the server's own, for a body whose head has passed through everything between.
@@ -20,6 +20,7 @@ class RequestContext:
         self.request_id = request_id
         self.send = send
         self.speaks_anthropic = speaks_anthropic
+        self.created = int(time.time())  # Unix time, seconds
         self.started = time.monotonic()
         self.status = 0
         self.note = ""
