@@ -25,10 +25,7 @@ from pagewire.gateway.operation import unserved
 from pagewire.gateway.page.routes import add_page
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
-from pagewire.gateway.schema.requests import (
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from pagewire.gateway.schema.requests import DetokenizeRequest, TokenizeRequest
 from pagewire.gateway.schema.responses import (
     DetokenizeResponse,
     Health,

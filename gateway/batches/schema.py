@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from pagewire.gateway.files.schema import MAX_EXPIRY_S, ExpiresAfter
 from pagewire.gateway.schema.field import field, required
-from pagewire.gateway.schema.requests import Parameters
+from pagewire.gateway.schema.parameters import Parameters
 from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.unsupported import Refused
 

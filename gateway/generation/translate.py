@@ -8,14 +8,11 @@ from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.grammar import grammar_of
 from pagewire.gateway.generation.searches import is_search
 from pagewire.gateway.generation.tools import choose_tools, output_parsing, wire_call, wire_tools
+from pagewire.gateway.schema.chat_messages import ChatPromptParameters, ImagePart, Message, TextPart
 from pagewire.gateway.schema.requests import (
     ChatCompletionRequest,
-    ChatPromptParameters,
     CompletionRequest,
     GenerationParameters,
-    ImagePart,
-    Message,
-    TextPart,
     TokenizeRequest,
 )
 from pagewire.sampling_params import BY_NAME, seed_of_choice

@@ -9,7 +9,7 @@ from pagewire.gateway.errors import ApiError
 from pagewire.gateway.messages.content import CACHE_CONTROL, STRICT, MessageParam, Name, Nothing, TextBlockParam
 from pagewire.gateway.messages.responses import NO_THREADS
 from pagewire.gateway.schema.field import Off, field, required
-from pagewire.gateway.schema.requests import LABEL, MODEL, CacheSalt, Parameters, StopString
+from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, StopString
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.unsupported import Refused
 from pagewire.sampling_params import INT32_MAX

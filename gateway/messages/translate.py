@@ -27,15 +27,8 @@ from pagewire.gateway.messages.requests import (
     ToolChoiceTool,
     ToolParam,
 )
-from pagewire.gateway.schema.requests import (
-    ChatCompletionRequest,
-    ImagePart,
-    ImageUrl,
-    Message,
-    Part,
-    TextPart,
-    TokenizeRequest,
-)
+from pagewire.gateway.schema.chat_messages import ImagePart, ImageUrl, Message, Part, TextPart
+from pagewire.gateway.schema.requests import ChatCompletionRequest, TokenizeRequest
 from pagewire.gateway.schema.structured import JsonSchemaFormat, NamedSchema
 from pagewire.gateway.schema.tools import (
     CalledFunction,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.schema.field import field
-from pagewire.gateway.schema.requests import Parameters
+from pagewire.gateway.schema.parameters import Parameters
 from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.unsupported import Refused
 

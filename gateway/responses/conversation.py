@@ -13,7 +13,7 @@ from pagewire.gateway.responses.items import (
     ReasoningInput,
     RefusalPart,
 )
-from pagewire.gateway.schema.requests import ImagePart, ImageUrl, Message, TextPart
+from pagewire.gateway.schema.chat_messages import ImagePart, ImageUrl, Message, TextPart
 from pagewire.gateway.schema.tools import CalledFunction, PastToolCall
 
 AnyItem = MessageItem | FunctionCallInput | FunctionCallOutput | ReasoningInput | ItemReference

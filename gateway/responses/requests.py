@@ -8,8 +8,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.responses.items import Input
-from pagewire.gateway.schema.field import Off, field, required
-from pagewire.gateway.schema.requests import LABEL, GenerationParameters, Parameters, RequestId
+from pagewire.gateway.schema.field import Off, RequestId, field, required
+from pagewire.gateway.schema.parameters import LABEL, Parameters
+from pagewire.gateway.schema.requests import GenerationParameters
 from pagewire.gateway.schema.sampling import EAGER
 from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import JsonObjectFormat, TextFormat

@@ -14,7 +14,8 @@ from pagewire.gateway.responses.requests import (
     FunctionTool,
     NamedFunction,
 )
-from pagewire.gateway.schema.requests import ChatCompletionRequest, Message
+from pagewire.gateway.schema.chat_messages import Message
+from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.structured import JsonSchemaFormat, NamedSchema
 from pagewire.gateway.schema.tools import Function, FunctionName, NamedToolChoice, Tool
 from pagewire.v1.inference_pb2 import GenerateRequest

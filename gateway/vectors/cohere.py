@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.schema.field import RequestId, field, required
-from pagewire.gateway.schema.requests import MODEL, Parameters
+from pagewire.gateway.schema.parameters import MODEL, Parameters
 from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.unsupported import Refused
 from pagewire.gateway.vectors.answers import base64_of, check_number, encoded_items

@@ -1,7 +1,7 @@
 """Parsers by name, and by what a chat template says.
 
-A new one is a class in a file of its own, a name here and in `pagewire.config`, and a line in `detect_…` if its marks
-are told from all others.
+A new one is a class in a file of its own, a name here and in `pagewire.config.tokenizer`, and a line in `detect_…` if
+its marks are told from all others.
 """
 
 import json

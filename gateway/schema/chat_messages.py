@@ -1,0 +1,138 @@
+"""The messages of a chat, and how they become a prompt."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.functions import PastFunctionCall, calls_to_tool_calls
+from pagewire.gateway.schema.parameters import Parameters
+from pagewire.gateway.schema.tools import PastToolCall, Tool
+from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED_IN_MESSAGE, check_names, refused_names
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(BaseModel):
+    """`detail` is a hint that OpenAI's models take; here the model's own image processor decides."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    url: Annotated[str, StringConstraints(min_length=1)]
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class Message(BaseModel):
+    """One turn of the conversation."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", json_schema_extra={REFUSED: refused_names((), UNSUPPORTED_IN_MESSAGE)}
+    )
+
+    role: Annotated[str, StringConstraints(min_length=1)] = required(
+        "tokenizer", "`system`, `user`, `assistant`, `tool`, or what else the chat template knows."
+    )
+    content: str | list[Part] | None = field(
+        "tokenizer", "Text, or parts. Only an assistant's may be missing.", union_mode="left_to_right"
+    )
+    name: str | None = field("tokenizer", "The speaker's name, for templates that know it.")
+    tool_calls: list[PastToolCall] | None = field("tokenizer", "What an assistant called.")
+    tool_call_id: str | None = field("tokenizer", "Of a tool's message: the call that it answers.")
+    function_call: PastFunctionCall | None = field(
+        "tokenizer", "What an assistant called, before there were `tool_calls`; a `function` message answers it."
+    )
+    reasoning: str | None = field("tokenizer", "What an assistant thought before it answered.")
+    reasoning_content: str | None = field("tokenizer", "Older name of `reasoning`.")
+    parsed: Any = field("gateway", "What the official client has made of the content. Ignored.")
+
+    @model_validator(mode="after")
+    def _content_given(self) -> "Message":
+        if self.content == [] or (self.content is None and self.role != "assistant"):
+            raise ValueError(f"content of a {self.role!r} message is required")
+        return self
+
+    @model_validator(mode="after")
+    def _functions_are_named(self) -> "Message":
+        if self.role == "function" and not self.name:
+            raise ValueError("name of a 'function' message is required: the function that was called")
+        if self.function_call is not None and self.tool_calls:
+            raise ValueError("give either function_call or tool_calls")
+        return self
+
+
+def _only_supported_messages(messages: Any) -> Any:
+    if not isinstance(messages, list):
+        return messages
+    return [_only_supported_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _only_supported_message(message: Any, where: str) -> Any:
+    if not isinstance(message, dict):
+        return message
+    content = message.get("content")
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "image_url"):
+            raise ApiError(
+                400,
+                f"content parts of type {kind!r} are not supported yet, only 'text' and 'image_url'",
+                param=f"{where}.content[{i}].type",
+                code="unsupported_parameter",
+            )
+    return check_names(message, Message.model_fields, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+
+
+def _without_functions(messages: list[Message]) -> list[Message]:
+    calls_to_tool_calls(messages)
+    return messages
+
+
+Messages = Annotated[
+    list[Message],
+    Field(min_length=1),
+    BeforeValidator(_only_supported_messages),
+    AfterValidator(_without_functions),
+]
+
+
+class ChatPromptParameters(Parameters):
+    """How messages become a prompt."""
+
+    tools: list[Tool] | None = field(
+        "tokenizer", "What the model may call; templates that know no tools leave them out."
+    )
+    documents: list[dict[str, Any]] | None = field(
+        "tokenizer", "For templates that know documents; others leave them out."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = field(
+        "tokenizer",
+        "The template variable of this name; `enable_thinking` and `thinking` say whether it is other than `none`.",
+    )
+    verbosity: Literal["low", "medium", "high"] | None = field("tokenizer", "The template variable of this name.")
+    add_generation_prompt: bool | None = field(
+        "tokenizer", "End the prompt with the head of the assistant's turn.", True
+    )
+    continue_final_message: bool | None = field(
+        "tokenizer", "Go on with the last message. Excludes `add_generation_prompt`.", False
+    )
+    add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to what the template writes.", False)
+    chat_template: str | None = field(
+        "tokenizer", "A Jinja template instead of the model's own; only with `--trust-request-chat-template`."
+    )
+    chat_template_kwargs: dict[str, Any] | None = field("tokenizer", "Further variables of the chat template.")

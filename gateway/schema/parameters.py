@@ -1,0 +1,76 @@
+"""What all bodies are made of: the type that refuses unknown names, and values that several bodies have."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED, Refused, check_names, refused_names
+from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT
+
+MODEL = "A served name; unset: the only model."
+LABEL = "A label that changes nothing about the answer."
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+# One or several, each as text or token ids.
+Prompts = Annotated[
+    str
+    | TokenIdList
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[TokenIdList], Field(min_length=1, fail_fast=True)],
+    Field(union_mode="left_to_right"),
+]
+CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]
+StopString = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
+    for token_id, value in bias.items():
+        if not token_id.isdecimal() or int(token_id) > INT32_MAX:
+            raise ValueError(f"keys are token ids in decimal, not {token_id!r}")
+        if value not in LOGIT_BIAS:
+            raise ValueError(f"the bias of token {token_id} must be {LOGIT_BIAS}, not {value:g}")
+    return bias
+
+
+LogitBias = Annotated[
+    dict[str, float],
+    AfterValidator(_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {
+                "^[0-9]{1,9}$": {"type": "number", "minimum": LOGIT_BIAS.minimum, "maximum": LOGIT_BIAS.maximum}
+            },
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+class Parameters(BaseModel):
+    """A body whose values are taken as they are: no text for numbers, no numbers for booleans."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    unsupported: ClassVar[Mapping[str, Refused]] = UNSUPPORTED
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        document = handler(schema)
+        described = handler.resolve_ref_schema(document)
+        described[REFUSED] = refused_names(cls.model_fields, cls.unsupported)
+        return document
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_names(cls, data: Any) -> Any:
+        return check_names(data, cls.model_fields, cls.unsupported) if isinstance(data, dict) else data

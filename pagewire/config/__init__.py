@@ -1,0 +1,37 @@
+"""Configuration: one frozen dataclass per service; each field is a flag, a YAML key and an environment variable.
+
+`--max-num-seqs 64`, `max-num-seqs: 64` in the file given by `--config` and `PAGEWIRE_MAX_NUM_SEQS=64` mean the
+same. Precedence: flag, environment, file, then the default stated here. `pagewire.flags` does the parsing. What is
+found out at run time (block count, model length) is never written back.
+
+Each service has a file; `shared.py` has what several of them have, `serve.py` what only the stack has.
+"""
+
+from pagewire.config.executor import ExecutorConfig
+from pagewire.config.gateway import GatewayConfig
+from pagewire.config.scheduler import SchedulerConfig
+from pagewire.config.serve import SET_BY_STACK, ServeConfig
+from pagewire.config.shared import (
+    DEFAULT_MODEL,
+    BatchConfig,
+    ListenConfig,
+    ModelConfigFlags,
+    RecoveryConfig,
+    ServiceConfig,
+)
+from pagewire.config.tokenizer import TokenizerConfig
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "SET_BY_STACK",
+    "BatchConfig",
+    "ExecutorConfig",
+    "GatewayConfig",
+    "ListenConfig",
+    "ModelConfigFlags",
+    "RecoveryConfig",
+    "SchedulerConfig",
+    "ServeConfig",
+    "ServiceConfig",
+    "TokenizerConfig",
+]

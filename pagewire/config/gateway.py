@@ -1,0 +1,67 @@
+"""Flags of the gateway."""
+
+from dataclasses import dataclass
+
+from pagewire.config.shared import RecoveryConfig, ServiceConfig
+from pagewire.fields import PORT, POSITIVE, Range, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(RecoveryConfig, ServiceConfig):
+    """REST, OpenAI-compatible."""
+
+    host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")
+    port: int = flag(8000, "REST port", group="network", valid=PORT)
+    api_server_count: int = flag(
+        1,
+        "gateway processes behind the REST port; with several, /metrics shows the gateway metrics of only one",
+        group="network",
+        valid=POSITIVE,
+    )
+    reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
+    api_key: str | None = flag(
+        None,
+        "required as `Authorization: Bearer KEY` on every REST route except probes; gRPC has no authentication",
+        group="network",
+        secret=True,
+    )
+    tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
+    data_dir: str | None = flag(
+        None,
+        "directory on a local disk for what the gateway keeps, shared by all gateways of this port (default: "
+        "~/.local/share/pagewire/gateway-PORT)",
+        group="storage",
+    )
+    batch_concurrency: int = flag(
+        64, "requests of /v1/batches that one gateway process runs at once", group="storage", valid=POSITIVE
+    )
+    max_file_bytes: int = flag(
+        512 * 1024**2,
+        "size of a file that clients upload; suffixes as in 1GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
+    file_store_size: int = flag(
+        32 * 1024**3,
+        "size of all files of /v1/files: no more are uploaded beyond it; suffixes as in 100GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
+    response_store_ttl: float = flag(
+        30 * 86400.0,
+        "seconds that a response of /v1/responses can be retrieved and continued from",
+        group="storage",
+        valid=Range(above=0),
+    )
+    response_store_size: int = flag(
+        1024**3,
+        "size of all responses that are kept, the oldest make room; suffixes as in 4GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
+    max_stored_responses: int = flag(
+        1_000_000, "number of responses that are kept", group="storage", kind="size", valid=POSITIVE
+    )

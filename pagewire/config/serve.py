@@ -1,0 +1,40 @@
+"""Flags of `pagewire serve`: those of all services, and the stack's own."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from pagewire.config.executor import ExecutorConfig
+from pagewire.config.gateway import GatewayConfig
+from pagewire.config.scheduler import SchedulerConfig
+from pagewire.config.shared import ServiceConfig
+from pagewire.config.tokenizer import TokenizerConfig
+from pagewire.fields import PORT, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig):
+    """The whole local stack: every flag of every service, and the stack's own."""
+
+    grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network", valid=PORT)
+    scheduler_grpc_port: int | None = flag(
+        None,
+        "public gRPC port of the token level, served by the scheduler (default: not served)",
+        group="network",
+        valid=PORT,
+    )
+    uds_dir: str | None = flag(
+        None, "directory for the Unix sockets between the services (default: a new one)", group="network"
+    )
+
+    def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
+        """The configuration of one service: this one's values for its fields, then the overrides."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service)}
+        return service(**(values | overrides))
+
+
+# What the stack itself sets for its services: not flags of `pagewire serve`.
+SET_BY_STACK = (
+    *("listen", "public_listen", "metrics_port", "reuse_port"),
+    *("tokenizer_address", "scheduler_address", "executor_address"),
+)

