@@ -33,9 +33,17 @@ class Searches:
         self._call_to_its_end = call_to_its_end
 
     def generate(
-        self, requests: Sequence[GenerateRequest], *, streaming: bool, context: RequestContext | None = None
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        streaming: bool,
+        context: RequestContext | None = None,
+        earlier: Sequence[Sequence[GenerateResponse]] = (),
     ) -> Reply:
-        """requests: one per output; those of the same search are the same object, side by side."""
+        """requests: one per output; those of the same search are the same object, side by side.
+
+        context: of all of them. earlier: outputs of an earlier attempt, by request. A search has all of them, or none.
+        """
         tasks: list[asyncio.Task[None]] = []
 
         def abort(choices: Iterable[PendingChoice]) -> None:
@@ -45,6 +53,11 @@ class Searches:
         reply = Reply(abort, requests, streaming=streaming, context=context)
         for start in range(0, len(requests), requests[0].n):
             choices = reply.choices[start : start + requests[0].n]
+            if earlier and earlier[start]:
+                for choice, [output] in zip(choices, earlier[start:], strict=False):
+                    choice.add_earlier(output)
+                    reply.ended_earlier()
+                continue
             tasks.append(asyncio.create_task(self._run(reply, choices), name="search"))
         return reply
 

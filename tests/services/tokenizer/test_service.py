@@ -19,6 +19,7 @@ from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
@@ -462,7 +463,7 @@ async def test_a_number_in_use_is_an_error_of_the_stream(make_line, pool) -> Non
 async def test_the_port_for_clients_has_no_link(make_line, pool, tmp_path) -> None:
     address = f"unix:{tmp_path}/public.sock"
     async with make_line(config={"public_listen": address}).running(pool=pool), rpc.channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = InferenceServiceStub(channel)
         texts = [response.text async for response in stub.Generate(inference_pb2.GenerateRequest(text="Say"))]
         code, _ = await code_of(InferenceLinkServiceStub(channel).Connect(iter([])).read())
     assert "".join(texts) == TEXT
