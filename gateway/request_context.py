@@ -5,6 +5,8 @@ import time
 from starlette.types import Scope, Send
 
 _SCOPE_KEY = "pagewire.request"
+# In the scope of a request whose connection is one too many: only probes and metrics are answered.
+OVER_LIMIT = "pagewire.over_limit"
 
 
 class RequestContext:
