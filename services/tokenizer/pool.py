@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from pagewire.memory_return import return_memory_after
 from pagewire.process import usable_cores
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
@@ -89,6 +90,7 @@ class TokenizerPool:
 
     async def encode_text(self, text: str, *, add_special_tokens: bool, room: Room | None = None) -> list[int]:
         """Raises TextTooLong, if the text has more tokens than the room."""
+        return_memory_after(len(text))
         self.codec.limit.check(text, room)
         return await self._call("encode_text", len(text), text, add_special_tokens, room)
 
@@ -152,6 +154,7 @@ class TokenizerPool:
         finally:
             self._num_calls -= 1
             self._num_chars -= num_chars
+            return_memory_after(num_chars)
 
     async def _submit(self, method: str, args: tuple[Any, ...]) -> Any:
         stats.POOL_QUEUE_LENGTH.inc()
