@@ -151,13 +151,10 @@ class Admission:
             limit, reason = time_to_wait, "deadline"
         if forecast.wait <= limit:
             return
-        bound = f"its {timeout:.3g} s are over before" if reason == "deadline" else f"--max-queue-time is {max_wait:g} s"
+        bound = f"it has {timeout:.3g} s" if reason == "deadline" else f"--max-queue-time is {max_wait:g} s"
         delay = self.retry_delay(forecast, limit, now)
-        raise WaitTooLong(
-            f"too many requests: this one would wait about {forecast.wait:.3g} s for its turn, and {bound}; try again in "
-            f"{math.ceil(delay)} s",
-            *(reason, delay),
-        )
+        message = f"too many requests: this one would wait about {forecast.wait:.3g} s for its turn, and {bound}"
+        raise WaitTooLong(f"{message}; try again in {math.ceil(delay)} s", reason, delay)
 
     def retry_delay(self, forecast: Forecast, limit: float, now: float) -> float:
         """Seconds after which a request that is refused, as it would wait for more than `limit` seconds, would not be,

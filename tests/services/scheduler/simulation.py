@@ -8,6 +8,7 @@ from typing import Any
 
 from pagewire.services.scheduler.admission import Admission, Forecast, WaitTooLong, load_of
 from pagewire.services.scheduler.request import Request
+from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
 
@@ -51,7 +52,9 @@ class Simulation:
         retries: bool = False,
         **config: Any,
     ) -> None:
-        executor = FakeExecutor(num_blocks=num_blocks, max_num_seqs=num_rows, max_num_batched_tokens=512, check_kv=False)
+        executor = FakeExecutor(
+            num_blocks=num_blocks, max_num_seqs=num_rows, max_num_batched_tokens=512, check_kv=False
+        )
         self.line = PureLine(executor, enable_prefix_caching=False, **config)
         self.admission = Admission()
         self.max_wait = max_wait
@@ -83,7 +86,7 @@ class Simulation:
 
     def _arrive(self, arrival: Arrival) -> None:
         prompt = [next(self._prompts) % 1000] * arrival.num_prompt_tokens
-        newcomer = Request(0, prompt, self._params(arrival))
+        newcomer = Request(0, prompt, SamplingParams())
         forecast = self.admission.forecast(load_of(self.line.scheduler, newcomer))
         try:
             self.admission.check(forecast, self.max_wait, arrival.timeout, self.now)
@@ -96,11 +99,6 @@ class Simulation:
         arrival.admitted_at, arrival.forecast, arrival.step_at_admission = self.now, forecast, self.num_steps
         arrival.request = self.line.add(prompt, max_tokens=arrival.num_output_tokens, ignore_eos=True)
         self._live[arrival.request.request_id] = arrival
-
-    def _params(self, arrival: Arrival) -> Any:
-        from pagewire.v1.common_pb2 import SamplingParams
-
-        return SamplingParams(max_tokens=arrival.num_output_tokens)
 
     def _execute(self) -> None:
         step = self.line.steps[-1]
