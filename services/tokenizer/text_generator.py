@@ -278,7 +278,7 @@ class TextGenerator:
             )
         span = Span("tokenizer.encode", parent.traceparent)
         try:
-            prompt = await self._encoder.encode(request, room)
+            prompt = await self._encoder.encode(request, room, resubmitted=submission.resubmitted)
         except BaseException as error:
             span.end(error=str(error) or type(error).__name__)
             raise
