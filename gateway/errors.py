@@ -38,6 +38,7 @@ _TYPES = {
     409: "conflict_error",
     413: "invalid_request_error",
     416: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     501: "not_supported_error",
     503: "service_unavailable_error",

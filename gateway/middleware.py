@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
 from pagewire.gateway.page.routes import needs_no_key
-from pagewire.gateway.request_context import RequestContext, add_context, request_context
+from pagewire.gateway.request_context import OVER_LIMIT, RequestContext, add_context, request_context
 from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class RequestMiddleware:
             _record(scope, context, quiet)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        refusal = self._refuse(scope["path"], headers)
+        refusal = self._refuse(scope, headers)
         if refusal is not None:
             await error_response(refusal, scope)(scope, receive, send)
             return
@@ -103,12 +103,15 @@ class RequestMiddleware:
             error = ApiError(500, "internal error; the gateway's log has the cause")
             await error_response(error, scope)(scope, receive, send)
 
-    def _refuse(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+    def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        path = scope["path"]
         if path in PROBES:
             return None
         if self._api_key is not None and not needs_no_key(path) and not self._authorized(headers):
             message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return ApiError(401, message, code="invalid_api_key")
+        if OVER_LIMIT in scope and path not in _QUIET:
+            return ApiError(503, "this gateway has no room for another connection; try again")
         if self._shutdown.begun and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
         length = headers.get(b"content-length", b"0")

@@ -40,9 +40,10 @@ _SERVER_OPTIONS = [
 ]
 _CHANNEL_OPTIONS = [
     *_COMMON_OPTIONS,
+    # Between attempts, so that a neighbour is found soon after it is back. An attempt may take gRPC's 20 seconds;
+    # min_reconnect_backoff_ms, which sounds as if it belonged here, would be the time after which it is given up.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 150),
     # A channel of its own per neighbour: nothing else may share, or shut, its connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]

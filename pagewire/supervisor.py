@@ -18,9 +18,10 @@ from pagewire.process import PARENT_PID
 
 logger = logging.getLogger(__name__)
 
-MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
-# A service that lived this long is restarted without delay growing further.
-STABLE_S = 30.0
+# The delay before a start grows from life to life, for those that ended before they were ready to the last of these. It
+# starts over after a life that was ready for STABLE_S seconds: deaths far apart have nothing to do with each other.
+MIN_BACKOFF_S, MAX_READY_BACKOFF_S, MAX_BACKOFF_S = 0.2, 0.8, 10.0
+STABLE_S = 5.0
 # Starts that the system killed, none of which ever got ready, after which trying again does not help.
 MAX_KILLED_STARTS = 3
 PROBE_INTERVAL_S = 0.1
@@ -44,13 +45,15 @@ class Service:
 class _Keeper:
     """One service's process through all its restarts."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, stable_after: float) -> None:
         self.service = service
+        self._stable_after = stable_after
         self.is_ready = asyncio.Event()
         self.task = asyncio.create_task(self._keep(), name=f"keep-{service.name}")
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         self._ever_ready = False
+        self._ready_at: float | None = None  # time.monotonic(), of this life
 
     async def stop(self, timeout: float) -> None:
         """SIGTERM, and SIGKILL for what is still there after `timeout` seconds."""
@@ -76,7 +79,6 @@ class _Keeper:
         """Returns once the service was stopped. Raises StartupError when it cannot be started at all."""
         backoff, killed_starts = MIN_BACKOFF_S, 0
         while not self._stopping.is_set():
-            started = time.monotonic()
             code = await self._run()
             if self._stopping.is_set():
                 return
@@ -85,8 +87,9 @@ class _Keeper:
                 # A service that ends by itself has said why, and would say it again.
                 if code > 0 or killed_starts == MAX_KILLED_STARTS:
                     raise StartupError(f"the {self.service.name} cannot start ({_ending(code)}): {_remedy(code)}")
-            if time.monotonic() - started >= STABLE_S:
-                backoff = MIN_BACKOFF_S
+            if self._ready_at is not None:
+                was_stable = time.monotonic() - self._ready_at >= self._stable_after
+                backoff = MIN_BACKOFF_S if was_stable else min(backoff, MAX_READY_BACKOFF_S)
             logger.warning("%s ended (%s); restarting it in %g s", self.service.name, _ending(code), backoff)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff)
@@ -103,6 +106,7 @@ class _Keeper:
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         started = time.monotonic()
+        self._ready_at = None
         probing = asyncio.create_task(self._probe(started))
         try:
             return await self._process.wait()
@@ -118,7 +122,8 @@ class _Keeper:
             if await self.service.ready():
                 break
             await asyncio.sleep(PROBE_INTERVAL_S)
-        logger.info("%s is ready after %.1f s", self.service.name, time.monotonic() - started)
+        self._ready_at = time.monotonic()
+        logger.info("%s is ready after %.1f s", self.service.name, self._ready_at - started)
         self._ever_ready = True
         self.is_ready.set()
 
@@ -126,8 +131,18 @@ class _Keeper:
 class Supervisor:
     """Services in the order in which they are stopped, one after the other or all at once."""
 
-    def __init__(self, services: Sequence[Service], *, shutdown_timeout: float, stop_together: bool = False) -> None:
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        shutdown_timeout: float,
+        stop_together: bool = False,
+        stable_after: float = STABLE_S,
+    ) -> None:
+        """stable_after: seconds of being ready after which a service that dies is started again without more delay than
+        the first time."""
         self._services = services
+        self._stable_after = stable_after
         self._stop_together = stop_together
         self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
         self._keepers: list[_Keeper] = []
@@ -146,7 +161,7 @@ class Supervisor:
             signals.append(signal.SIGHUP)
         for number in signals:
             loop.add_signal_handler(number, self._on_signal)
-        self._keepers = [_Keeper(service) for service in self._services]
+        self._keepers = [_Keeper(service, self._stable_after) for service in self._services]
         stopping = asyncio.create_task(self._stop.wait())
         announcing = asyncio.create_task(self._announce(on_ready))
         try:

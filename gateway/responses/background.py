@@ -210,7 +210,7 @@ class Background:
     async def _attempt(
         self, lease: Lease, stored: Stored, request: GenerateRequest, outputs: list[GenerateResponse]
     ) -> None:
-        reply = self._link.generate([request], streaming=True, earlier=outputs)
+        reply = self._link.generate([request], streaming=True, earlier=[outputs])
         watching = asyncio.create_task(_watch(lease, reply))
         try:
             while merged := await reply.next():

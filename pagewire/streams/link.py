@@ -30,6 +30,12 @@ class BidiCall(Protocol[In, Out]):
     def cancel(self) -> bool: ...
 
 
+class OpenCall(Protocol[In, Out]):
+    """Starts a call, such as `stub.Connect`."""
+
+    def __call__(self, *, wait_for_ready: bool) -> BidiCall[In, Out]: ...
+
+
 class LinkOwner(Protocol[Out, In]):
     """Who uses a Link, sending Out and receiving In. Every call comes from the Link's own task, one at a time."""
 
@@ -53,10 +59,10 @@ class Link(Generic[Request, Response]):
     def __init__(
         self,
         name: str,
-        open_call: Callable[[], BidiCall[Request, Response]],
+        open_call: OpenCall[Request, Response],
         owner: LinkOwner[Request, Response],
     ) -> None:
-        """open_call starts the call (`stub.Connect()`); name is for the log ("scheduler")."""
+        """open_call starts the call (`stub.Connect`); name is for the log ("scheduler")."""
         self._name = name
         self._open_call = open_call
         self._owner = owner
@@ -91,7 +97,8 @@ class Link(Generic[Request, Response]):
 
     async def _run_once(self) -> bool:
         """One stream, from its opening to its end; returns whether the other side was there."""
-        call = self._open_call()
+        # Waiting for the connection, which gRPC attempts several times a second, finds a successor at once.
+        call = self._open_call(wait_for_ready=True)
         self._call = call
         was_up = False
         reason = "stream ended"

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from pagewire.rpc import RpcError
-from pagewire.streams.link import MAX_BACKOFF_S, BidiCall, Link
+from pagewire.streams.link import MAX_BACKOFF_S, Link, OpenCall
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     A subclass builds the messages and reads them.
     """
 
-    def __init__(self, name: str, open_call: Callable[[], BidiCall[Out, In]], recovery_timeout: float) -> None:
-        """open_call starts the call (`stub.Connect()`); name is for the log and for errors ("tokenizer service")."""
+    def __init__(self, name: str, open_call: OpenCall[Out, In], recovery_timeout: float) -> None:
+        """open_call starts the call (`stub.Connect`); name is for the log and for errors ("tokenizer service")."""
         self._name = name
         self._recovery_timeout = recovery_timeout
         self._link: Link[Out, In] = Link(name, open_call, self)

@@ -65,7 +65,7 @@ class ExecutorClient:
 
     async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
         # Answers once the weights are loaded, which may take minutes; keep-alive notices if the process dies meanwhile.
-        self._description = await self._stub.Describe(executor_pb2.DescribeRequest())
+        self._description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
         await send(executor_pb2.StepRequest(term=self._term))
 
     def on_message(self, message: executor_pb2.StepResult) -> None:

@@ -1,12 +1,13 @@
 """A supervisor of stand-in services, as processes: what the tests of the supervisor look at from outside.
 
-python -m tests.pagewire.stand_in supervise DIRECTORY NAME=BEHAVIOUR...
+python -m tests.pagewire.stand_in supervise DIRECTORY JSON-OPTIONS NAME=BEHAVIOUR...
 python -m tests.pagewire.stand_in serve DIRECTORY NAME BEHAVIOUR
 
 Every service notes "start NAME PID" and "stop NAME" in DIRECTORY/events.
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pagewire import process
 from pagewire.errors import StartupError
@@ -27,13 +29,13 @@ async def is_ready(path: Path) -> bool:
     return await asyncio.to_thread(path.exists)
 
 
-def supervise(directory: Path, behaviours: list[str]) -> int:
+def supervise(directory: Path, options: dict[str, Any], behaviours: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     services = []
     for name, _, behaviour in (item.partition("=") for item in behaviours):
         command = [sys.executable, "-m", "tests.pagewire.stand_in", "serve", str(directory), name, behaviour]
         services.append(Service(name, command, partial(is_ready, directory / f"{name}.ready"), os.environ))
-    supervisor = Supervisor(services, shutdown_timeout=20)
+    supervisor = Supervisor(services, shutdown_timeout=20, **options)
     try:
         return asyncio.run(supervisor.run(lambda: print("all ready", flush=True)))
     except StartupError as error:
@@ -68,5 +70,5 @@ def serve(directory: Path, name: str, behaviour: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "supervise":
-        sys.exit(supervise(Path(sys.argv[2]), sys.argv[3:]))
+        sys.exit(supervise(Path(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]))
     sys.exit(serve(Path(sys.argv[2]), sys.argv[3], sys.argv[4]))

@@ -1,9 +1,10 @@
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -24,11 +25,15 @@ class Stack:
         self.directory = directory
         self.process: subprocess.Popen[bytes]
 
-    def start(self, **behaviours: str) -> "Stack":
+    def start(self, options: Mapping[str, float] | None = None, **behaviours: str) -> "Stack":
+        """options: of the Supervisor."""
         items = [f"{name}={behaviour.replace('_', '-')}" for name, behaviour in behaviours.items()]
         with (self.directory / "output").open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.pagewire.stand_in", "supervise", str(self.directory), *items],
+                [
+                    *(sys.executable, "-m", "tests.pagewire.stand_in", "supervise"),
+                    *(str(self.directory), json.dumps(options or {}), *items),
+                ],
                 cwd=REPOSITORY,
                 stdout=output,
                 stderr=output,
@@ -87,6 +92,16 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
     assert "restarting it in 0.4 s" in stack.output
     stack.process.terminate()
     assert stack.process.wait(60) == 0
+
+
+def test_deaths_far_apart_do_not_add_up(stack: Stack) -> None:
+    stack.start({"stable_after": 0.0}, executor="ok").wait_ready()
+    for number in range(1, 5):
+        wait_until(
+            lambda number=number: len(stack.pids()) == number == stack.output.count("executor is ready")  # type: ignore[misc]
+        )
+        os.kill(stack.pids("executor")[-1], signal.SIGKILL)
+    wait_until(lambda: stack.output.count("restarting it in 0.2 s") == 4)
 
 
 def test_what_a_dead_service_started_goes_with_it(stack: Stack) -> None:
