@@ -152,16 +152,6 @@ async def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(service: Service) -> 
     await asyncio.to_thread(person)
 
 
-async def test_ctrl_c_at_the_prompt_says_how_to_leave(service: Service) -> None:
-    def person() -> None:
-        with chatting(service) as terminal:
-            # readline sees a signal at the latest with the next key.
-            terminal.type(f"half a mess{CTRL_C}x")
-            terminal.expect("Ctrl-D leaves(.|\n)*> ")
-
-    await asyncio.to_thread(person)
-
-
 async def test_the_oldest_turns_make_room(service: Service, tmp_path: Path) -> None:
     turns = [
         {"role": role, "content": f"{number} " + "word " * 29} for number in range(4) for role in ("user", "assistant")
