@@ -101,12 +101,13 @@ async def serve(
     link = asyncio.create_task(gateway.link.run())
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(gateway.background.run())
+    keeper = asyncio.create_task(gateway.keeper.run())
     serving = asyncio.create_task(server.serve([sock]))
     watching = asyncio.create_task(connections.watch())
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
     try:
-        parts = {link, serving, watching, batches, background}
+        parts = {link, serving, watching, batches, background, keeper}
         ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
@@ -116,7 +117,8 @@ async def serve(
         server.should_exit = True
         await serving
     finally:
-        await rpc.cancel([stopped, serving, watching, batches, background, link])
+        await rpc.cancel([stopped, serving, watching, batches, background, link, keeper])
+        await gateway.keeper.close()
         await gateway.channel.close()
         await store.close()
 

@@ -12,7 +12,7 @@ OVER_LIMIT = "pagewire.over_limit"
 class RequestContext:
     """One HTTP request and its response, as the log and the metrics see them."""
 
-    __slots__ = ("note", "request_id", "send", "speaks_anthropic", "started", "status")
+    __slots__ = ("created", "note", "request_id", "send", "speaks_anthropic", "started", "status")
 
     def __init__(self, request_id: str, send: Send, *, speaks_anthropic: bool = False) -> None:
         """send: the server's own, for a body whose head has passed through everything between.
@@ -22,6 +22,7 @@ class RequestContext:
         self.request_id = request_id
         self.send = send
         self.speaks_anthropic = speaks_anthropic
+        self.created = int(time.time())  # Unix time, seconds
         self.started = time.monotonic()
         self.status = 0
         self.note = ""
