@@ -41,9 +41,10 @@ _FIELDS = {f.name: f for f in dataclasses.fields(ServeConfig) if f.name not in S
 class LLM:
     """A model for batch work: `with LLM("model") as llm: llm.generate(["Paging is"])`.
 
-    Starts the stack (without REST) as processes of its own, which end with close(), with the `with` block, with the interpreter,
-    or with its death; `address` names a running stack instead ("host:port" of its gRPC). Calls block; they may come
-    from notebooks, from several threads, and from where an event loop runs. Answers have the order of the prompts.
+    Starts the stack (without REST) as processes of its own, which end with close(), with the `with` block, with the
+    interpreter, or with its death; `address` names a running stack instead ("host:port" of its gRPC). Calls block; they
+    may come from notebooks, from several threads, and from where an event loop runs. Answers have the order of the
+    prompts.
 
     serve: the flags of `pagewire serve` (max_model_len=4096, kv_cache_memory_bytes="4GiB").
     max_concurrency: prompts that are in flight at once; the others wait here, and a generator of prompts is read as
