@@ -18,6 +18,7 @@ from pagewire import error_details
 from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
+from pagewire.undecodable import Deserializer, Undecodable
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith("/pagewire."):
             return handler
+        deserialize = handler.request_deserializer
+        if not handler.request_streaming:  # a stream is a neighbor's, and ends
+            deserialize = Deserializer(method, deserialize)
         if handler.response_streaming:
             make = (
                 grpc.stream_stream_rpc_method_handler
@@ -154,6 +158,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             # cleaning up happens now and not when somebody collects it.
             async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
                 try:
+                    _check_decoded(request)
                     async with aclosing(inner_stream(request, context)) as responses:
                         async for response in responses:
                             await context.write(response)
@@ -164,11 +169,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                 except Exception as error:
                     await _abort_internal(context, method, error)
 
-            return make(stream, handler.request_deserializer, handler.response_serializer)
+            return make(stream, deserialize, handler.response_serializer)
         inner_unary = handler.stream_unary or handler.unary_unary
 
         async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
+                _check_decoded(request)
                 return await inner_unary(request, context)
             except RpcError as error:
                 await error.abort(context)
@@ -177,7 +183,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 await _abort_internal(context, method, error)
 
-        return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(unary, deserialize, handler.response_serializer)
+
+
+def _check_decoded(request: Any) -> None:
+    """Raises RpcError INTERNAL, which is what gRPC says of bytes that are no message."""
+    if isinstance(request, Undecodable):
+        raise RpcError(grpc.StatusCode.INTERNAL, request.reason)
 
 
 async def _abort_internal(context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
