@@ -27,11 +27,8 @@ class PromptEncoder:
         self._running: dict[Hashable, _Encoding] = {}
         self._num_at_once = 0  # since the event loop began its present turn
 
-    async def encode(self, request: inference_pb2.GenerateRequest, room: Room, *, is_let_in: bool = False) -> Prompt:
-        """is_let_in: it has its place among those that wait for the pool.
-
-        Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED).
-        """
+    async def encode(self, request: inference_pb2.GenerateRequest, room: Room, *, resubmitted: bool = False) -> Prompt:
+        """resubmitted: it was let in before. Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)."""
         kind = request.WhichOneof("prompt")
         if kind in (None, "token_ids"):
             return await encode_prompt(self._pool, request)
@@ -40,7 +37,7 @@ class PromptEncoder:
         key = _key(request), room
         encoding = self._running.get(key)
         if encoding is None:
-            if not is_let_in:
+            if not resubmitted:
                 self._pool.check_room()
             task = asyncio.create_task(encode_prompt(self._pool, request, room))
             encoding = self._running[key] = _Encoding(task)

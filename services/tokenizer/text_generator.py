@@ -288,7 +288,7 @@ class TextGenerator:
             )
         span = Span("tokenizer.encode", parent.traceparent)
         try:
-            prompt = await self._encoder.encode(request, room, is_let_in=submission.resubmitted)
+            prompt = await self._encoder.encode(request, room, resubmitted=submission.resubmitted)
         except BaseException as error:
             span.end(error=str(error) or type(error).__name__)
             raise
