@@ -3,9 +3,10 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -36,6 +37,11 @@ _SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Who connects and does not speak HTTP/2, or nothing for long, has to make room; streams between services are never
+    # without a call.
+    ("grpc.server_handshake_timeout_ms", 15_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_concurrent_streams", 10_000),
     # A second process must fail to bind, not share the port.
     ("grpc.so_reuseport", 0),
 ]
@@ -67,33 +73,46 @@ def _clipped(message: str) -> str:
 class RpcError(Exception):
     """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, violations: Sequence[error_details.Violation] = ()) -> None:
-        """violations: (field, description) of all that is wrong with the request, if that is the cause."""
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        violations: Sequence[error_details.Violation] = (),
+        retry_delay: float | None = None,
+    ) -> None:
+        """violations: (field, description) of all that is wrong with the request, if that is the cause.
+
+        retry_delay: seconds after which the same request will probably be taken; None: nobody knows."""
         message = _clipped(message)
         super().__init__(message)
         self.code = code
         self.message = message
         self.violations = tuple(violations)
+        self.retry_delay = retry_delay
 
     @classmethod
     def from_call(cls, error: grpc.aio.AioRpcError) -> Self:
         """A failed call's."""
-        return cls(error.code(), error.details() or error.code().name, error_details.violations_of(error))
+        violations, retry_delay = error_details.violations_of(error), error_details.retry_delay_of(error)
+        return cls(error.code(), error.details() or error.code().name, violations, retry_delay)
 
     @classmethod
     def from_message(cls, error: common_pb2.RequestError) -> Self:
         """As a multiplexed stream carried it; UNKNOWN for codes nobody knows."""
         code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
-        return cls(code, error.message, [(one.field, one.description) for one in error.violations])
+        retry_delay = error_details.seconds(error.retry_delay) if error.HasField("retry_delay") else None
+        return cls(code, error.message, [(one.field, one.description) for one in error.violations], retry_delay)
 
     def to_message(self) -> common_pb2.RequestError:
         violations = [common_pb2.FieldViolation(field=field, description=why) for field, why in self.violations]
-        return common_pb2.RequestError(code=self.number, message=self.message, violations=violations)
+        delay = None if self.retry_delay is None else error_details.duration(self.retry_delay)
+        return common_pb2.RequestError(code=self.number, message=self.message, violations=violations, retry_delay=delay)
 
     def renamed(self, field: str, prefix: str) -> Self:
         """As a client knows it whose request has `prefix` for `field`, or, if that is "", before all fields."""
         if not field:
-            return type(self)(self.code, self.message, [(f"{prefix}.{path}", why) for path, why in self.violations])
+            violations = [(f"{prefix}.{path}", why) for path, why in self.violations]
+            return type(self)(self.code, self.message, violations, self.retry_delay)
         if not any(path == field for path, _ in self.violations):
             return self
         violations = [
@@ -103,7 +122,7 @@ class RpcError(Exception):
 
     async def abort(self, context: grpc.aio.ServicerContext) -> None:
         """Ends a call with it."""
-        trailers = error_details.trailers(self.code, self.message, self.violations)
+        trailers = error_details.trailers(self.code, self.message, self.violations, self.retry_delay)
         await context.abort(self.code, self.message, trailers)
 
     @property
@@ -180,6 +199,16 @@ def traceparent_of(context: grpc.aio.ServicerContext) -> str:
     return ""
 
 
+@contextmanager
+def _private_sockets() -> Iterator[None]:
+    """Unix sockets that are made within are for this user alone."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 @dataclass
 class Server:
     """One gRPC service process: what it serves, where, and how it ends.
@@ -219,7 +248,8 @@ class Server:
         await self.set_serving(False)
         for address in self.addresses:
             try:
-                bound = self._server.add_insecure_port(address)
+                with _private_sockets():
+                    bound = self._server.add_insecure_port(address)
             except RuntimeError as error:
                 raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
             if not bound and not address.startswith("unix:"):
