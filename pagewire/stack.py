@@ -57,16 +57,20 @@ def run(config: ServeConfig) -> int:
             return asyncio.run(supervisor.run(announce))
 
 
-def run_for(config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]]) -> int:
+def run_for(
+    config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]], *, with_rest: bool = True
+) -> int:
     """Serves for as long as `work` takes, which begins once all is ready and is told the ports.
 
-    Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
+    with_rest: with a gateway. Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
     """
     logs.setup("serve", config)
     with _sockets(config.uds_dir) as directory:
         config = _resolved(config, directory)
         supervisor = Supervisor(
-            services(config, directory), shutdown_timeout=config.shutdown_timeout, hang_timeout=config.hang_timeout
+            services(config, directory)[0 if with_rest else 1 :],
+            shutdown_timeout=config.shutdown_timeout,
+            hang_timeout=config.hang_timeout,
         )
         return asyncio.run(_serve_for(supervisor, lambda: work(config)))
 
