@@ -133,7 +133,8 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
     gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"])
     tokenizer = config.part(
         TokenizerConfig,
-        listen=f"{address['tokenizer']},{public}",
+        listen=address["tokenizer"],
+        public_listen=public,
         scheduler_address=address["scheduler"],
         metrics_port=None,
     )

@@ -5,10 +5,11 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+import grpc
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire import telemetry
+from pagewire import error_details, telemetry
 from pagewire.gateway import metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
@@ -16,13 +17,18 @@ from pagewire.gateway.generation.answer import Answer, UsageTotal, finish_reason
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept import Kept, Line
 from pagewire.gateway.middleware import CLIENT_GONE
-from pagewire.gateway.request_context import RequestContext, request_context
+from pagewire.gateway.request_context import RequestContext, request_context, time_left
 from pagewire.rpc import RpcError
+from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 # Sampling parameters that OpenTelemetry has an attribute for.
 _TRACED = ("seed", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "max_tokens")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+# What the services have to say themselves that a request's time is up.
+_GRACE_S = 0.2
 
 
 class ClientGone(Exception):
@@ -80,10 +86,10 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
         span = telemetry.Span(f"{scope['method']} {scope['path']}", traceparent_of(scope["headers"]), serves=True)
-        _label(self._requests, context.request_id, span.traceparent)
+        _label(self._requests, context.request_id)
         status = 0
         try:
-            await self._serve(context, receive, send)
+            await self._serve(context, common_pb2.RequestContext(traceparent=span.traceparent), receive, send)
         except ClientGone:
             self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()
@@ -99,13 +105,16 @@ class GenerationResponse(Response):
             attributes = self._attributes(scope, context, status or context.status) if telemetry.tracing() else None
             span.end(attributes, error=self._failure)
 
-    async def _serve(self, context: RequestContext, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, context: RequestContext, told: common_pb2.RequestContext, receive: Receive, send: Send
+    ) -> None:
         try:
-            reply = self._begin()
+            reply = self._begin(told)
         except RpcError as error:
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
         watch = asyncio.create_task(_watch(receive, reply))
+        give_up = _give_up_later(reply)
         try:
             if self._streaming:
                 # In a task of its own, so that a token does not wake all the layers that wait for the response's end.
@@ -116,15 +125,19 @@ class GenerationResponse(Response):
             raise from_rpc(error) from error
         finally:
             watch.cancel()
+            if give_up is not None:
+                give_up.cancel()
             reply.abort()
         if self._failure is None:
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
-    def _begin(self) -> Outputs:
-        """Raises RpcError UNAVAILABLE."""
+    def _begin(self, told: common_pb2.RequestContext) -> Outputs:
+        """told: what travels with the requests. Raises RpcError UNAVAILABLE."""
+        if (left := time_left()) is not None:
+            told.timeout.CopyFrom(error_details.duration(left))
         if self._kept is not None:
-            return self._kept.generate(self._link, self._requests)
-        return self._link.generate(self._requests, streaming=self._streaming)
+            return self._kept.generate(self._link, self._requests, told)
+        return self._link.generate(self._requests, streaming=self._streaming, context=told)
 
     async def _whole(self, reply: Outputs, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
@@ -203,13 +216,20 @@ async def _watch(receive: Receive, reply: Outputs) -> None:
     reply.fail(ClientGone())
 
 
+def _give_up_later(reply: Outputs) -> asyncio.TimerHandle | None:
+    """The scheduler ends requests whose time is up, and says what they waited for; this is for when it cannot."""
+    if (left := time_left()) is None:
+        return None
+    error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up, and the services did not answer")
+    return asyncio.get_running_loop().call_later(left + _GRACE_S, reply.fail, error)
+
+
 def traceparent_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
     """Of a request; "" if it has none that is valid."""
     value = next((value for name, value in headers if name == b"traceparent"), b"")
     return value.decode() if _TRACEPARENT.fullmatch(value) else ""
 
 
-def _label(requests: Sequence[GenerateRequest], request_id: str, traceparent: str) -> None:
+def _label(requests: Sequence[GenerateRequest], request_id: str) -> None:
     for index, request in enumerate(requests):
         request.request_id = request_id if len(requests) == 1 else f"{request_id}-{index}"
-        request.traceparent = traceparent

@@ -12,12 +12,13 @@ import grpc
 
 from pagewire import telemetry
 from pagewire.config import SchedulerConfig
-from pagewire.rpc import RpcError
+from pagewire.rpc import RpcError, timeout_of
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, WaitTooLong
-from pagewire.services.scheduler.entrance import Entrance
+from pagewire.services.scheduler.entrance import Entrance, expired
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
 from pagewire.services.scheduler.outcome import Outputs
@@ -28,7 +29,7 @@ from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, Req
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
-from pagewire.v1 import scheduler_pb2
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Engine:
         self._config = config
         self.scheduler = Scheduler(config, len(executor_channels))
         self._entrance = Entrance(self.scheduler, config.max_queue_time)
+        self._expiry = Expiry(self._expire)
         self._stats = stats.Stats(self.scheduler)
         term = time.time_ns()  # a scheduler that starts later has a higher one
         self._drivers = [
@@ -67,36 +69,33 @@ class Engine:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def submit(
-        self,
-        message: scheduler_pb2.TokenRequest,
-        outbox: RequestOutbox,
-        number: int,
-        traceparent: str = "",
-        max_unread: int | None = None,
+        self, submission: TokenSubmission, outbox: RequestOutbox, number: int, max_unread: int | None = None
     ) -> LiveRequest:
-        """Takes a request in; its outputs go to the outbox under `number`. traceparent is used if the message has none.
-        With more than max_unread tokens and log probabilities in the outbox it ends with RESOURCE_EXHAUSTED.
+        """Takes a request in; its outputs go to the outbox under `number`. With more than max_unread tokens and log
+        probabilities in the outbox it ends with RESOURCE_EXHAUSTED.
 
         Raises:
             RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
         """
         if not self._is_available:
             raise self._unavailable()
-        self._check_length(message)
+        self._check_length(submission)
         self._last_request_id += 1
-        forecast = NOTHING_KNOWN
+        forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
         try:
-            request = convert.to_request(self._last_request_id, message)
-            forecast = self._entrance.check(request, None)
+            request = convert.to_request(self._last_request_id, submission)
+            forecast = self._entrance.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
             raise self._entrance.status_of(error, forecast) from error
-        traceparent = message.traceparent or traceparent
+        traceparent = submission.context.traceparent
         span = telemetry.Span("scheduler.queue", traceparent)
         live = LiveRequest(
-            request, outbox, number, message.external_id, traceparent, max_unread, span, time.monotonic()
+            request, outbox, number, submission.request.external_id, traceparent, max_unread, span, time.monotonic()
         )
         live.forecast = forecast
+        if timeout is not None:
+            self._expiry.add(request.request_id, timeout)
         self._live[request.request_id] = live
         self._idle.clear()
         if request.has_grammar:
@@ -133,16 +132,17 @@ class Engine:
         else:
             self.scheduler.abort(live.request, reason)
 
-    def _check_length(self, message: scheduler_pb2.TokenRequest) -> None:
+    def _check_length(self, submission: TokenSubmission) -> None:
         """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
         may never take it."""
+        message = submission.request
         num_tokens, info = len(message.prompt_token_ids), self._info
         if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
             return
         if self.scheduler.info is not None:
             too_many = too_long(num_tokens, info, message.yields_vector)
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_many, [("prompt_token_ids", too_many)])
-        if not message.resubmitted:
+        if not submission.resubmitted:
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
                 "no executor is available now, and the last one took prompts of up to "
@@ -166,6 +166,14 @@ class Engine:
             self._end(live)
         self._wake()
         return len(found)
+
+    def _expire(self, request_id: int) -> None:
+        """A request's time is up: its place and its blocks are free at once."""
+        self._deliver()
+        if (live := self._live.get(request_id)) is not None:
+            self._stop(live, FinishReason.ERROR)
+            self._end(live, expired(live))
+            self._wake()
 
     @property
     def info(self) -> ExecutorInfo | None:
@@ -196,10 +204,14 @@ class Engine:
                     tasks.create_task(driver.run())
         finally:
             self._stop_watchdog()
+            self._expiry.stop()
 
     def _wake(self) -> None:
         for driver in self._drivers:
             driver.wake()
+
+    def before_step(self) -> None:
+        self._expiry.check()
 
     def on_step(self, step: ScheduledStep) -> list[str]:
         """Notes whose turn has come; returns their trace contexts."""
@@ -382,6 +394,7 @@ class Engine:
     def _close(self, live: LiveRequest, error: RpcError | None = None) -> None:
         request = live.request
         del self._live[request.request_id]
+        self._expiry.remove(request.request_id)
         if not self._live:
             self._idle.set()
         assert request.finish_reason is not None

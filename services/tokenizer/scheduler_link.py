@@ -1,17 +1,23 @@
 """The stream to the scheduler: every request of this service over one connection that may break and come back."""
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
 
-from pagewire.rpc import RpcError
+from pagewire import error_details
+from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
 from pagewire.streams import LinkedRequest, Pings, ResubmittingLink
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
-from pagewire.v1.scheduler_pb2 import SchedulerServiceConnectRequest, SchedulerServiceConnectResponse, TokenRequest
-from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from pagewire.v1.scheduler_link_pb2 import (
+    SchedulerLinkServiceConnectRequest,
+    SchedulerLinkServiceConnectResponse,
+    TokenSubmission,
+)
+from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +48,21 @@ class TokenListener(Protocol):
 class SubmittedRequest(LinkedRequest):
     """A request at the scheduler: its message, and the tokens received since that was last sent."""
 
-    __slots__ = ("listener", "message", "received")
+    __slots__ = ("deadline", "listener", "message", "received")
 
-    def __init__(self, message: TokenRequest, listener: TokenListener) -> None:
+    def __init__(self, message: TokenSubmission, listener: TokenListener) -> None:
         """Keeps the message and changes it."""
         super().__init__()
         self.message = message
+        self.deadline = deadline_of(message.context)
         self.listener = listener
         self.received: list[int] = []
 
-    def to_submit(self) -> TokenRequest:
+    def to_submit(self) -> TokenSubmission:
         self.message.request_id = self.number
+        if self.deadline is not None:
+            timeout = max(0.0, self.deadline - time.monotonic())
+            self.message.context.timeout.CopyFrom(error_details.duration(timeout))
         if self.was_sent:
             stats.RESUBMISSIONS.inc()
             self.message.resubmitted = True
@@ -65,7 +75,7 @@ class SubmittedRequest(LinkedRequest):
 
 
 class SchedulerLink(
-    ResubmittingLink[SubmittedRequest, SchedulerServiceConnectRequest, SchedulerServiceConnectResponse]
+    ResubmittingLink[SubmittedRequest, SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
 ):
     """Submits requests and hands out their tokens; `run()` keeps the stream up."""
 
@@ -75,7 +85,7 @@ class SchedulerLink(
         """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE. hang_timeout:
         seconds without a sign of life after which it is taken to hang; 0 = never."""
         pings = Pings(channel, "pagewire.v1.SchedulerService", hang_timeout)
-        super().__init__(f"scheduler at {address}", SchedulerServiceStub(channel).Connect, recovery_timeout, pings)
+        super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout, pings)
         self._address = address
         self._model_info: ModelInfo | None = None
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)
@@ -85,10 +95,10 @@ class SchedulerLink(
         """The model behind the scheduler; None until it said so once, which it does before it is available."""
         return self._model_info
 
-    def build_message(self, submits: list[TokenRequest], aborts: list[int]) -> SchedulerServiceConnectRequest:
-        return SchedulerServiceConnectRequest(requests=submits, abort_request_ids=aborts)
+    def build_message(self, submits: list[TokenSubmission], aborts: list[int]) -> SchedulerLinkServiceConnectRequest:
+        return SchedulerLinkServiceConnectRequest(requests=submits, abort_request_ids=aborts)
 
-    def on_response(self, message: SchedulerServiceConnectResponse) -> None:
+    def on_response(self, message: SchedulerLinkServiceConnectResponse) -> None:
         if message.HasField("hello"):
             self._on_hello(message.hello)
             return
