@@ -52,9 +52,9 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
     generation_store: str = flag(
         "disk",
         "where generations are kept whose requests have an Idempotency-Key: disk = in --data-dir, for all gateways of "
-        "this host; memory = each gateway process for itself",
+        "this host; memory = each gateway process for itself; redis://HOST:PORT, for gateways of several hosts",
         group="storage",
-        choices=("disk", "memory"),
+        secret=True,
     )
     resumable_streams: bool = flag(
         False, "keep every streamed generation, whose events then have ids for Last-Event-ID", group="storage"
