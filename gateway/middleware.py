@@ -21,6 +21,7 @@ from pagewire.gateway.errors import ApiError, error_response
 from pagewire.gateway.page.routes import needs_no_key
 from pagewire.gateway.request_context import OVER_LIMIT, RequestContext, add_context, request_context
 from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
+from pagewire.memory_return import return_memory_after
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class RequestMiddleware:
             if not quiet:
                 self._shutdown.request_ends()
             metrics.HTTP_IN_FLIGHT.dec()
+            return_memory_after(_content_length(headers))
             _record(scope, context, quiet)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
@@ -114,8 +116,7 @@ class RequestMiddleware:
             return ApiError(503, "this gateway has no room for another connection; try again")
         if self._shutdown.begun and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > (limit := self._body_limit(path)):
+        if _content_length(headers) > (limit := self._body_limit(path)):
             return ApiError(413, _too_large(limit))
         return None
 
@@ -133,6 +134,12 @@ class RequestMiddleware:
 def _speaks_anthropic(path: str, headers: dict[bytes, bytes]) -> bool:
     """Anthropic's clients say so on all routes; those that are Anthropic's alone need no header."""
     return b"anthropic-version" in headers or path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def _content_length(headers: Mapping[bytes, bytes]) -> int:
+    """0 if it is not known."""
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
 
 
 def _too_large(limit: int) -> str:
