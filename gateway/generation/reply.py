@@ -70,6 +70,8 @@ class PendingChoice(LinkedRequest):
 
     def to_submit(self) -> NumberedRequest:
         submit = NumberedRequest(number=self.number, request=self.request)
+        if self.index:  # all choices are let in or refused with the first: they would be waiting for each other
+            submit.request.resubmitted = True
         if self.was_sent or self.prompt_token_ids:
             metrics.RESUBMISSIONS.inc()
             submit.request.resubmitted = True

@@ -154,6 +154,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def waiting_before(self, request: Request) -> list[Request]:
+        """Those who have their turn before a request that has yet to be added."""
+        order = self._policy(request, self._num_arrivals)
+        return [waiting for waiting in self._waiting if waiting.order < order]
+
     def requests(self) -> Iterator[Request]:
         """All live requests, running ones first, each part in the policy's order."""
         for replica in self.replicas:
