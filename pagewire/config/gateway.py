@@ -49,10 +49,11 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         kind="size",
         valid=POSITIVE,
     )
-    generation_store: str = flag(
-        "disk",
+    generation_store: str | None = flag(
+        None,
         "where generations are kept whose requests have an Idempotency-Key: disk = in --data-dir, for all gateways of "
-        "this host; memory = each gateway process for itself; redis://HOST:PORT, for gateways of several hosts",
+        "this host; memory = each gateway process for itself; redis://HOST:PORT, for gateways of several hosts "
+        "(default: disk)",
         group="storage",
         secret=True,
     )
