@@ -13,6 +13,9 @@ from pagewire.services.scheduler.servicer import PublicSchedulerServicer, Schedu
 from pagewire.services.scheduler.status import describe
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
+# Of a message of clients that are no tokenizers: two million tokens at up to five bytes, and parameters.
+MAX_PUBLIC_BYTES = 16 * 1024 * 1024
+
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 
@@ -56,7 +59,7 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
 
 def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
     """The gRPC server for clients that are no tokenizers."""
-    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout)
+    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES)
     server.add(PublicSchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 
