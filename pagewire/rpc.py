@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -188,6 +189,27 @@ async def _abort_internal(context: grpc.aio.ServicerContext, method: str, error:
 def channel(address: str) -> grpc.aio.Channel:
     """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target."""
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def timeout_of(context: common_pb2.RequestContext) -> float | None:
+    """Seconds that a request has left; None: any number. Raises RpcError DEADLINE_EXCEEDED if it has none."""
+    if not context.HasField("timeout"):
+        return None
+    if (seconds := error_details.seconds(context.timeout)) <= 0:
+        raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up before it was here; allow it more")
+    return seconds
+
+
+def deadline_of(context: common_pb2.RequestContext) -> float | None:
+    """When the time of a request that arrives now is up, by time.monotonic(); None: never."""
+    return time.monotonic() + error_details.seconds(context.timeout) if context.HasField("timeout") else None
+
+
+def set_timeout(context: common_pb2.RequestContext, call: grpc.aio.ServicerContext) -> None:
+    """What a call's deadline leaves its request."""
+    # Without one, it is None or the years that gRPC's clock has left.
+    if (seconds := call.time_remaining()) is not None and seconds < 1e9:
+        context.timeout.CopyFrom(error_details.duration(max(0.0, seconds)))
 
 
 def traceparent_of(context: grpc.aio.ServicerContext) -> str:
