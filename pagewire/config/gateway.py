@@ -25,6 +25,13 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         group="network",
         secret=True,
     )
+    request_timeout: float | None = flag(
+        None,
+        "seconds that a REST request may take at most, and takes if it has no X-Request-Timeout; then it ends with 504 "
+        "(default: as long as it takes)",
+        group="network",
+        valid=Range(above=0),
+    )
     tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
     data_dir: str | None = flag(
         None,
