@@ -61,7 +61,8 @@ class Gateway:
         self.background = Background(self.link, store, self.responses, log)
         bounds = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)
         self.keeper = Keeper(
-            open_log(config.generation_store, store.directory, bounds), keep_all_streams=config.resumable_streams
+            open_log(config.generation_store or "disk", store.directory, bounds),
+            keep_all_streams=config.resumable_streams,
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.searches = Searches(self.inference, self.call_to_its_end)
