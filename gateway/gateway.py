@@ -56,12 +56,13 @@ class Gateway:
         self.batches = Batches(store, self.files)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
-        self.link = TokenizerLink(self.channel, config.recovery_timeout)
+        self.link = TokenizerLink(self.channel, config.recovery_timeout, config.hang_timeout)
         log = OutputLog(store, config.response_store_size, config.response_store_ttl)
         self.background = Background(self.link, store, self.responses, log)
         bounds = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)
         self.keeper = Keeper(
-            open_log(config.generation_store, store.directory, bounds), keep_all_streams=config.resumable_streams
+            open_log(config.generation_store or "disk", store.directory, bounds),
+            keep_all_streams=config.resumable_streams,
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.searches = Searches(self.inference, self.call_to_its_end)

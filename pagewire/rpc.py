@@ -20,6 +20,7 @@ from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from pagewire.watchdog import watched
 
 logger = logging.getLogger(__name__)
 
@@ -240,15 +241,20 @@ class Server:
 
     addresses: Sequence[str]
     shutdown_timeout: float = 30.0
+    max_request_bytes: int = MAX_MESSAGE_BYTES
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
     _is_serving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=self._options())
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _options(self) -> list[tuple[str, int]]:
+        # Of two values of a name the first would count.
+        return list((dict(_SERVER_OPTIONS) | {"grpc.max_receive_message_length": self.max_request_bytes}).items())
 
     def add(self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str) -> None:
         """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name."""
@@ -325,11 +331,12 @@ async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
             task.result()
 
 
-def run(main: Awaitable[None]) -> None:
-    """Runs a service's main coroutine on uvloop."""
+def run(main: Awaitable[None], hang_timeout: float = 0.0) -> None:
+    """Runs a service's main coroutine on uvloop. hang_timeout: seconds for which the loop may be blocked before the
+    process ends; 0 = for ever."""
 
     async def _run() -> None:
-        await main
+        await watched(main, hang_timeout)
 
     # What was imported stays: looking through it for garbage would halt every request for up to a tenth of a second.
     gc.freeze()

@@ -56,12 +56,13 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         kind="size",
         valid=POSITIVE,
     )
-    generation_store: str = flag(
-        "disk",
+    generation_store: str | None = flag(
+        None,
         "where generations are kept whose requests have an Idempotency-Key: disk = in --data-dir, for all gateways of "
-        "this host; memory = each gateway process for itself",
+        "this host; memory = each gateway process for itself; redis://HOST:PORT, for gateways of several hosts "
+        "(default: disk)",
         group="storage",
-        choices=("disk", "memory"),
+        secret=True,
     )
     resumable_streams: bool = flag(
         False, "keep every streamed generation, whose events then have ids for Last-Event-ID", group="storage"
