@@ -43,9 +43,7 @@ class _Sums:
     def add(self, row: list[float]) -> None:
         for i, value in enumerate(row):
             self.targets[i] = self.targets[i] * _DECAY + value
-            self.products[i] = [
-                old * _DECAY + value * other for old, other in zip(self.products[i], row, strict=True)
-            ]
+            self.products[i] = [old * _DECAY + value * other for old, other in zip(self.products[i], row, strict=True)]
 
 
 class StepCosts:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.kv_cache import NewBlocks
-from pagewire.services.scheduler.policy import choose_victims, keeping_order
+from pagewire.services.scheduler.policy import choose_victims, keeping_order, victims_of
 from pagewire.services.scheduler.prefill_budget import MIN_CHUNK, PrefillBudget, PrefillTarget
 from pagewire.services.scheduler.request import Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
@@ -47,14 +47,14 @@ class Decision:
     def fill(self, step: ScheduledStep) -> None:
         self._step = step
         self._kv.start_step(self._rows.running)
-        num_preemptions = self._rows.num_preemptions
         first = self._turns().next() if self._waiting else None
-        if first is not None:
+        if first is not None and self._rows.running:
             self._make_room_for(first)
+        num_preemptions = self._rows.num_preemptions
         prefills = self._run_decodes(self._is_suspect_due(first))
         if prefills or self._waiting:
-            # Who was preempted does not come back at once.
-            self._run_prompts(prefills, self._rows.num_preemptions == num_preemptions or not prefills and False)
+            # Where blocks are short, nobody else gets some.
+            self._run_prompts(prefills, may_admit=self._rows.num_preemptions == num_preemptions)
 
     # -- decodes -----------------------------------------------------------------------------------------------------
 
@@ -138,13 +138,13 @@ class Decision:
         self._is_alone = is_alone
         num_tokens = self._limits.max_num_batched_tokens - num_decodes
         costs, target = self._rows.costs, self._target
-        seconds = target.seconds(costs, num_decodes, is_alone, self._is_contended)
+        seconds = target.seconds(costs, num_decodes, is_alone=is_alone, is_contended=self._is_contended)
         self._budget = PrefillBudget(costs, num_tokens, seconds)
         # What those may take who were served more than others that run.
         self._modest_budget = self._budget
         self._least_served = self._ledger.least_served_running() if self._is_contended else 0.0
         if self._is_contended:
-            self._modest_budget = PrefillBudget(costs, num_tokens, target.modest_seconds(costs, num_decodes))
+            self._modest_budget = PrefillBudget(costs, num_tokens, target.modest_seconds(costs, num_decodes), 1)
 
     def _is_over_served(self, request: Request) -> bool:
         return self._is_contended and request.account.served > self._least_served
@@ -161,7 +161,7 @@ class Decision:
             return wanted
         fitting = self._budget.fit(start, wanted, kept=kept, least=least)
         if fitting and self._is_over_served(request):
-            fitting = self._modest_budget.fit(start, fitting, least=least)
+            fitting = self._modest_budget.fit(start, fitting, least=min(least, 1))
         return fitting
 
     def _continue(self, request: Request, kept: float = 0.0, least: int = 0) -> bool:
@@ -262,14 +262,15 @@ class Decision:
 
     def _make_room_for(self, request: Request) -> None:
         """Preempts running requests for the first waiting one, if it lacks a row or blocks and they suffice: those of
-        lower priority, and those of tenants that have more than their share. Never happens under fcfs with one tenant,
+        lower priority, and of other tenants, if its own has none that runs. Never happens under fcfs with one tenant,
         where those that run came first."""
         rows, kv = self._rows, self._kv
-        victims = self._limits.victims(request, rows.running, kv, self._ledger)
-        if victims and not rows.quarantine.is_closed and self._takes(request):
-            if not kv.awaits(request, kv.get_computed_blocks(request)):
-                for victim in choose_victims(request, victims, rows.num_open, kv):
-                    rows.preempt(victim, self._waiting)
+        victims = victims_of(request, rows.running, self._is_contended)
+        if not victims or rows.quarantine.is_closed or not self._takes(request):
+            return
+        if not kv.awaits(request, kv.get_computed_blocks(request)):
+            for victim in choose_victims(request, victims, rows.num_open, kv):
+                rows.preempt(victim, self._waiting)
 
     def _preempt_tail(self) -> None:
         victim = self._order[-1]

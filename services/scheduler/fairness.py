@@ -1,9 +1,10 @@
 """Fairness among tenants: who was served least goes first.
 
-Each tenant has a virtual token counter (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): what
-it was served, in tokens of prompt, of which a token of output counts as two, divided by its weight. The waiting request
-of the tenant with the lowest counter is next; among a tenant's own, the policy decides. Nobody saves up: a tenant that
-comes back is lifted to the lowest counter of those that are there. While there is only one, nothing is counted.
+Each tenant has a virtual token counter (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
+what it was served, in tokens of prompt, of which a token of output counts as two, divided by its weight. The waiting
+request of the tenant with the lowest counter is next; among a tenant's own, the policy decides. Nobody saves up: a
+tenant that comes back is lifted to the lowest counter of those that are there. While there is only one, nothing is
+counted.
 """
 
 from collections import OrderedDict

@@ -22,37 +22,37 @@ NO_LIMIT = float("inf")
 class PrefillTarget:
     """Says how many seconds of a step prompts may take."""
 
-    def __init__(self, config: SchedulerConfig, costs: StepCosts) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         self._target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
-        self._costs = costs
 
-    def seconds(self, num_decodes: int, others_wait: bool) -> float:
-        """others_wait: tenants may be about to come that were served less, so that also a step in which nobody decodes
-        is to be short."""
-        if self._target == 0:
+    def seconds(self, costs: StepCosts, num_decodes: int, *, is_alone: bool, is_contended: bool) -> float:
+        """is_alone: there is one request. is_contended: there are several tenants, one of which may be about to come
+        that was served less, so that also a step in which nobody decodes is to be short."""
+        if self._target == 0 or is_alone:
             return NO_LIMIT
-        decodes = self.decode_seconds(num_decodes)
+        decodes = costs.seconds(StepWork(num_decodes))
         if self._target is None:
             target, least = _DEFAULT_TARGET, decodes
         else:
             target, least = self._target, decodes * _LEAST_SHARE
-        if num_decodes == 0 and not others_wait:
+        if num_decodes == 0 and not is_contended:
             target *= _WITHOUT_DECODES
         return max(target - decodes, least)
 
-    def modest_seconds(self, num_decodes: int) -> float:
-        """Of tenants that were served more than others who decode."""
-        return NO_LIMIT if self._target == 0 else _MODEST_SHARE * self.decode_seconds(num_decodes)
-
-    def decode_seconds(self, num_decodes: int) -> float:
-        return self._costs.seconds(StepWork(num_decodes))
+    def modest_seconds(self, costs: StepCosts, num_decodes: int) -> float:
+        """Of tenants that were served more than others that run."""
+        if self._target == 0 or num_decodes == 0:
+            return NO_LIMIT
+        return _MODEST_SHARE * costs.seconds(StepWork(num_decodes))
 
 
 class PrefillBudget:
     """What is left of a step for prompts."""
 
-    def __init__(self, costs: StepCosts, num_tokens: int, seconds: float) -> None:
+    def __init__(self, costs: StepCosts, num_tokens: int, seconds: float, min_chunk: int = MIN_CHUNK) -> None:
+        """min_chunk: tokens; where time allows no more than a smaller piece, there is none."""
         self._costs = costs
+        self._min_chunk = min_chunk
         self._all_tokens = self.num_tokens = num_tokens
         self._all_seconds = self._seconds = seconds
 
@@ -65,7 +65,7 @@ class PrefillBudget:
         if self._all_seconds != NO_LIMIT and tokens > 0:
             within = self._costs.prompt_tokens_within(self._seconds - kept * self._all_seconds, start)
             if within < tokens:
-                tokens = int(within) if within >= MIN_CHUNK else 0
+                tokens = int(within) if within >= self._min_chunk else 0
         return max(tokens, min(least, wanted, self.num_tokens))
 
     def spend(self, start: int, num_tokens: int) -> None:
