@@ -4,6 +4,7 @@ OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type"
 "request_id"}.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ _TYPES = {
     409: "conflict_error",
     413: "invalid_request_error",
     416: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     501: "not_supported_error",
     503: "service_unavailable_error",
@@ -75,8 +77,18 @@ _OPENAI_CODES = {
 class ApiError(Exception):
     """A request that ends with an HTTP error."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_delay: float | None = None,
+    ) -> None:
+        """retry_delay: seconds after which the same request will probably be taken; None: nobody knows."""
         super().__init__(message)
+        self.retry_delay = retry_delay
         self.status = status
         self.message = message
         self.param = param
@@ -100,7 +112,8 @@ def from_rpc(error: RpcError) -> ApiError:
     param = "model" if status == 404 else None
     if error.violations:
         param = _param(error.violations[0][0])
-    return ApiError(status, error.message, param=param, code=_OPENAI_CODES.get(error.code))
+    code, retry_delay = _OPENAI_CODES.get(error.code), error.retry_delay
+    return ApiError(status, error.message, param=param, code=code, retry_delay=retry_delay)
 
 
 def _param(field: str) -> str | None:
@@ -119,7 +132,9 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     """In the shape of the API that the request of this scope speaks."""
     context, headers = request_context(scope), {}
     if error.status in (429, 503):
-        headers["retry-after"] = str(RETRY_AFTER_S)
+        delay = RETRY_AFTER_S if error.retry_delay is None else error.retry_delay
+        headers["retry-after"] = str(math.ceil(delay))
+        headers["retry-after-ms"] = str(math.ceil(1000 * delay))  # OpenAI's and Anthropic's clients read it first
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     body = error.anthropic_body(context.request_id) if context.speaks_anthropic else error.body()

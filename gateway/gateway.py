@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -19,6 +18,9 @@ from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.generation.searches import Searches
+from pagewire.gateway.kept import Keeper
+from pagewire.gateway.kept.keeper import open_log
+from pagewire.gateway.kept.log import Bounds
 from pagewire.gateway.middleware import GracefulShutdown
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses.background import Background
@@ -57,6 +59,10 @@ class Gateway:
         self.link = TokenizerLink(self.channel, config.recovery_timeout)
         log = OutputLog(store, config.response_store_size, config.response_store_ttl)
         self.background = Background(self.link, store, self.responses, log)
+        bounds = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)
+        self.keeper = Keeper(
+            open_log(config.generation_store, store.directory, bounds), keep_all_streams=config.resumable_streams
+        )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.searches = Searches(self.inference, self.call_to_its_end)
         self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)
@@ -157,4 +163,4 @@ async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id
     model = body.model or await gateway_of(request).default_model()
-    return Head(id=f"{prefix}-{context.request_id}", created=int(time.time()), model=model)
+    return Head(id=f"{prefix}-{context.request_id}", created=context.created, model=model)

@@ -15,15 +15,13 @@ from pagewire.errors import StartupError
 from pagewire.gateway.app import create_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
+from pagewire.gateway.connections import BACKLOG, Connections, Limits
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.store import Store, data_directory
 
 logger = logging.getLogger(__name__)
 
-# Longer than what load balancers keep idle connections for: the side that sends must not find it just closed.
-KEEP_ALIVE_S = 75
-BACKLOG = 2048
-# A client that takes nothing of its answer for so long is cut off. The kernel does it, whoever waits in send().
+# A client that takes nothing of its answer for so long is cut off by the kernel, whatever the gateway still has for it.
 UNREAD_TIMEOUT_S = 60.0
 # For answers that were cut to reach their clients.
 LAST_WORDS_S = 2
@@ -71,38 +69,45 @@ def _cannot_listen(config: GatewayConfig, error: OSError) -> StartupError:
 
 
 async def serve(
-    config: GatewayConfig, sock: socket.socket | None = None, stop: Coroutine[None, None, object] | None = None
+    config: GatewayConfig,
+    sock: socket.socket | None = None,
+    stop: Coroutine[None, None, object] | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
-    seconds to end. Raises StartupError."""
+    seconds to end. limits: of connections (default: what this process has descriptors for). Raises StartupError."""
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store)
     app = create_app(config, gateway)
     worker = BatchWorker(gateway, InProcess(app, config.api_key), config.batch_concurrency)
+    connections = Connections(limits or Limits.of_this_process())
     server = _Server(
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=connections.protocol,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            # A burst must not take all descriptors at once.
+            backlog=connections.limits.reserve,
             timeout_graceful_shutdown=LAST_WORDS_S,
         )
     )
     link = asyncio.create_task(gateway.link.run())
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(gateway.background.run())
+    keeper = asyncio.create_task(gateway.keeper.run())
     serving = asyncio.create_task(server.serve([sock]))
+    watching = asyncio.create_task(connections.watch())
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
     try:
-        parts = {link, serving, batches, background}
+        parts = {link, serving, watching, batches, background, keeper}
         ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
@@ -112,7 +117,8 @@ async def serve(
         server.should_exit = True
         await serving
     finally:
-        await rpc.cancel([stopped, serving, batches, background, link])
+        await rpc.cancel([stopped, serving, watching, batches, background, link, keeper])
+        await gateway.keeper.close()
         await gateway.channel.close()
         await store.close()
 

@@ -36,6 +36,17 @@ RESUBMISSIONS = Counter(
     "pagewire:gateway_resubmitted_requests", "Requests submitted again after the stream to the tokenizer broke."
 )
 CLIENTS_GONE = Counter("pagewire:gateway_clients_gone", "Responses whose client went away before their end.")
+HTTP_CONNECTIONS = Gauge(
+    "pagewire:http_connections",
+    "Open HTTP connections: idle, sending a head or a body, or waiting for an answer.",
+    ["phase"],
+)
+HTTP_CONNECTION_LIMIT = Gauge("pagewire:http_connection_limit", "HTTP connections that this process takes.")
+HTTP_CONNECTIONS_CLOSED = Counter(
+    "pagewire:http_connections_closed",
+    "HTTP connections closed by the gateway: refused or to make room, for being late, or for what is not HTTP.",
+    ["reason"],
+)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
 from pagewire.gateway.page.routes import needs_no_key
-from pagewire.gateway.request_context import RequestContext, add_context, request_context
+from pagewire.gateway.request_context import OVER_LIMIT, RequestContext, add_context, request_context
 from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
+from pagewire.memory_return import return_memory_after
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +84,11 @@ class RequestMiddleware:
             if not quiet:
                 self._shutdown.request_ends()
             metrics.HTTP_IN_FLIGHT.dec()
+            return_memory_after(_content_length(headers))
             _record(scope, context, quiet)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        refusal = self._refuse(scope["path"], headers)
+        refusal = self._refuse(scope, headers)
         if refusal is not None:
             await error_response(refusal, scope)(scope, receive, send)
             return
@@ -103,16 +105,18 @@ class RequestMiddleware:
             error = ApiError(500, "internal error; the gateway's log has the cause")
             await error_response(error, scope)(scope, receive, send)
 
-    def _refuse(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+    def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        path = scope["path"]
         if path in PROBES:
             return None
         if self._api_key is not None and not needs_no_key(path) and not self._authorized(headers):
             message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return ApiError(401, message, code="invalid_api_key")
+        if OVER_LIMIT in scope and path not in _QUIET:
+            return ApiError(503, "this gateway has no room for another connection; try again")
         if self._shutdown.begun and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > (limit := self._body_limit(path)):
+        if _content_length(headers) > (limit := self._body_limit(path)):
             return ApiError(413, _too_large(limit))
         return None
 
@@ -130,6 +134,12 @@ class RequestMiddleware:
 def _speaks_anthropic(path: str, headers: dict[bytes, bytes]) -> bool:
     """Anthropic's clients say so on all routes; those that are Anthropic's alone need no header."""
     return b"anthropic-version" in headers or path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def _content_length(headers: Mapping[bytes, bytes]) -> int:
+    """0 if it is not known."""
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
 
 
 def _too_large(limit: int) -> str:

@@ -5,12 +5,14 @@ import time
 from starlette.types import Scope, Send
 
 _SCOPE_KEY = "pagewire.request"
+# In the scope of a request whose connection is one too many: only probes and metrics are answered.
+OVER_LIMIT = "pagewire.over_limit"
 
 
 class RequestContext:
     """One HTTP request and its response, as the log and the metrics see them."""
 
-    __slots__ = ("note", "request_id", "send", "speaks_anthropic", "started", "status")
+    __slots__ = ("created", "note", "request_id", "send", "speaks_anthropic", "started", "status")
 
     def __init__(self, request_id: str, send: Send, *, speaks_anthropic: bool = False) -> None:
         """send: the server's own, for a body whose head has passed through everything between.
@@ -20,6 +22,7 @@ class RequestContext:
         self.request_id = request_id
         self.send = send
         self.speaks_anthropic = speaks_anthropic
+        self.created = int(time.time())  # Unix time, seconds
         self.started = time.monotonic()
         self.status = 0
         self.note = ""

@@ -1,6 +1,7 @@
 """The one stream to the tokenizer that carries every generation of this gateway."""
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import grpc
 
@@ -27,21 +28,28 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
         super().__init__("tokenizer service", InferenceServiceStub(channel).Connect, recovery_timeout)
 
     def generate(
-        self, requests: Sequence[GenerateRequest], *, streaming: bool, earlier: Sequence[GenerateResponse] = ()
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        streaming: bool,
+        earlier: Sequence[Sequence[GenerateResponse]] = (),
     ) -> Reply:
         """Starts one generation per request; they wait for a tokenizer that is away for a moment.
 
-        earlier: all outputs of an earlier attempt at the one request, which goes on after them.
+        earlier: all outputs of an earlier attempt, by request; each goes on after its own.
 
         Raises RpcError UNAVAILABLE when there has been none for recovery_timeout seconds, or never.
         """
         if not self.is_available:
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "the tokenizer service cannot be reached; try again")
         reply = Reply(self._abort_all, requests, streaming=streaming)
-        for choice in reply.choices:
-            for output in earlier:
+        for choice, outputs in zip(reply.choices, earlier or repeat(()), strict=False):
+            for output in outputs:
                 choice.add_earlier(output)
-            self.submit(choice)
+            if outputs and outputs[-1].finish_reason:
+                reply.ended_earlier()
+            else:
+                self.submit(choice)
         return reply
 
     def _abort_all(self, choices: Iterable[PendingChoice]) -> None:

@@ -34,12 +34,16 @@ _MAX_BYTES = 3 * 1024
 _MAX_VIOLATIONS = 32
 
 
-def trailers(code: grpc.StatusCode, message: str, violations: Sequence[Violation]) -> tuple[tuple[str, bytes], ...]:
+def trailers(
+    code: grpc.StatusCode, message: str, violations: Sequence[Violation], retry_delay: float | None = None
+) -> tuple[tuple[str, bytes], ...]:
     """Of a call that ends so: ErrorInfo, RetryInfo where the same request may be served later, and BadRequest with as
-    many violations as there is room for. None, if there is no room for the message alone."""
+    many violations as there is room for. None, if there is no room for the message alone.
+
+    retry_delay: seconds; None: it is not known, and RETRY_AFTER_S is as good as any."""
     details: list[Message] = [ErrorInfo(reason=_REASONS.get(code, code.name), domain=DOMAIN)]
     if code in _RETRIED:
-        details.append(RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S)))
+        details.append(RetryInfo(retry_delay=duration(RETRY_AFTER_S if retry_delay is None else retry_delay)))
     for count in range(min(len(violations), _MAX_VIOLATIONS), -1, -1):
         bad = [BadRequest(field_violations=map(_field_violation, violations[:count]))] if count else []
         status = Status(code=code.value[0], message=message, details=map(_packed, [*details, *bad]))
@@ -50,17 +54,37 @@ def trailers(code: grpc.StatusCode, message: str, violations: Sequence[Violation
 
 def violations_of(error: grpc.aio.AioRpcError) -> list[Violation]:
     """What a failed call said is wrong with the request; [] if nothing."""
+    bad = BadRequest()
+    found = any(detail.Unpack(bad) for detail in _details(error))
+    return [(one.field, one.description) for one in bad.field_violations] if found else []
+
+
+def retry_delay_of(error: grpc.aio.AioRpcError) -> float | None:
+    """Seconds after which a failed call may be made again; None if it did not say."""
+    info = RetryInfo()
+    found = any(detail.Unpack(info) for detail in _details(error))
+    return seconds(info.retry_delay) if found else None
+
+
+def duration(seconds: float) -> Duration:
+    whole = Duration()
+    whole.FromNanoseconds(int(seconds * 1e9))
+    return whole
+
+
+def seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _details(error: grpc.aio.AioRpcError) -> Sequence[Any]:
     metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
     for key, value in metadata:
         if key == KEY and isinstance(value, bytes):
             try:
-                details = Status.FromString(value).details
+                return Status.FromString(value).details
             except DecodeError:
-                return []
-            bad = BadRequest()
-            found = any(detail.Unpack(bad) for detail in details)
-            return [(one.field, one.description) for one in bad.field_violations] if found else []
-    return []
+                return ()
+    return ()
 
 
 def _packed(message: Message) -> Any:

@@ -3,16 +3,19 @@
 import ctypes
 import math
 import os
+import resource
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from pagewire import cgroup
 
 # Set by a supervisor for its children: its own process id.
 PARENT_PID = "PAGEWIRE_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
+_MAX_DESCRIPTORS = 1 << 17
 
 
 def die_with_parent() -> None:
@@ -58,6 +61,22 @@ def usable_cores() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup.cpu_quota()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def raise_descriptor_limit() -> int:
+    """The descriptors that this process may have open: as many as the system allows it, which is often more than it
+    is given at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return _MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def open_descriptors() -> int:
+    """How many this process has open."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 def release_unused_memory() -> None:

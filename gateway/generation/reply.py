@@ -70,6 +70,8 @@ class PendingChoice(LinkedRequest):
 
     def to_submit(self) -> NumberedRequest:
         submit = NumberedRequest(number=self.number, request=self.request)
+        if self.index:  # all choices are let in or refused with the first: they would be waiting for each other
+            submit.request.resubmitted = True
         if self.was_sent or self.prompt_token_ids:
             metrics.RESUBMISSIONS.inc()
             submit.request.resubmitted = True
@@ -150,6 +152,15 @@ class Reply:
         elif not self._running:
             self._wake.set()
 
+    @property
+    def has_ended(self) -> bool:
+        """Nothing comes after what was taken."""
+        return not self._running and not self._pending
+
+    def ended_earlier(self) -> None:
+        """One of the choices has all its outputs from an earlier attempt."""
+        self._running -= 1
+
     def fail(self, error: BaseException) -> None:
         """Ends the response with an error and its choices upstream. The first error counts."""
         self.abort()
@@ -186,12 +197,17 @@ class Reply:
     def _take(self) -> ChoiceOutputs:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
-        if len(pending) < 2:
-            return pending
-        by_choice: dict[int, list[ChoiceOutput]] = {}
-        for index, output in pending:
-            by_choice.setdefault(index, []).append(output)
-        return [(index, _merge(outputs)) for index, outputs in by_choice.items()]
+        return merged_by_choice(pending)
+
+
+def merged_by_choice(outputs: ChoiceOutputs) -> ChoiceOutputs:
+    """One output for each choice."""
+    if len(outputs) < 2:
+        return outputs
+    by_choice: dict[int, list[ChoiceOutput]] = {}
+    for index, output in outputs:
+        by_choice.setdefault(index, []).append(output)
+    return [(index, _merge(one)) for index, one in by_choice.items()]
 
 
 def _merge(outputs: list[ChoiceOutput]) -> ChoiceOutput:

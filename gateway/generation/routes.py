@@ -14,6 +14,7 @@ from pagewire.gateway.generation.searches import is_search
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.generation.translate import chat_requests, completion_requests
 from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.kept import Kept
 from pagewire.gateway.schema.requests import ChatCompletionRequest, CompletionRequest, GenerationParameters
 from pagewire.gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from pagewire.v1 import inference_pb2
@@ -28,8 +29,10 @@ router = APIRouter(route_class=JsonRoute)
 )
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
+    gateway = gateway_of(request)
+    kept = await gateway.keeper.open(request, body)
     answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
-    return _generation(gateway_of(request), body, chat_requests(body), answer)
+    return _generation(gateway, body, chat_requests(body), answer, kept)
 
 
 @router.post(
@@ -39,15 +42,21 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 )
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
-    gateway, requests, head = gateway_of(request), completion_requests(body), await head_of(request, body, "cmpl")
+    gateway = gateway_of(request)
+    kept = await gateway.keeper.open(request, body)
+    requests, head = completion_requests(body), await head_of(request, body, "cmpl")
     # With log probabilities of the prompt its text comes along.
     echoes = await prompt_texts(gateway, body) if body.echo and body.logprobs is None else ()
     answer = CompletionAnswer(body, head, echoes)
-    return _generation(gateway, body, requests, answer)
+    return _generation(gateway, body, requests, answer, kept)
 
 
 def _generation(
-    gateway: Gateway, body: GenerationParameters, requests: Sequence[inference_pb2.GenerateRequest], answer: Answer
+    gateway: Gateway,
+    body: GenerationParameters,
+    requests: Sequence[inference_pb2.GenerateRequest],
+    answer: Answer,
+    kept: Kept | None,
 ) -> Response:
     link = gateway.searches if is_search(requests[0]) else gateway.link
     return GenerationResponse(
@@ -57,4 +66,5 @@ def _generation(
         stream=bool(body.stream),
         choices_per_prompt=body.n or 1,
         counts_output=body.max_tokens != 0,
+        kept=kept,
     )

@@ -31,8 +31,17 @@ class Searches:
         self._stub = stub
         self._call_to_its_end = call_to_its_end
 
-    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
-        """requests: one per output; those of the same search are the same object, side by side."""
+    def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        streaming: bool,
+        earlier: Sequence[Sequence[GenerateResponse]] = (),
+    ) -> Reply:
+        """requests: one per output; those of the same search are the same object, side by side.
+
+        earlier: outputs of an earlier attempt, by request. A search has all of them, or none.
+        """
         tasks: list[asyncio.Task[None]] = []
 
         def abort(choices: Iterable[PendingChoice]) -> None:
@@ -42,6 +51,11 @@ class Searches:
         reply = Reply(abort, requests, streaming=streaming)
         for start in range(0, len(requests), requests[0].n):
             choices = reply.choices[start : start + requests[0].n]
+            if earlier and earlier[start]:
+                for choice, [output] in zip(choices, earlier[start:], strict=False):
+                    choice.add_earlier(output)
+                    reply.ended_earlier()
+                continue
             tasks.append(asyncio.create_task(self._run(reply, choices), name="search"))
         return reply
 

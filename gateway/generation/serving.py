@@ -13,7 +13,8 @@ from pagewire.gateway import metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
 from pagewire.gateway.generation.answer import Answer, UsageTotal, finish_reason
-from pagewire.gateway.generation.reply import Reply
+from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
+from pagewire.gateway.kept import Kept, Line
 from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.request_context import RequestContext, request_context
 from pagewire.rpc import RpcError
@@ -28,9 +29,18 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
-class Generates(Protocol):
-    def generate(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Reply:
-        """Starts one generation per request. Raises RpcError UNAVAILABLE."""
+class Outputs(Protocol):
+    """What a response waits for: a `Reply`, mostly."""
+
+    choices: list[PendingChoice]
+
+    async def next(self) -> ChoiceOutputs: ...
+
+    async def whole(self) -> ChoiceOutputs: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 class GenerationResponse(Response):
@@ -38,7 +48,7 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        link: Generates,
+        link: Line,
         requests: Sequence[GenerateRequest],
         answer: Answer,
         *,
@@ -46,10 +56,13 @@ class GenerationResponse(Response):
         choices_per_prompt: int = 1,
         counts_output: bool = True,
         ended: Callable[[], Awaitable[None]] | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`.
 
         ended: called when the answer is complete, before the client hears of its end; it may raise ApiError.
+
+        kept: the generation may be taken up again.
         """
         super().__init__()
         self._link = link
@@ -58,6 +71,7 @@ class GenerationResponse(Response):
         self._streaming = stream
         self._choices_per_prompt = choices_per_prompt
         self._ended = ended
+        self._kept = kept
         self._counts_output = counts_output
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
@@ -87,7 +101,7 @@ class GenerationResponse(Response):
 
     async def _serve(self, context: RequestContext, receive: Receive, send: Send) -> None:
         try:
-            reply = self._link.generate(self._requests, streaming=self._streaming)
+            reply = self._begin()
         except RpcError as error:
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
@@ -106,7 +120,13 @@ class GenerationResponse(Response):
         if self._failure is None:
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
-    async def _whole(self, reply: Reply, send: Send) -> None:
+    def _begin(self) -> Outputs:
+        """Raises RpcError UNAVAILABLE."""
+        if self._kept is not None:
+            return self._kept.generate(self._link, self._requests)
+        return self._link.generate(self._requests, streaming=self._streaming)
+
+    async def _whole(self, reply: Outputs, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
         self._finish_reasons = [finish_reason(output) for output in outputs]
         content = encode(self._answer.whole(reply.choices, outputs, self._usage))
@@ -116,7 +136,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
-    async def _stream(self, reply: Reply, context: RequestContext, send: Send) -> None:
+    async def _stream(self, reply: Outputs, context: RequestContext, send: Send) -> None:
         """The head waits for the first output: until then an error has a status of its own."""
         answer, usage, started = self._answer, self._usage, False
         try:
@@ -133,10 +153,14 @@ class GenerationResponse(Response):
                     metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(context.elapsed)
                     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
                     send = context.send  # what lies between has seen all it has to
+                if self._kept is not None:
+                    events = self._kept.event_ids.added(events)
                 if events:
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
             last: list[bytes] = []
             answer.end(last, usage)
+            if self._kept is not None:
+                last = self._kept.event_ids.added(last)
             if self._ended is not None:
                 await self._ended()
         except (ApiError, RpcError) as error:
@@ -173,7 +197,7 @@ class GenerationResponse(Response):
         return {name: value for name, value in (attributes | sampling).items() if value is not None}
 
 
-async def _watch(receive: Receive, reply: Reply) -> None:
+async def _watch(receive: Receive, reply: Outputs) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     reply.fail(ClientGone())

@@ -27,15 +27,23 @@ _ANSWER: openapi.Responses = {
 @router.post("/v1/messages", responses=_ANSWER)
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """The next turn of a conversation, as Anthropic's clients ask for it; with `stream: true` as server-sent events."""
-    gateway, request_id = gateway_of(request), request_context(request.scope).request_id
-    requests = translate.chat_requests(chat_request(body))
+    gateway = gateway_of(request)
+    chat = chat_request(body)
+    kept = await gateway.keeper.open(request, chat)
+    requests = translate.chat_requests(chat)
     answer = MessagesAnswer(
-        request_id,
+        request_context(request.scope).request_id,
         body.model or await gateway.default_model(),
         max_tokens=body.max_tokens,
         show_thinking=getattr(body.thinking, "display", None) != "omitted",
     )
-    return GenerationResponse(gateway.link, requests, answer, stream=bool(body.stream))
+    return GenerationResponse(
+        gateway.link,
+        requests,
+        answer,
+        stream=bool(body.stream),
+        kept=kept,
+    )
 
 
 @router.post("/v1/messages/count_tokens")

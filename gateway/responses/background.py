@@ -204,13 +204,13 @@ class Background:
                 failure = from_rpc(error) if isinstance(error, RpcError) else error
                 if failure.status not in (429, 503):
                     raise failure from error
-                if await _is_interrupted(lease, PAUSE_S):
+                if await _is_interrupted(lease, max(PAUSE_S, failure.retry_delay or 0.0)):
                     raise Interrupted from error
 
     async def _attempt(
         self, lease: Lease, stored: Stored, request: GenerateRequest, outputs: list[GenerateResponse]
     ) -> None:
-        reply = self._link.generate([request], streaming=True, earlier=outputs)
+        reply = self._link.generate([request], streaming=True, earlier=[outputs])
         watching = asyncio.create_task(_watch(lease, reply))
         try:
             while merged := await reply.next():

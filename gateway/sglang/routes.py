@@ -19,16 +19,18 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/generate", responses=openapi.native_responses(NativeOutput))
 async def generate(request: Request, body: NativeGenerateRequest) -> Response:
     """SGLang's own API: what follows each prompt, an output or a list of them; with `stream: true` as events."""
-    completion = parse(CompletionRequest, completion_body(body))
+    gateway, completion = gateway_of(request), parse(CompletionRequest, completion_body(body))
+    kept = await gateway.keeper.open(request, completion)
     context = request_context(request.scope)
-    if body.rid is not None and "x-request-id" not in request.headers:
+    if body.rid is not None and kept is None and "x-request-id" not in request.headers:
         context.request_id = body.rid
     answer = NativeAnswer(body, context.request_id)
     requests = completion_requests(completion)
     return GenerationResponse(
-        gateway_of(request).link,
+        gateway.link,
         requests,
         answer,
         stream=bool(body.stream),
         choices_per_prompt=completion.n or 1,
+        kept=kept,
     )

@@ -4,16 +4,29 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from pagewire.errors import StartupError
 from pagewire.gateway.errors import ApiError
 
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 10.0
 
-_SCHEMA = """
+
+@dataclass(frozen=True)
+class Schema:
+    """The tables of a database, and the statements that make them."""
+
+    version: int
+    tables: tuple[str, ...]
+    script: str
+
+
+STORE = Schema(
+    version=1,
+    tables=("documents", "totals", "jobs"),
+    script="""
 CREATE TABLE documents (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     collection TEXT NOT NULL,
@@ -49,7 +62,8 @@ CREATE TABLE jobs (
     cancelled_at REAL,
     UNIQUE (kind, id)
 );
-"""
+""",
+)
 
 Result = TypeVar("Result")
 
@@ -57,12 +71,12 @@ Result = TypeVar("Result")
 class Database:
     """One connection. What its methods are given runs in its thread, in one transaction each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: Schema = STORE) -> None:
         """Raises StartupError naming the path if it is damaged, cannot be written, or has another schema."""
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
-            self._connection = _open(path)
+            self._connection = _open(path, schema)
         except sqlite3.Error as error:
             raise StartupError(
                 f"--data-dir {path.parent}: {path.name} cannot be used ({error}): make the directory writable, move a"
@@ -106,7 +120,7 @@ class Database:
         return ApiError(500, f"the gateway's data directory {self._path.parent} cannot be used: {error}")
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path, schema: Schema) -> sqlite3.Connection:
     """Raises sqlite3.Error, and StartupError for another schema."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
@@ -116,15 +130,15 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("BEGIN IMMEDIATE")  # processes that start together make one schema
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            for statement in _statements(_SCHEMA):
+            for statement in _statements(schema.script):
                 connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
+            connection.execute(f"PRAGMA user_version = {schema.version}")
+        elif version != schema.version:
             raise StartupError(
                 f"--data-dir {path.parent}: another version of Pagewire made it (schema {version}, this one's is"
-                f" {SCHEMA_VERSION}): use that version, or name another directory with --data-dir"
+                f" {schema.version}): use that version, or name another directory with --data-dir"
             )
-        for table in ("documents", "totals", "jobs"):  # reads a page of each
+        for table in schema.tables:  # reads a page of each
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
         connection.execute("COMMIT")
     except BaseException:

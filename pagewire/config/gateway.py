@@ -49,6 +49,32 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         kind="size",
         valid=POSITIVE,
     )
+    generation_store: str = flag(
+        "disk",
+        "where generations are kept whose requests have an Idempotency-Key: disk = in --data-dir, for all gateways of "
+        "this host; memory = each gateway process for itself",
+        group="storage",
+        choices=("disk", "memory"),
+    )
+    resumable_streams: bool = flag(
+        False, "keep every streamed generation, whose events then have ids for Last-Event-ID", group="storage"
+    )
+    generation_store_ttl: float = flag(
+        3600.0,
+        "seconds that a kept generation can be asked for again",
+        group="storage",
+        valid=Range(above=0),
+    )
+    generation_store_size: int = flag(
+        256 * 1024**2,
+        "size of all kept generations, the oldest make room; suffixes as in 1GiB",
+        group="storage",
+        kind="size",
+        valid=POSITIVE,
+    )
+    max_stored_generations: int = flag(
+        10_000, "number of generations that are kept", group="storage", kind="size", valid=POSITIVE
+    )
     response_store_ttl: float = flag(
         30 * 86400.0,
         "seconds that a response of /v1/responses can be retrieved and continued from",

@@ -59,6 +59,13 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         group="scheduling",
         valid=NOT_NEGATIVE,
     )
+    max_queue_time: float = flag(
+        30.0,
+        "seconds that a request may have to wait for others before its prompt is computed; if it would be more, it is "
+        "refused at once with RESOURCE_EXHAUSTED / 429 and the time to come back; 0 = no limit",
+        group="scheduling",
+        valid=NOT_NEGATIVE,
+    )
     pipeline_depth: int = flag(2, "steps in flight, 1 or 2", group="scheduling", valid=Range(minimum=1, maximum=2))
 
     @property

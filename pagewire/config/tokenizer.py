@@ -126,3 +126,15 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
         group="tokenizer",
         choices=("thread", "process"),
     )
+    max_queued_prompts: int = flag(
+        4096,
+        "prompts that may wait for a tokenizer worker; more are refused with RESOURCE_EXHAUSTED / 429",
+        group="tokenizer",
+        valid=POSITIVE,
+    )
+    prompt_timeout: float = flag(
+        30.0,
+        "seconds that rendering and encoding a prompt may take; its worker is replaced then",
+        group="tokenizer",
+        valid=Range(above=0),
+    )

@@ -55,7 +55,7 @@ async def _persistent(ask: Callable[[], Awaitable[Answer]]) -> Answer:
             return await ask()
         except RpcError as error:
             if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-                delay: float | None = _BUSY_S
+                delay: float | None = max(_BUSY_S, error.retry_delay or 0.0)
             else:
                 delay = next(tries, None) if error.code == grpc.StatusCode.UNAVAILABLE else None
             if delay is None:

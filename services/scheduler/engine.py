@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import grpc
 
@@ -16,8 +15,11 @@ from pagewire.config import SchedulerConfig
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
+from pagewire.services.scheduler.admission import NOTHING_KNOWN, WaitTooLong
+from pagewire.services.scheduler.entrance import Entrance
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.grammars import compile_grammar
+from pagewire.services.scheduler.live_request import LiveRequest
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
@@ -31,23 +33,6 @@ from pagewire.v1 import scheduler_pb2
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class LiveRequest:
-    """A request and the client that waits for it."""
-
-    request: Request
-    outbox: RequestOutbox
-    number: int  # the client's own for it
-    external_id: str
-    traceparent: str
-    max_unread: int | None  # tokens in the outbox; None = whoever reads it always does
-    span: telemetry.Span  # "scheduler.queue", then "scheduler.run"
-    arrival_time: float
-    first_step_time: float | None = None
-    first_token_time: float | None = None
-    compiling: asyncio.Task[None] | None = None  # its grammar; meanwhile the scheduler does not have it
-
-
 class Engine:
     """Drives one scheduler and its replicas, one executor each, on behalf of many clients.
 
@@ -58,6 +43,7 @@ class Engine:
         """executor_channels: to config.executor_addresses."""
         self._config = config
         self.scheduler = Scheduler(config, len(executor_channels))
+        self._entrance = Entrance(self.scheduler, config.max_queue_time)
         self._stats = stats.Stats(self.scheduler)
         term = time.time_ns()  # a scheduler that starts later has a higher one
         self._drivers = [
@@ -98,16 +84,19 @@ class Engine:
             raise self._unavailable()
         self._check_length(message)
         self._last_request_id += 1
+        forecast = NOTHING_KNOWN
         try:
             request = convert.to_request(self._last_request_id, message)
+            forecast = self._entrance.check(request, None)
             is_live = request.has_grammar or self.scheduler.add_request(request)
-        except (InvalidRequest, QueueFull) as error:
-            raise _status_of(error) from error
+        except (InvalidRequest, QueueFull, WaitTooLong) as error:
+            raise self._entrance.status_of(error, forecast) from error
         traceparent = message.traceparent or traceparent
         span = telemetry.Span("scheduler.queue", traceparent)
         live = LiveRequest(
             request, outbox, number, message.external_id, traceparent, max_unread, span, time.monotonic()
         )
+        live.forecast = forecast
         self._live[request.request_id] = live
         self._idle.clear()
         if request.has_grammar:
@@ -129,7 +118,7 @@ class Engine:
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
             request.finish(FinishReason.ERROR)
-            self._end(live, _status_of(error))
+            self._end(live, self._entrance.status_of(error, live.forecast))
             return
         if is_live:
             self._wake()
@@ -223,6 +212,7 @@ class Engine:
                 stats.QUEUE_TIME.observe(now - live.arrival_time)
                 stats.PROMPT_TOKENS.inc(request.num_prompt_tokens)
                 stats.PROMPT_RATE.add(request.num_prompt_tokens)
+                self._entrance.on_first_step(live)
                 live.span.end()
                 live.span = telemetry.Span("scheduler.run", live.traceparent)
             traceparents.append(live.span.traceparent)
@@ -244,7 +234,7 @@ class Engine:
         self._stop_watchdog()
         self._set_available(True)
         for request, error in ended:
-            status = _status_of(error) if error else None
+            status = self._entrance.status_of(error) if error else None
             self._end(self._live[request.request_id], status)
         self._note_info()
         self._wake()
@@ -271,6 +261,10 @@ class Engine:
             self._drivers[replica.replica_id].wake()
         asyncio.get_running_loop().call_soon(self._deliver)
         self._stats.on_result(len(outputs.token_ids), clock)
+        self._entrance.admission.on_tokens(len(outputs.token_ids))
+
+    def on_step_done(self, num_requests: int, num_tokens: int, seconds: float) -> None:
+        self._entrance.admission.costs.learn(num_requests, num_tokens, seconds)
 
     def on_lost(self, replica: Replica, reason: str) -> None:
         logger.warning(
@@ -347,6 +341,7 @@ class Engine:
             if live.first_token_time is None and live.first_step_time is not None:
                 live.first_token_time = now
                 stats.PREFILL_TIME.observe(now - live.first_step_time)
+                self._entrance.on_first_token(live, now)
             output = _output_of(request, outputs.token_ids[start:end])
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
                 output.logprobs = [convert.first_logprobs(logprobs, num_tokens)]
@@ -384,6 +379,7 @@ class Engine:
             self._idle.set()
         assert request.finish_reason is not None
         self._stats.on_end(request.finish_reason)
+        self._entrance.on_end(live)
         logger.debug(
             "ended (%s) after %d prompt and %d output tokens, %d preemptions%s",
             *(request.finish_reason.name.lower(), request.num_prompt_tokens, request.num_output_tokens),
@@ -401,15 +397,6 @@ class Engine:
                 "pagewire.finish_reason": request.finish_reason.name.lower(),
             }
             live.span.end(attributes, error=error.message if error else None)
-
-
-def _status_of(error: Exception) -> RpcError:
-    """Of a request that was not taken."""
-    if isinstance(error, RpcError):
-        return error
-    if isinstance(error, InvalidRequest):
-        return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.violations)
-    return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
 def _output_of(request: Request, token_ids: list[int]) -> RequestOutput:

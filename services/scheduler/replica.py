@@ -179,6 +179,10 @@ class Replica:
         return self._rows.limits.max_num_seqs
 
     @property
+    def max_num_batched_tokens(self) -> int:
+        return self._rows.limits.max_num_batched_tokens
+
+    @property
     def num_running(self) -> int:
         return len(self.running)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from typing import Protocol
 
 import grpc
@@ -32,6 +33,9 @@ class ReplicaListener(Protocol):
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
         """Raises InvalidResult."""
 
+    def on_step_done(self, num_requests: int, num_tokens: int, seconds: float) -> None:
+        """A step of so many requests and tokens has taken so long on the device."""
+
 
 class ReplicaDriver:
     """Decides a replica's steps when its pacer says so, sends them, and passes results on."""
@@ -53,6 +57,7 @@ class ReplicaDriver:
         self._client = ExecutorClient(channel, address, term, self)
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
+        self._in_flight: deque[tuple[int, int]] = deque()  # requests and tokens of steps
 
     @property
     def has_executor(self) -> bool:
@@ -86,6 +91,7 @@ class ReplicaDriver:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
                 self._replica.pacer.on_sent(num_tokens, time.monotonic())
+                self._in_flight.append((len(step.request_ids), num_tokens))
                 self._stats.on_step(num_tokens, schedule_seconds)
                 await self._client.send(step, self._listener.on_step(step))
             self._stats.refresh()
@@ -107,10 +113,12 @@ class ReplicaDriver:
     # -- what ExecutorClient calls -----------------------------------------------------------------------------------
 
     def on_executor(self, info: ExecutorInfo) -> None:
+        self._in_flight.clear()
         self._listener.on_attached(self._replica, info)
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         self._listener.on_result(self._replica, result, clock)
+        self._listener.on_step_done(*self._in_flight.popleft(), clock.execute_seconds)
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
 
     def on_executor_lost(self, reason: str) -> None:

@@ -159,6 +159,17 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def waiting_before(self, request: Request) -> list[Request]:
+        """Those who have their turn before a request that has yet to be added: of its tenant, by policy, and long ones
+        only if it is long, too; of each other tenant as many at most."""
+        order, is_long = self._policy(request, self._num_arrivals), self._is_long(request)
+        before: dict[str, list[Request]] = {request.tenant: []}
+        for waiting in self._waiting:
+            if waiting.tenant != request.tenant or (waiting.order < order and waiting.is_long <= is_long):
+                before.setdefault(waiting.tenant, []).append(waiting)
+        num_own = len(before[request.tenant])
+        return [waiting for waitings in before.values() for waiting in waitings[:num_own]]
+
     def requests(self) -> Iterator[Request]:
         """All live requests, running ones first, each part in the policy's order."""
         for replica in self.replicas:

@@ -24,6 +24,17 @@ PREFIX_HITS = Counter("pagewire:prefix_cache_hits", "Tokens whose KV was found i
 PROMPT_TOKENS = Counter("pagewire:prompt_tokens", "Prompt tokens of requests that were admitted")
 GENERATION_TOKENS = Counter("pagewire:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS = Counter("pagewire:request_success", "Requests that ended, by reason", ["finished_reason"])
+REFUSALS = Counter(
+    "pagewire:requests_refused",
+    "Requests that were told to come back later: queue_full (--max-waiting-requests), queue_time (--max-queue-time) or "
+    "deadline (it would pass before the first token)",
+    ["reason"],
+)
+FORECAST_ERROR = Histogram(
+    "pagewire:time_to_first_token_forecast_error_seconds",
+    "Time from arrival to the first token less what was forecast",
+    buckets=(-10.0, -3.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 3.0, 10.0),
+)
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
 STEPS = Counter("pagewire:steps", "Steps sent to the executor")
 LATE_STEPS = Counter("pagewire:late_steps", "Steps that were decided too late: the device waited for them")

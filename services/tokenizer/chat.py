@@ -40,6 +40,15 @@ class Chat:
     documents: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def num_chars(self) -> int:
+        """Of the messages' texts."""
+        contents = [message.get("content") for message in self.messages]
+        return sum(
+            len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
+            for content in contents
+        )
+
 
 def read_template(path_or_template: str) -> str:
     """The value of --chat-template: a file's content, or the template itself.

@@ -5,10 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import Chat, ChatError, expand_images, render_chat
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput, encode_inputs
 from pagewire.services.tokenizer.sentence_config import read_sentence_config
+from pagewire.services.tokenizer.text_limit import Room, TextLimit
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+
+# Characters. What encoding them took, a hundred times as much, the C library would keep for the next one.
+_LONG_TEXT = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,11 @@ class Codec:
         # Of chats with tools.
         self.tool_chat_template = source.chat_template or self.tokenizer.tool_chat_template or self.chat_template
         self._trust_request_chat_template = source.trust_request_chat_template
+        self.limit = TextLimit(self.tokenizer)
 
-    def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def encode_text(self, text: str, add_special_tokens: bool, room: Room | None = None) -> list[int]:
+        """Raises TextTooLong."""
+        return self._encode(text, add_special_tokens, room)
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """What each word may be as tokens: at the beginning, and after a space."""
@@ -56,22 +63,39 @@ class Codec:
     def encode_inputs(
         self, texts: Sequence[tuple[str, str | None]], add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:
-        """Raises ValueError."""
+        """Raises ValueError; of a text that is too long TextTooLong."""
+        fitted, (first, second) = self.limit.fitted, (cuts.room(is_second=False), cuts.room(is_second=True))
+        texts = [(fitted(text, first), pair if pair is None else fitted(pair, second)) for text, pair in texts]
         if self.sentence_config.lowercases:
             texts = [(text.lower(), pair if pair is None else pair.lower()) for text, pair in texts]
         return encode_inputs(self.tokenizer.backend, texts, add_special_tokens=add_special_tokens, cuts=cuts)
 
     def encode_chat(
-        self, chat: Chat, add_special_tokens: bool, image_token: str = "", image_texts: Sequence[str] = ()
+        self,
+        chat: Chat,
+        add_special_tokens: bool,
+        image_token: str = "",
+        image_texts: Sequence[str] = (),
+        room: Room | None = None,
     ) -> list[int]:
-        """image_texts: what replaces the chat's placeholders, image_token, in their order. Raises ChatError."""
+        """image_texts: what replaces the chat's placeholders, image_token, in their order.
+
+        Raises ChatError or TextTooLong.
+        """
         if chat.chat_template and not self._trust_request_chat_template:
             raise ChatError("chat_template is not taken from requests here; --trust-request-chat-template allows it")
         template = self.tool_chat_template if chat.tools else self.chat_template
         text = render_chat(chat, template, self.tokenizer.special_tokens, image_token)
         if image_texts:
             text = expand_images(text, image_token, image_texts)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._encode(text, add_special_tokens, room)
+
+    def _encode(self, text: str, add_special_tokens: bool, room: Room | None) -> list[int]:
+        try:
+            return self.tokenizer.encode(self.limit.fitted(text, room), add_special_tokens=add_special_tokens)
+        finally:
+            if len(text) > _LONG_TEXT:
+                release_unused_memory()
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import Prompt, adds_special_tokens, encode_prompt
+from pagewire.services.tokenizer.text_limit import Room
 from pagewire.v1 import inference_pb2
 
 # Short texts that the event loop encodes in a row: a millisecond, which is what others wait then.
@@ -26,17 +27,20 @@ class PromptEncoder:
         self._running: dict[Hashable, _Encoding] = {}
         self._num_at_once = 0  # since the event loop began its present turn
 
-    async def encode(self, request: inference_pb2.GenerateRequest) -> Prompt:
-        """Raises RpcError (INVALID_ARGUMENT)."""
+    async def encode(self, request: inference_pb2.GenerateRequest, room: Room) -> Prompt:
+        """Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)."""
         kind = request.WhichOneof("prompt")
         if kind in (None, "token_ids"):
             return await encode_prompt(self._pool, request)
         if kind == "text" and self._pool.encodes_at_once(request.text) and self._may_hold_up():
             return Prompt(self._pool.encode_at_once(request.text, add_special_tokens=adds_special_tokens(request)))
-        key = _key(request)
+        key = _key(request), room
         encoding = self._running.get(key)
         if encoding is None:
-            encoding = self._running[key] = _Encoding(asyncio.create_task(encode_prompt(self._pool, request)))
+            if not request.resubmitted:
+                self._pool.check_room()
+            task = asyncio.create_task(encode_prompt(self._pool, request, room))
+            encoding = self._running[key] = _Encoding(task)
         encoding.num_waiting += 1
         try:
             # One that is cancelled leaves it to the others.

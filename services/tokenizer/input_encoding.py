@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
 
+from pagewire.services.tokenizer.text_limit import Room
+
 # Token ids, and where among them the second text of a pair begins (0: there is none, or the model does not tell).
 EncodedInput = tuple[list[int], int]
 
@@ -17,6 +19,22 @@ class Cuts:
     first: int | None = None  # the first text, or the only one, without special tokens
     second: int | None = None  # the second text of a pair
     from_start: bool = False  # `whole` cuts the beginning of a text off, not its end
+    max_tokens: int | None = None  # of a text that is not cut; None: not known
+
+    @property
+    def cuts_anything(self) -> bool:
+        """Whether anything is cut."""
+        return (self.whole, self.first, self.second) != (None, None, None)
+
+    def room(self, *, is_second: bool) -> Room | None:
+        """What of a text has to be encoded, so that these cuts leave the same of it."""
+        own = self.second if is_second else self.first
+        if own is not None:
+            # The end of this beginning may be what `whole` leaves.
+            return Room(own, keeps="start")
+        if self.whole is not None:
+            return Room(self.whole, keeps="end" if self.from_start else "start")
+        return None if self.max_tokens is None else Room(self.max_tokens)
 
 
 NO_CUTS = Cuts()
@@ -26,7 +44,7 @@ def encode_inputs(
     backend: Tokenizer, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts = NO_CUTS
 ) -> list[EncodedInput]:
     """Raises ValueError if special tokens leave no room for a text."""
-    if cuts == NO_CUTS:
+    if not cuts.cuts_anything:
         whole = [text if pair is None else (text, pair) for text, pair in texts]
         encodings = backend.encode_batch(whole, add_special_tokens=add_special_tokens)
     else:

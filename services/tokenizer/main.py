@@ -69,6 +69,8 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
             CodecSource(str(path), template, config.trust_request_chat_template),
             size=config.tokenizer_pool_size,
             kind=config.tokenizer_pool_type,
+            max_queued=config.max_queued_prompts,
+            timeout=config.prompt_timeout,
         )
     except (ValueError, OSError) as error:
         raise StartupError(f"no tokenizer: {error}") from error

@@ -10,30 +10,51 @@ import logging
 import queue
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import grpc
+
+from pagewire.memory_return import return_memory_after
 from pagewire.process import usable_cores
+from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.chat import Chat
 from pagewire.services.tokenizer.codec import Codec, CodecSource
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.images import ImageReader, NoImages
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
-from pagewire.worker_process import WorkerDiedError, WorkerProcess
+from pagewire.services.tokenizer.text_limit import Room
+from pagewire.services.tokenizer.timed_threads import TimedThreads
+from pagewire.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 
 logger = logging.getLogger(__name__)
 
 MAX_DEFAULT_SIZE = 8
 # Characters; they take 100 microseconds at most. Asking a thread takes 70 more, and waits for a core where all compute.
 SHORT_TEXT = 256
+# Of all texts that wait or are encoded, in characters. One alone may be longer.
+MAX_QUEUED_CHARS = 64 * 1024 * 1024
+# Characters. Encoding takes a hundred times the memory, so of such texts one is encoded at a time.
+LARGE_TEXT = 1024 * 1024
 
 
 class TokenizerPool:
     """`size` workers. Calls wait in order of arrival while all are busy."""
 
-    def __init__(self, source: CodecSource, *, size: int | None = None, kind: str = "thread") -> None:
+    def __init__(
+        self,
+        source: CodecSource,
+        *,
+        size: int | None = None,
+        kind: str = "thread",
+        max_queued: int = 4096,
+        timeout: float = 30.0,
+    ) -> None:
         """Loads the tokenizer, which the caller's thread waits for. kind: "thread" or "process"; processes load it too.
+
+        max_queued: calls that may wait when another request is let in. timeout: seconds of a call's work, a new
+        process's start included.
 
         Raises ValueError if the tokenizer cannot be loaded, or size is below 1.
         """
@@ -46,11 +67,32 @@ class TokenizerPool:
         self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for worker in self.workers:
             self._idle.put(worker)
-        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="tokenizer")
+        self._threads = TimedThreads(self.size, "tokenizer")
+        self._max_queued = max_queued
+        self._timeout = timeout
+        self._num_calls = 0
+        self._num_chars = 0  # of their texts
+        self._large = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None  # while there are calls
+        self._is_closed = False
         stats.POOL_WORKERS.set(self.size)
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return await self._call("encode_text", text, add_special_tokens)
+    def check_room(self) -> None:
+        """Before a request is let in, whose calls are then all taken. Raises RpcError (RESOURCE_EXHAUSTED)."""
+        num_waiting = self._num_calls - self.size
+        if num_waiting >= self._max_queued or self._num_chars > MAX_QUEUED_CHARS:
+            stats.POOL_REFUSALS.inc()
+            raise RpcError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{max(0, num_waiting)} texts of {self._num_chars} characters wait to be encoded; {self._max_queued} "
+                f"(--max-queued-prompts) of {MAX_QUEUED_CHARS} may. Try again later",
+            )
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool, room: Room | None = None) -> list[int]:
+        """Raises TextTooLong, if the text has more tokens than the room."""
+        return_memory_after(len(text))
+        self.codec.limit.check(text, room)
+        return await self._call("encode_text", len(text), text, add_special_tokens, room)
 
     def encodes_at_once(self, text: str) -> bool:
         """Whether `encode_at_once` takes it: a process worker is there to be the one that a crash takes."""
@@ -63,38 +105,80 @@ class TokenizerPool:
 
     async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Tokens that would write one of the words."""
-        return await self._call("encode_words", words)
+        return await self._call("encode_words", sum(map(len, words)), words)
 
     async def encode_inputs(
         self, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:
-        """Raises ValueError."""
-        return await self._call("encode_inputs", texts, add_special_tokens, cuts)
+        """Raises ValueError; of a text that is too long TextTooLong."""
+        size = sum(len(text) + len(pair or "") for text, pair in texts)
+        return await self._call("encode_inputs", size, texts, add_special_tokens, cuts)
 
-    async def encode_chat(self, chat: Chat, *, add_special_tokens: bool, image_texts: Sequence[str] = ()) -> list[int]:
-        """image_texts: what stands for each of the chat's images. Raises ChatError."""
-        return await self._call("encode_chat", chat, add_special_tokens, self.images.image_token, image_texts)
+    async def encode_chat(
+        self,
+        chat: Chat,
+        *,
+        add_special_tokens: bool,
+        image_texts: Sequence[str] = (),
+        room: Room | None = None,
+    ) -> list[int]:
+        """image_texts: what stands for each of the chat's images. Raises ChatError or TextTooLong."""
+        args = (chat, add_special_tokens, self.images.image_token, image_texts, room)
+        return await self._call("encode_chat", chat.num_chars, *args)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return await self._call("decode", token_ids, skip_special_tokens)
+        return await self._call("decode", len(token_ids), token_ids, skip_special_tokens)
 
     async def vocabulary_entries(self, token_ids: Sequence[int]) -> list[str]:
-        return await self._call("vocabulary_entries", token_ids)
+        return await self._call("vocabulary_entries", len(token_ids), token_ids)
 
     def close(self) -> None:
-        """Calls that wait are dropped; one that runs is waited for."""
-        self._threads.shutdown(cancel_futures=True)
+        """Calls that wait are dropped; those that run are given up if they do not end in a moment."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._threads.close()
         for worker in self.workers:
             worker.close()
         self.images.close()
 
-    async def _call(self, method: str, *args: Any) -> Any:
-        submitted = time.monotonic()
+    async def _call(self, method: str, num_chars: int, *args: Any) -> Any:
+        """num_chars: of the texts among the arguments."""
+        self._num_calls += 1
+        self._num_chars += num_chars
+        try:
+            if num_chars <= LARGE_TEXT:
+                return await self._submit(method, args)
+            async with self._large:
+                return await self._submit(method, args)
+        finally:
+            self._num_calls -= 1
+            self._num_chars -= num_chars
+            return_memory_after(num_chars)
+
+    async def _submit(self, method: str, args: tuple[Any, ...]) -> Any:
         stats.POOL_QUEUE_LENGTH.inc()
-        job = self._threads.submit(self._run, submitted, method, args)
+        job = self._threads.submit(partial(self._run, time.monotonic(), method, args))
         # A job that was cancelled while it waited never runs: its place in the queue is given back here.
         job.add_done_callback(lambda job: stats.POOL_QUEUE_LENGTH.dec() if job.cancelled() else None)
+        if self._timer is None and not self.workers:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout / 4, self._give_up_slow)
         return await asyncio.wrap_future(job)
+
+    def _give_up_slow(self) -> None:
+        """Threads cannot say that they take too long, so while there are calls the event loop looks."""
+        self._timer = None
+        self._threads.give_up_slow(self._timeout, self._too_slow)
+        if self._num_calls:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout / 4, self._give_up_slow)
+
+    def _too_slow(self) -> RpcError:
+        stats.POOL_GIVEN_UP.inc()
+        logger.warning("a text was not encoded within %g seconds; its worker is replaced", self._timeout)
+        return invalid(
+            f"the prompt was not rendered and encoded within {self._timeout:g} seconds (--prompt-timeout): shorten it, "
+            "or mend its chat template if that takes so long"
+        )
 
     def _run(self, submitted: float, method: str, args: tuple[Any, ...]) -> Any:
         started = time.monotonic()
@@ -127,10 +211,14 @@ class TokenizerPool:
         worker = self._idle.get_nowait()
         try:
             try:
-                return worker.call(method, args)
+                return worker.call(method, args, self._timeout)
             except WorkerDiedError as error:
+                if self._is_closed:
+                    raise
                 stats.POOL_WORKER_DEATHS.inc()
                 logger.warning("%s; its job is tried once more by a new one", error)
-                return worker.call(method, args)
+                return worker.call(method, args, self._timeout)
+        except WorkerTooSlowError as error:
+            raise self._too_slow() from error
         finally:
             self._idle.put(worker)

@@ -11,6 +11,7 @@ from pagewire.services.tokenizer.chat_messages import to_chat
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.images import prompt_images
 from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.text_limit import Room, TextTooLong
 from pagewire.v1 import common_pb2, inference_pb2
 
 Request = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
@@ -24,20 +25,24 @@ class Prompt:
     images: Sequence[common_pb2.PromptImage] = ()
 
 
-async def encode_prompt(pool: TokenizerPool, request: Request) -> Prompt:
-    """Raises RpcError (INVALID_ARGUMENT)."""
+async def encode_prompt(pool: TokenizerPool, request: Request, room: Room | None = None) -> Prompt:
+    """room: for its text; None: of any length. Raises RpcError (INVALID_ARGUMENT)."""
     match request.WhichOneof("prompt"):
         case "text":
-            return Prompt(await pool.encode_text(request.text, add_special_tokens=adds_special_tokens(request)))
+            try:
+                add_special_tokens = adds_special_tokens(request)
+                return Prompt(await pool.encode_text(request.text, add_special_tokens=add_special_tokens, room=room))
+            except TextTooLong as error:
+                raise invalid(str(error), "text") from error
         case "chat":
-            return await _encode_chat(pool, request)
+            return await _encode_chat(pool, request, room)
         case "token_ids":
             return Prompt(list(request.token_ids.ids))  # type: ignore[union-attr]
         case _:
             raise invalid("the request has no prompt; set text, chat or token_ids", "prompt")
 
 
-async def _encode_chat(pool: TokenizerPool, request: Request) -> Prompt:
+async def _encode_chat(pool: TokenizerPool, request: Request, room: Room | None) -> Prompt:
     urls = image_urls(request.chat)
     images = await pool.images.read(urls) if urls else []
     try:
@@ -45,10 +50,21 @@ async def _encode_chat(pool: TokenizerPool, request: Request) -> Prompt:
             to_chat(request.chat),
             add_special_tokens=adds_special_tokens(request),
             image_texts=[image.text for image in images],
+            room=room,
         )
-    except ChatError as error:
+    except (ChatError, TextTooLong) as error:
         raise invalid(str(error), "chat") from error
     return Prompt(token_ids, prompt_images(images, token_ids, pool.images.image_token_id) if images else ())
+
+
+def room_for(request: inference_pb2.GenerateRequest, params: common_pb2.SamplingParams, max_model_len: int) -> Room:
+    """What of the prompt has to be encoded; the others as in `truncated`."""
+    if not max_model_len:
+        return Room(0, counts=False)
+    if not request.HasField("truncate_prompt_tokens") or request.resume_token_ids:
+        return Room(max_model_len)
+    most = _room(request.truncate_prompt_tokens, params, max_model_len)
+    return Room(most, keeps="start" if request.truncate_end else "end")
 
 
 def truncated(

@@ -15,6 +15,7 @@ from pagewire.services.tokenizer.client_session import ClientSession
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
+from pagewire.services.tokenizer.text_limit import Room
 from pagewire.services.tokenizer.vectors import Vectors
 from pagewire.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
 
@@ -83,7 +84,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         self._generator.check_model(request.model)
         pool = self._generator.pool
-        token_ids = (await encode_prompt(pool, request)).token_ids
+        pool.check_room()
+        # Whoever counts tokens may have more than the model reads.
+        room = Room(self._generator.max_model_len, counts=False)
+        token_ids = (await encode_prompt(pool, request, room)).token_ids
         token_strs = await pool.vocabulary_entries(token_ids) if request.return_token_strs else []
         return inference_pb2.TokenizeResponse(
             token_ids=token_ids, token_strs=token_strs, max_model_len=self._generator.max_model_len
@@ -96,6 +100,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         token_ids = list(request.token_ids)
         if token_ids and min(token_ids) < 0:
             raise invalid(f"token_ids contains {min(token_ids)}; ids are >= 0", "token_ids")
+        self._generator.pool.check_room()
         text = await self._generator.pool.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
 

@@ -47,6 +47,10 @@ POOL_WAIT = Histogram(
     _P + "tokenizer_pool_wait_seconds", "Time that a job waited for a tokenizer worker", buckets=LATENCY_BUCKETS
 )
 POOL_WORKER_DEATHS = Counter(_P + "tokenizer_pool_worker_deaths", "Tokenizer worker processes that died at work")
+POOL_REFUSALS = Counter(
+    _P + "tokenizer_pool_refusals", "Requests refused because too many texts waited for a tokenizer worker"
+)
+POOL_GIVEN_UP = Counter(_P + "tokenizer_pool_given_up", "Texts that took longer than --prompt-timeout")
 ENCODE_TIME = Histogram(
     _P + "tokenizer_encode_seconds",
     "Time to render and encode one prompt, without waiting, in the pool or (short texts) at once",

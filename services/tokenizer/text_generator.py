@@ -23,8 +23,9 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.model_kind import check_generates
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompts import Prompt, image_urls, truncated
+from pagewire.services.tokenizer.prompts import Prompt, image_urls, room_for, truncated
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
+from pagewire.services.tokenizer.text_limit import Room
 from pagewire.services.tokenizer.text_requests import (
     check_parameters,
     check_prompt,
@@ -212,7 +213,7 @@ class TextGenerator:
             params.grammar.CopyFrom(grammar)
         self.check_model(request.model)
         check_generates(self.link.model_info)
-        prompt = await self._encode(request, span)
+        prompt = await self._encode(request, room_for(request, params, self.max_model_len), span)
         prompt = truncated(prompt, request, params, self.max_model_len)
         if request.bad_words:
             words = await self.pool.encode_words(request.bad_words)
@@ -262,14 +263,14 @@ class TextGenerator:
                     return
                 await asyncio.sleep(0)
 
-    async def _encode(self, request: inference_pb2.GenerateRequest, parent: Span) -> Prompt:
+    async def _encode(self, request: inference_pb2.GenerateRequest, room: Room, parent: Span) -> Prompt:
         if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
             raise invalid(
                 "resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them", "prompt"
             )
         span = Span("tokenizer.encode", parent.traceparent)
         try:
-            prompt = await self._encoder.encode(request)
+            prompt = await self._encoder.encode(request, room)
         except BaseException as error:
             span.end(error=str(error) or type(error).__name__)
             raise

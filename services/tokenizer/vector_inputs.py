@@ -9,10 +9,13 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput, cut
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import image_urls
+from pagewire.services.tokenizer.text_limit import TextTooLong
 from pagewire.v1 import common_pb2, inference_pb2
 
 # Texts that one worker of the pool encodes in a row.
 TEXTS_PER_CALL = 32
+# Of one call, in the pool at once: others' texts wait for no more than these.
+PARTS_PER_WORKER = 2
 
 Inputs = Sequence[inference_pb2.InputText]
 # The name of an input in errors, from its index.
@@ -34,6 +37,8 @@ async def encode(
         kind = given.WhichOneof("input")
         if kind is None or (kind != "text" and given.HasField("text_pair")):
             raise invalid(f"{name(index)} must have text, alone or with text_pair, or token_ids, or chat", name(index))
+    pool.check_room()
+    _check_lengths(pool, inputs, cuts, name)
     texts = iter(await _encode_texts(pool, inputs, options, prefix, cuts))
     encoded = []
     for index, given in enumerate(inputs):
@@ -41,7 +46,7 @@ async def encode(
             case "text":
                 encoded.append(next(texts))
             case "chat":
-                token_ids = await _encode_chat(pool, given.chat, options, name(index))
+                token_ids = await _encode_chat(pool, given.chat, options, name(index), cuts)
                 encoded.append((cut(token_ids, cuts), 0))
             case _:
                 encoded.append((cut(list(given.token_ids.ids), cuts), 0))
@@ -57,6 +62,19 @@ async def encode(
     return encoded
 
 
+def _check_lengths(pool: TokenizerPool, inputs: Inputs, cuts: Cuts, name: Name) -> None:
+    """Before any is encoded: others are found too long by the workers. Raises RpcError (INVALID_ARGUMENT)."""
+    first, second = cuts.room(is_second=False), cuts.room(is_second=True)
+    for index, given in enumerate(inputs):
+        try:
+            if given.HasField("text"):
+                pool.codec.limit.check(given.text, first)
+            if given.HasField("text_pair"):
+                pool.codec.limit.check(given.text_pair, second)
+        except TextTooLong as error:
+            raise invalid(str(error), name(index)) from error
+
+
 async def _encode_texts(
     pool: TokenizerPool, inputs: Inputs, options: inference_pb2.InputOptions, prefix: str, cuts: Cuts
 ) -> list[EncodedInput]:
@@ -67,23 +85,28 @@ async def _encode_texts(
     ]
     add_special_tokens = options.add_special_tokens if options.HasField("add_special_tokens") else True
     parts = [texts[start : start + TEXTS_PER_CALL] for start in range(0, len(texts), TEXTS_PER_CALL)]
+    turns = asyncio.Semaphore(PARTS_PER_WORKER * pool.size)
+
+    async def encode_part(part: Sequence[tuple[str, str | None]]) -> list[EncodedInput]:
+        async with turns:
+            return await pool.encode_inputs(part, add_special_tokens=add_special_tokens, cuts=cuts)
+
     try:
-        of_parts = await asyncio.gather(
-            *(pool.encode_inputs(part, add_special_tokens=add_special_tokens, cuts=cuts) for part in parts)
-        )
+        of_parts = await asyncio.gather(*map(encode_part, parts))
     except ValueError as error:
         raise invalid(str(error)) from error
     return [encoded for part in of_parts for encoded in part]
 
 
 async def _encode_chat(
-    pool: TokenizerPool, chat: inference_pb2.ChatPrompt, options: inference_pb2.InputOptions, name: str
+    pool: TokenizerPool, chat: inference_pb2.ChatPrompt, options: inference_pb2.InputOptions, name: str, cuts: Cuts
 ) -> list[int]:
     if image_urls(chat):
         raise invalid(f"{name} has images; vectors are made of text", name)
     try:
-        return await pool.encode_chat(to_chat(chat), add_special_tokens=options.add_special_tokens)
-    except ChatError as error:
+        room = cuts.room(is_second=False)
+        return await pool.encode_chat(to_chat(chat), add_special_tokens=options.add_special_tokens, room=room)
+    except (ChatError, TextTooLong) as error:
         raise invalid(str(error), f"{name}.chat") from error
 
 

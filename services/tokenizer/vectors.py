@@ -172,7 +172,8 @@ class Vectors:
         most: tuple[int, int] = (0, 0),
     ) -> list[EncodedInput]:
         """most: tokens that are left of the first and the second text; 0: all."""
-        cuts = Cuts(whole_cut(call.options, info), most[0] or None, most[1] or None, call.options.truncate_start)
+        whole = whole_cut(call.options, info)
+        cuts = Cuts(whole, most[0] or None, most[1] or None, call.options.truncate_start, info.max_model_len)
         return await encode(self._generator.pool, inputs, call.options, info, name, prefix=prefix, cuts=cuts)
 
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:

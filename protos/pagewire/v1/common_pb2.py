@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/common.proto\x12\x0bpagewire.v1\"\x83\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x16\n\x0elogit_bias_ids\x18\x08 \x03(\x05\x12\x19\n\x11logit_bias_values\x18\t \x03(\x02\x12\x11\n\x04seed\x18\n \x01(\x03H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\x05H\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\x05H\t\x88\x01\x01\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x05\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\n\x88\x01\x01\x12\x10\n\x08priority\x18\x10 \x01(\x05\x12%\n\x07grammar\x18\x11 \x01(\x0b\x32\x14.pagewire.v1.Grammar\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\x05\x12-\n\tbad_words\x18\x13 \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\x05H\x0b\x88\x01\x01\x12\'\n\x08thinking\x18\x15 \x01(\x0b\x32\x15.pagewire.v1.ThinkingB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xe6\x01\n\x08Thinking\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\'\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12*\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12+\n\x07\x63losing\x18\x04 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\r\n\x05\x62\x65gun\x18\x05 \x01(\x08\x12\x13\n\x06\x62udget\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_budget\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x83\x02\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.Grammar.ChoiceH\x00\x12\x0e\n\x04\x65\x62nf\x18\x04 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\tH\x00\x12\x1f\n\x12whitespace_pattern\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x1e\n\x16\x64isable_any_whitespace\x18\x07 \x01(\x08\x1a\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\tB\x06\n\x04\x66ormB\x15\n\x13_whitespace_pattern\"4\n\x06Tensor\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\"\xbc\x01\n\x0bPromptImage\x12\x0c\n\x04hash\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x36\n\x07tensors\x18\x04 \x03(\x0b\x32%.pagewire.v1.PromptImage.TensorsEntry\x1a\x43\n\x0cTensorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pagewire.v1.Tensor:\x02\x38\x01\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\x05\"Y\n\x08Logprobs\x12\x19\n\x11\x65ntries_per_token\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\x05\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"^\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12/\n\nviolations\x18\x03 \x03(\x0b\x32\x1b.pagewire.v1.FieldViolation\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"\xbd\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x15\n\reos_token_ids\x18\x04 \x03(\x05\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\x05\x12$\n\x04kind\x18\x06 \x01(\x0e\x32\x16.pagewire.v1.ModelKind\x12\x0e\n\x06labels\x18\x07 \x03(\t\x12\x13\n\x0bvector_size\x18\x08 \x01(\x05*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x05*V\n\tModelKind\x12\x1a\n\x16MODEL_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MODEL_KIND_EMBED\x10\x01\x12\x17\n\x13MODEL_KIND_CLASSIFY\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/common.proto\x12\x0bpagewire.v1\x1a\x1egoogle/protobuf/duration.proto\"\x83\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x16\n\x0elogit_bias_ids\x18\x08 \x03(\x05\x12\x19\n\x11logit_bias_values\x18\t \x03(\x02\x12\x11\n\x04seed\x18\n \x01(\x03H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\x05H\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\x05H\t\x88\x01\x01\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x05\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\n\x88\x01\x01\x12\x10\n\x08priority\x18\x10 \x01(\x05\x12%\n\x07grammar\x18\x11 \x01(\x0b\x32\x14.pagewire.v1.Grammar\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\x05\x12-\n\tbad_words\x18\x13 \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\x05H\x0b\x88\x01\x01\x12\'\n\x08thinking\x18\x15 \x01(\x0b\x32\x15.pagewire.v1.ThinkingB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xe6\x01\n\x08Thinking\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\'\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12*\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12+\n\x07\x63losing\x18\x04 \x01(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\r\n\x05\x62\x65gun\x18\x05 \x01(\x08\x12\x13\n\x06\x62udget\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_budget\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x83\x02\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.Grammar.ChoiceH\x00\x12\x0e\n\x04\x65\x62nf\x18\x04 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\tH\x00\x12\x1f\n\x12whitespace_pattern\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x1e\n\x16\x64isable_any_whitespace\x18\x07 \x01(\x08\x1a\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\tB\x06\n\x04\x66ormB\x15\n\x13_whitespace_pattern\"4\n\x06Tensor\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\"\xbc\x01\n\x0bPromptImage\x12\x0c\n\x04hash\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x36\n\x07tensors\x18\x04 \x03(\x0b\x32%.pagewire.v1.PromptImage.TensorsEntry\x1a\x43\n\x0cTensorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pagewire.v1.Tensor:\x02\x38\x01\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\x05\"Y\n\x08Logprobs\x12\x19\n\x11\x65ntries_per_token\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\x05\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x8e\x01\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12/\n\nviolations\x18\x03 \x03(\x0b\x32\x1b.pagewire.v1.FieldViolation\x12.\n\x0bretry_delay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"\xbd\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x15\n\reos_token_ids\x18\x04 \x03(\x05\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\x05\x12$\n\x04kind\x18\x06 \x01(\x0e\x32\x16.pagewire.v1.ModelKind\x12\x0e\n\x06labels\x18\x07 \x03(\t\x12\x13\n\x0bvector_size\x18\x08 \x01(\x05*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x05*V\n\tModelKind\x12\x1a\n\x16MODEL_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MODEL_KIND_EMBED\x10\x01\x12\x17\n\x13MODEL_KIND_CLASSIFY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROMPTIMAGE_TENSORSENTRY']._loaded_options = None
   _globals['_PROMPTIMAGE_TENSORSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2159
-  _globals['_FINISHREASON']._serialized_end=2334
-  _globals['_MODELKIND']._serialized_start=2336
-  _globals['_MODELKIND']._serialized_end=2422
-  _globals['_SAMPLINGPARAMS']._serialized_start=42
-  _globals['_SAMPLINGPARAMS']._serialized_end=813
-  _globals['_THINKING']._serialized_start=816
-  _globals['_THINKING']._serialized_end=1046
-  _globals['_TOKENSEQUENCE']._serialized_start=1048
-  _globals['_TOKENSEQUENCE']._serialized_end=1082
-  _globals['_GRAMMAR']._serialized_start=1085
-  _globals['_GRAMMAR']._serialized_end=1344
-  _globals['_GRAMMAR_CHOICE']._serialized_start=1290
-  _globals['_GRAMMAR_CHOICE']._serialized_end=1313
-  _globals['_TENSOR']._serialized_start=1346
-  _globals['_TENSOR']._serialized_end=1398
-  _globals['_PROMPTIMAGE']._serialized_start=1401
-  _globals['_PROMPTIMAGE']._serialized_end=1589
-  _globals['_PROMPTIMAGE_TENSORSENTRY']._serialized_start=1522
-  _globals['_PROMPTIMAGE_TENSORSENTRY']._serialized_end=1589
-  _globals['_USAGE']._serialized_start=1591
-  _globals['_USAGE']._serialized_end=1697
-  _globals['_LOGPROBS']._serialized_start=1699
-  _globals['_LOGPROBS']._serialized_end=1788
-  _globals['_VECTOR']._serialized_start=1790
-  _globals['_VECTOR']._serialized_end=1814
-  _globals['_REQUESTERROR']._serialized_start=1816
-  _globals['_REQUESTERROR']._serialized_end=1910
-  _globals['_FIELDVIOLATION']._serialized_start=1912
-  _globals['_FIELDVIOLATION']._serialized_end=1964
-  _globals['_MODELINFO']._serialized_start=1967
-  _globals['_MODELINFO']._serialized_end=2156
+  _globals['_FINISHREASON']._serialized_start=2240
+  _globals['_FINISHREASON']._serialized_end=2415
+  _globals['_MODELKIND']._serialized_start=2417
+  _globals['_MODELKIND']._serialized_end=2503
+  _globals['_SAMPLINGPARAMS']._serialized_start=74
+  _globals['_SAMPLINGPARAMS']._serialized_end=845
+  _globals['_THINKING']._serialized_start=848
+  _globals['_THINKING']._serialized_end=1078
+  _globals['_TOKENSEQUENCE']._serialized_start=1080
+  _globals['_TOKENSEQUENCE']._serialized_end=1114
+  _globals['_GRAMMAR']._serialized_start=1117
+  _globals['_GRAMMAR']._serialized_end=1376
+  _globals['_GRAMMAR_CHOICE']._serialized_start=1322
+  _globals['_GRAMMAR_CHOICE']._serialized_end=1345
+  _globals['_TENSOR']._serialized_start=1378
+  _globals['_TENSOR']._serialized_end=1430
+  _globals['_PROMPTIMAGE']._serialized_start=1433
+  _globals['_PROMPTIMAGE']._serialized_end=1621
+  _globals['_PROMPTIMAGE_TENSORSENTRY']._serialized_start=1554
+  _globals['_PROMPTIMAGE_TENSORSENTRY']._serialized_end=1621
+  _globals['_USAGE']._serialized_start=1623
+  _globals['_USAGE']._serialized_end=1729
+  _globals['_LOGPROBS']._serialized_start=1731
+  _globals['_LOGPROBS']._serialized_end=1820
+  _globals['_VECTOR']._serialized_start=1822
+  _globals['_VECTOR']._serialized_end=1846
+  _globals['_REQUESTERROR']._serialized_start=1849
+  _globals['_REQUESTERROR']._serialized_end=1991
+  _globals['_FIELDVIOLATION']._serialized_start=1993
+  _globals['_FIELDVIOLATION']._serialized_end=2045
+  _globals['_MODELINFO']._serialized_start=2048
+  _globals['_MODELINFO']._serialized_end=2237
 # @@protoc_insertion_point(module_scope)

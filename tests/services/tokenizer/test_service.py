@@ -553,10 +553,10 @@ async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, mon
     say = 100 * "Say "
     may_encode = asyncio.Event()
 
-    async def counted(text: str, *, add_special_tokens: bool) -> list[int]:
+    async def counted(text: str, **kwargs) -> list[int]:
         prompts.append(text)
         await may_encode.wait()
-        return await encode_text(text, add_special_tokens=add_special_tokens)
+        return await encode_text(text, **kwargs)
 
     monkeypatch.setattr(pool, "encode_text", counted)
     async with make_line().running(pool=pool) as line:
@@ -586,9 +586,9 @@ async def test_many_short_prompts_at_once_leave_the_event_loop_to_others(make_li
         at_once.append(text)
         return encode_at_once(text, add_special_tokens=add_special_tokens)
 
-    async def counted(text: str, *, add_special_tokens: bool) -> list[int]:
+    async def counted(text: str, **kwargs) -> list[int]:
         by_pool.append(text)
-        return await encode_text(text, add_special_tokens=add_special_tokens)
+        return await encode_text(text, **kwargs)
 
     monkeypatch.setattr(pool, "encode_at_once", counted_at_once)
     monkeypatch.setattr(pool, "encode_text", counted)
@@ -606,7 +606,7 @@ async def test_many_short_prompts_at_once_leave_the_event_loop_to_others(make_li
 async def test_a_prompt_that_nobody_waits_for_is_not_encoded(make_line, pool, monkeypatch) -> None:
     cancelled = asyncio.Event()
 
-    async def endless(text: str, *, add_special_tokens: bool) -> list[int]:
+    async def endless(text: str, **kwargs) -> list[int]:
         try:
             await asyncio.Event().wait()
         finally:
@@ -644,9 +644,9 @@ async def test_drained_once_no_prompt_is_encoded_and_no_request_live(make_line, 
     """What a shutdown waits for."""
     encode_text, may_encode = pool.encode_text, asyncio.Event()
 
-    async def slow_encode(text: str, *, add_special_tokens: bool) -> list[int]:
+    async def slow_encode(text: str, **kwargs) -> list[int]:
         await may_encode.wait()
-        return await encode_text(text, add_special_tokens=add_special_tokens)
+        return await encode_text(text, **kwargs)
 
     monkeypatch.setattr(pool, "encode_text", slow_encode)
     line = make_line(auto=False)
@@ -777,7 +777,7 @@ async def test_a_defect_in_one_request_fails_it_alone(make_line, pool) -> None:
 
 
 async def test_a_defect_while_encoding_ends_the_spans(make_line, pool, spans, monkeypatch) -> None:
-    async def encode_text(text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode_text(text: str, **kwargs) -> list[int]:
         raise RuntimeError("the tokenizer failed")
 
     monkeypatch.setattr(pool, "encode_text", encode_text)

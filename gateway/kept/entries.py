@@ -1,0 +1,43 @@
+"""An entry of the log: what the line has said at one time, of one choice or of several."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pagewire.gateway.generation.reply import ChoiceDelta, ChoiceOutputs, PendingChoice
+from pagewire.v1.inference_pb2 import GenerateResponse
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
+
+
+def encode_entry(choices: Sequence[PendingChoice], outputs: ChoiceOutputs, prompts_told: set[int]) -> bytes:
+    """outputs: just taken, so `choices` know nothing later. prompts_told: choices whose prompt an entry has; grows."""
+    entry = []
+    for index, output in outputs:
+        choice, message = choices[index], GenerateResponse()
+        if isinstance(output, ChoiceDelta):
+            message.text, message.token_ids[:] = output.text, output.token_ids
+        else:
+            message.CopyFrom(output)
+        message.usage.CopyFrom(choice.usage)
+        if index not in prompts_told and choice.prompt_token_ids:
+            prompts_told.add(index)
+            message.prompt_token_ids[:] = choice.prompt_token_ids
+            if choice.prompt_logprobs is not None:
+                message.prompt_logprobs.CopyFrom(choice.prompt_logprobs)
+        entry.append((index, message.SerializeToString()))
+    return _encode(entry)
+
+
+def decode_entry(value: bytes) -> list[tuple[int, GenerateResponse]]:
+    return [(index, GenerateResponse.FromString(output)) for index, output in _decode(value)]
+
+
+def by_choice(values: Iterable[bytes], num_choices: int) -> list[list[GenerateResponse]]:
+    """The outputs of each choice in these entries."""
+    outputs: list[list[GenerateResponse]] = [[] for _ in range(num_choices)]
+    for value in values:
+        for index, output in decode_entry(value):
+            outputs[index].append(output)
+    return outputs

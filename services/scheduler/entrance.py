@@ -1,0 +1,62 @@
+"""Who is let in: admission, applied to the requests of clients, as statuses and metrics."""
+
+import time
+
+import grpc
+
+from pagewire.rpc import RpcError
+from pagewire.sampling_params import InvalidRequest
+from pagewire.services.scheduler import stats
+from pagewire.services.scheduler.admission import NOTHING_KNOWN, Admission, Forecast, WaitTooLong, load_of
+from pagewire.services.scheduler.live_request import LiveRequest
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
+
+
+class Entrance:
+    """Refuses requests that would wait too long, and learns from those that were served."""
+
+    def __init__(self, scheduler: Scheduler, max_queue_time: float) -> None:
+        self.admission = Admission()
+        self._scheduler = scheduler
+        self._max_queue_time = max_queue_time
+
+    def check(self, request: Request, timeout: float | None) -> Forecast:
+        """timeout: seconds that the request has. What an earlier attempt has let in is not refused.
+
+        Raises WaitTooLong.
+        """
+        if request.is_resubmitted:
+            return NOTHING_KNOWN
+        forecast = self.admission.forecast(load_of(self._scheduler, request))
+        self.admission.check(forecast, self._max_queue_time, timeout, time.monotonic())
+        return forecast
+
+    def status_of(self, error: Exception, forecast: Forecast = NOTHING_KNOWN) -> RpcError:
+        """Of a request that was not taken."""
+        if isinstance(error, RpcError):
+            return error
+        if isinstance(error, InvalidRequest):
+            return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.violations)
+        retry_delay: float | None = None
+        if isinstance(error, WaitTooLong):
+            stats.REFUSALS.labels(error.reason).inc()
+            retry_delay = error.retry_delay
+        elif isinstance(error, QueueFull):
+            stats.REFUSALS.labels("queue_full").inc()
+            if forecast.interval:  # whoever is next in line makes a place
+                retry_delay = self.admission.retry_delay(forecast, forecast.wait, time.monotonic())
+        return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), retry_delay=retry_delay)
+
+    def on_first_step(self, live: LiveRequest) -> None:
+        request = live.request
+        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0)
+
+    def on_first_token(self, live: LiveRequest, now: float) -> None:
+        if live.forecast.prefill:
+            expected = live.forecast.wait + live.forecast.prefill
+            stats.FORECAST_ERROR.observe(now - live.arrival_time - expected)
+
+    def on_end(self, live: LiveRequest) -> None:
+        if live.first_step_time is not None:
+            self.admission.on_end()

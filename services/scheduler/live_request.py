@@ -1,0 +1,34 @@
+"""A request and the client that waits for it."""
+
+import asyncio
+from dataclasses import dataclass
+
+from pagewire import telemetry
+from pagewire.services.scheduler.admission import NOTHING_KNOWN, Forecast
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.request_output import RequestOutbox
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """From its arrival until its client knows how it ended."""
+
+    request: Request
+    outbox: RequestOutbox
+    number: int  # the client's own for it
+    external_id: str
+    traceparent: str
+    max_unread: int | None  # tokens in the outbox; None = whoever reads it always does
+    span: telemetry.Span  # "scheduler.queue", then "scheduler.run"
+    arrival_time: float
+    first_step_time: float | None = None
+    first_token_time: float | None = None
+    compiling: asyncio.Task[None] | None = None  # its grammar; meanwhile the scheduler does not have it
+    forecast: Forecast = NOTHING_KNOWN
+
+    @property
+    def stage(self) -> str:
+        """ "waiting", "prompt" or "output"."""
+        if self.first_step_time is None:
+            return "waiting"
+        return "prompt" if self.first_token_time is None else "output"

@@ -1,0 +1,108 @@
+"""Admission by forecast, in simulated time: who is refused, what those let in see, and when to come back."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.services.scheduler.simulation import Arrival, Simulation
+
+CAPACITY = 4.0  # requests per second of a Simulation with 16 rows
+MAX_WAIT = 4.0
+
+
+def arrivals(rate: float, seconds: float, start: float = 0.0) -> list[Arrival]:
+    draw = random.Random(rate)
+    found: list[Arrival] = []
+    time = start
+    while (time := time + draw.expovariate(rate)) < start + seconds:
+        found.append(Arrival(time, draw.randint(50, 400), draw.randint(20, 200)))
+    return found
+
+
+def steps_to_first_token(requests: Sequence[Arrival]) -> list[int]:
+    served = [one for one in requests if one.first_token_at is not None]
+    return sorted(one.step_at_first_token - one.step_at_admission for one in served)
+
+
+def median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def test_nobody_is_refused_where_there_is_room() -> None:
+    simulation, light = Simulation(max_wait=MAX_WAIT), arrivals(CAPACITY / 2, 60)
+    simulation.run(light)
+    assert not sum(one.num_refusals for one in light)
+
+
+def test_under_three_times_the_load_those_let_in_wait_as_at_capacity() -> None:
+    full, threefold = arrivals(CAPACITY, 40), arrivals(3 * CAPACITY, 40)
+    for requests in (full, threefold):
+        Simulation(max_wait=MAX_WAIT).run(requests)
+    refused = [one for one in threefold if one.num_refusals]
+    assert len(refused) > len(threefold) / 2
+    assert all(one.retry_delay is not None and 0 < one.retry_delay <= 90 for one in refused)
+    # In steps of equal length that is what --max-queue-time allows; without admission they would grow for ever.
+    at_capacity, overloaded = steps_to_first_token(full), steps_to_first_token(threefold)
+    waits = sorted(one.first_token_at - one.time for one in threefold if one.first_token_at is not None)
+    assert waits[int(0.95 * len(waits))] < 1.5 * MAX_WAIT
+    assert overloaded[-1] < 2.5 * max(at_capacity[-1], MAX_WAIT / 0.025)
+    # And as much is served.
+    assert len(overloaded) > 0.9 * len(at_capacity)
+
+
+def test_forecasts_are_right_on_the_whole() -> None:
+    requests = arrivals(2 * CAPACITY, 40)
+    Simulation(max_wait=MAX_WAIT).run(requests)
+    errors = []
+    for one in requests:
+        if one.first_token_at is not None and one.forecast is not None and one.time > 10:
+            assert one.admitted_at is not None
+            errors.append(one.first_token_at - one.admitted_at - one.forecast.wait - one.forecast.prefill)
+    assert abs(median(errors)) < 0.2
+    assert median([abs(error) for error in errors]) < 0.5
+
+
+def test_who_comes_back_when_told_to_is_let_in() -> None:
+    simulation = Simulation(max_wait=MAX_WAIT, retries=True)
+    known, burst = arrivals(CAPACITY / 2, 20), [Arrival(30 + i / 1000, 200, 100) for i in range(120)]
+    simulation.run(known + burst)
+    refused = [one for one in burst if one.num_refusals]
+    assert len(refused) > 60
+    assert sum(one.num_refusals == 1 for one in refused) > 0.7 * len(refused)
+    assert all(one.first_token_at is not None for one in burst)
+    # One by one, not all at once.
+    assert len({round(one.retry_delay or 0, 2) for one in refused}) > len(refused) / 2
+
+
+def test_nobody_is_let_in_whose_deadline_passes_before_its_turn() -> None:
+    simulation, requests = Simulation(max_wait=0), arrivals(3 * CAPACITY, 40)
+    for one in requests:
+        one.timeout = 2.0
+    simulation.run(requests)
+    late = [one for one in requests if one.first_token_at is not None and one.first_token_at > one.time + 3]
+    assert any(one.num_refusals for one in requests)
+    assert len(late) < 0.1 * len(requests)
+
+
+def test_a_cold_start_refuses_nobody() -> None:
+    requests = [Arrival(0.0, 200, 100) for _ in range(200)]
+    Simulation(max_wait=0.001).run(requests, until=0.001)
+    assert not any(one.num_refusals for one in requests)
+
+
+def test_who_waits_for_nobody_is_let_in_however_long_its_prompt_takes() -> None:
+    simulation = Simulation(max_wait=0.1)
+    known = arrivals(1.0, 20)
+    alone = Arrival(1000.0, 20_000, 1, timeout=0.5)
+    simulation.run([*known, alone])
+    assert alone.num_refusals == 0
+
+
+@pytest.mark.parametrize("num_blocks", [100, 300])
+def test_where_memory_is_short_forecasts_wait_for_it(num_blocks: int) -> None:
+    simulation, requests = Simulation(max_wait=MAX_WAIT, num_rows=64, num_blocks=num_blocks), arrivals(12, 30)
+    simulation.run(requests)
+    waits = sorted(one.first_token_at - one.time for one in requests if one.first_token_at is not None)
+    assert any(one.num_refusals for one in requests)
+    assert waits[int(0.9 * len(waits))] < 2 * MAX_WAIT
