@@ -106,6 +106,7 @@ def _service(name: str, argv: list[str]) -> int:
 
         return gateways.run(settings)
     process.spare_grpc_threads()
+    process.raise_descriptor_limit()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -7,7 +7,15 @@ from typing import Any, Self, Unpack
 import grpc
 
 from pagewire import rpc
-from pagewire.generate_request import GenerateOptions, Message, Prompt, generate_request, input_text, pair
+from pagewire.generate_request import (
+    GenerateOptions,
+    Message,
+    Prompt,
+    generate_request,
+    input_text,
+    pair,
+    tokenize_request,
+)
 from pagewire.rpc import RpcError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
@@ -123,8 +131,11 @@ class Client:
         )
         return list((await self._unary(self._stub.Score, request)).scores)
 
-    async def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:
-        request = inference_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
+    async def tokenize(
+        self, prompt: str | Sequence[Message], *, model: str = "", add_special_tokens: bool | None = None
+    ) -> list[int]:
+        """Of a text, or of messages as the chat template writes them. add_special_tokens: None = to a text."""
+        request = tokenize_request(prompt, model, add_special_tokens)
         return list((await self._unary(self._stub.Tokenize, request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = False) -> str:

@@ -109,6 +109,18 @@ def input_text(text: str | Sequence[int] | Sequence[Message]) -> inference_pb2.I
     return inference_pb2.InputText(token_ids=inference_pb2.TokenIds(ids=text))  # type: ignore[arg-type]
 
 
+def tokenize_request(
+    prompt: str | Sequence[Message], model: str, add_special_tokens: bool | None
+) -> inference_pb2.TokenizeRequest:
+    request = inference_pb2.TokenizeRequest(model=model, add_special_tokens=add_special_tokens)
+    if isinstance(prompt, str):
+        request.text = prompt
+        request.add_special_tokens = add_special_tokens is not False
+    else:
+        request.chat.CopyFrom(_chat(prompt, {}))
+    return request
+
+
 def pair(text: str, text_pair: str) -> inference_pb2.InputText:
     return inference_pb2.InputText(text=text, text_pair=text_pair)
 

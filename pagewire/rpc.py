@@ -3,9 +3,10 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -35,6 +36,11 @@ _SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Who connects and does not speak HTTP/2, or nothing for long, has to make room; streams between services are never
+    # without a call.
+    ("grpc.server_handshake_timeout_ms", 15_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_concurrent_streams", 10_000),
     # A second process must fail to bind, not share the port.
     ("grpc.so_reuseport", 0),
 ]
@@ -192,6 +198,16 @@ def traceparent_of(context: grpc.aio.ServicerContext) -> str:
     return ""
 
 
+@contextmanager
+def _private_sockets() -> Iterator[None]:
+    """Unix sockets that are made within are for this user alone."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 @dataclass
 class Server:
     """One gRPC service process: what it serves, where, and how it ends.
@@ -231,7 +247,8 @@ class Server:
         await self.set_serving(False)
         for address in self.addresses:
             try:
-                bound = self._server.add_insecure_port(address)
+                with _private_sockets():
+                    bound = self._server.add_insecure_port(address)
             except RuntimeError as error:
                 raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
             if not bound and not address.startswith("unix:"):

@@ -168,7 +168,29 @@ def _sockets(given: str | None) -> Iterator[Path]:
     except OSError as error:
         raise StartupError(f"--uds-dir {directory}: cannot be created: {error}") from error
     _check_sockets(directory)
-    yield directory
+    _make_private(directory)
+    try:
+        yield directory
+    finally:
+        for name in _FULL_NAMES:
+            (directory / f"{name}.sock").unlink(missing_ok=True)
+
+
+def _make_private(directory: Path) -> None:
+    """Whoever may write to a directory can put his own socket in place of a service's."""
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise StartupError(
+            f"--uds-dir {directory}: it belongs to another user, who could replace the sockets: name a directory of"
+            " your own, for instance one inside it that does not exist yet"
+        )
+    if status.st_mode & 0o022:
+        raise StartupError(
+            f"--uds-dir {directory}: others may write to it and so replace the sockets"
+            f" (mode {status.st_mode & 0o7777:o}): run `chmod 700 {directory}`,"
+            " or name a directory inside it that does not exist yet"
+        )
+    directory.chmod(0o700)
 
 
 def _check_sockets(directory: Path) -> None:

@@ -2,11 +2,15 @@
 
 The library lies in the user's cache under a name that covers everything it depends on: sources, flags, compiler and
 processor. A changed machine or source therefore finds no library and compiles a new one (a minute of a core or two).
+It ends with a digest of itself, because a library that was cut short would be loaded, and end the process when used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -16,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +40,8 @@ _FLAGS = (
 )
 _LINK_FLAGS = ("-shared", "-pthread")
 _COMPILE_TIMEOUT_S = 900  # a minute of work, on cores that may be busy otherwise
+# What follows the library in its file: this, and its SHA-256.
+_SEAL = b"pagewire kernels\0"
 _MAX_JOBS = 8  # compilers at a time: each takes some 300 MB
 
 
@@ -55,20 +62,50 @@ def load_library() -> ctypes.CDLL:
     """The compiled kernels, from the cache if it holds a usable library. Raises BuildError."""
     compiler = _compiler()
     path = cache_dir() / f"kernels-{_fingerprint(compiler)}.so"
-    if path.exists():
-        try:
-            return _open(path)
-        except OSError as error:
-            logger.warning("compiled kernels %s cannot be loaded (%s): compiling them again", path, error)
-    _compile(compiler, path)
+    if library := _cached(path):
+        return library
+    _make_folder(path.parent)
+    with _only_one(path):
+        if library := _cached(path):  # another process has compiled it meanwhile
+            return library
+        if path.exists():
+            logger.warning("compiled kernels %s are damaged or cannot be loaded: compiling them again", path)
+        _compile(compiler, path)
     try:
         return _open(path)
     except OSError as error:
         raise BuildError(f"compiled kernels do not load: {error}") from error
 
 
+def _cached(path: Path) -> ctypes.CDLL | None:
+    try:
+        return _open(path) if _is_sealed(path.read_bytes()) else None
+    except OSError:
+        return None
+
+
 def _open(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
+
+
+def _sealed(library: bytes) -> bytes:
+    return library + _SEAL + hashlib.sha256(library).digest()
+
+
+def _is_sealed(content: bytes) -> bool:
+    library = content[: -len(_SEAL) - hashlib.sha256().digest_size]
+    return content == _sealed(library)
+
+
+@contextlib.contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Processes that start together compile once; one that dies lets the next one in."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # file systems without locks: whoever is last replaces the others' library
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
 
 
 def _compiler() -> list[str]:
@@ -83,7 +120,7 @@ def _sources() -> list[Path]:
 
 
 def _fingerprint(compiler: list[str]) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_SEAL)
     for path in sorted([*_sources(), *_SOURCE_DIR.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
@@ -104,13 +141,11 @@ def _processor() -> str:
 
 def _compile(compiler: list[str], path: Path) -> None:
     """Compile beside `path` and rename: concurrent processes never see half a library."""
+    _make_folder(path.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent)
     except OSError as error:
-        raise BuildError(
-            f"cannot write to {path.parent}: {error}; set PAGEWIRE_CACHE_DIR to a writable folder"
-        ) from error
+        raise _cannot_write(path.parent, error) from error
     logger.info("compiling the CPU kernels (once per machine): %s", shlex.join([*compiler, *_FLAGS]))
     started = time.monotonic()
     with folder as name:
@@ -118,10 +153,31 @@ def _compile(compiler: list[str], path: Path) -> None:
         library = Path(name) / path.name
         _run([*compiler, *_LINK_FLAGS, *map(str, objects), "-o", str(library)], started + _COMPILE_TIMEOUT_S)
         try:
+            library.write_bytes(_sealed(library.read_bytes()))
             library.replace(path)
         except OSError as error:
-            raise BuildError(f"cannot write {path}: {error}") from error
+            raise _cannot_write(path.parent, error) from error
     logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started, path)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def _cannot_write(folder: Path, error: OSError) -> BuildError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _disk_full(folder)
+    return BuildError(f"cannot write to {folder}: {error}; set PAGEWIRE_CACHE_DIR to a writable folder")
+
+
+def _disk_full(folder: Path) -> BuildError:
+    return BuildError(
+        f"no space is left on the disk of {folder}, which keeps the compiled kernels: free 100 MB there, or set"
+        " PAGEWIRE_CACHE_DIR to a folder on another disk"
+    )
 
 
 def _compile_objects(compiler: list[str], folder: Path, deadline: float) -> list[Path]:
@@ -147,8 +203,13 @@ def _run(command: list[str], deadline: float) -> None:
     """deadline: of time.monotonic()"""
     try:
         timeout = max(0.0, deadline - time.monotonic())
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout)
+        # The compiler's own temporary files lie beside what it makes, so that only one disk can be full.
+        folder = Path(command[-1]).parent
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout, env=environment)
     except subprocess.CalledProcessError as error:
+        if os.strerror(errno.ENOSPC) in error.stderr or os.strerror(errno.EDQUOT) in error.stderr:
+            raise _disk_full(folder.parent) from error
         raise BuildError(f"{command[0]} failed:\n{error.stderr[-2000:]}") from error
     except (subprocess.TimeoutExpired, OSError) as error:
         raise BuildError(f"{command[0]} did not finish: {error}") from error

@@ -24,7 +24,9 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
         valid=PORT,
     )
     uds_dir: str | None = flag(
-        None, "directory for the Unix sockets between the services (default: a new one)", group="network"
+        None,
+        "directory of this user for the Unix sockets between the services, made private (default: a new one)",
+        group="network",
     )
 
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:

@@ -1,7 +1,6 @@
 """`pagewire chat`: a conversation with a running stack in the terminal."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -16,9 +15,10 @@ from pagewire.client_config import ChatConfig
 from pagewire.errors import StartupError
 from pagewire.generate import explain, options
 from pagewire.rpc import RpcError
+from pagewire.terminal.context import make_room
 from pagewire.terminal.conversation import CommandError, Conversation, chat_defaults
 from pagewire.terminal.line_input import editing, read_message
-from pagewire.v1 import inference_pb2
+from pagewire.v1 import common_pb2, inference_pb2
 
 _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
 
@@ -37,11 +37,10 @@ async def answer_once(config: ChatConfig, question: str) -> int:
     """Prints the answer to one question. The exit code."""
     async with Client(config.address) as client:
         try:
-            chat = _Chat(client, config, await _model(client, config))
-            await chat.answer(question)
+            answer = await _Chat(client, config, await _model(client, config)).answer(question)
         except RpcError as error:
             raise explain(error, config) from error
-    return 0
+    return 130 if answer.stopped else 0
 
 
 async def _model(client: Client, config: ChatConfig) -> inference_pb2.Model:
@@ -53,16 +52,34 @@ async def _model(client: Client, config: ChatConfig) -> inference_pb2.Model:
     return models[names.index(config.model) if config.model else 0]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Answer:
-    text: str
-    num_tokens: int
-    first_s: float  # from the question to the first piece
-    rest_s: float  # from there to the end
+    """stopped: by Ctrl-C. is_cut: its tokens were used up before its end."""
 
-    def summary(self) -> str:
-        rate = f"{(self.num_tokens - 1) / self.rest_s:.1f} tokens/s, " if self.num_tokens > 1 and self.rest_s else ""
-        return f"{self.num_tokens} tokens, {rate}the first after {self.first_s:.2f} s"
+    asked: float  # this and what follows: seconds of the monotonic clock
+    first: float | None = None
+    ended: float = 0.0
+    text: str = ""
+    num_tokens: int = 0
+    is_cut: bool = False
+    stopped: bool = False
+
+    def add(self, response: inference_pb2.GenerateResponse) -> None:
+        self.first = self.first or time.monotonic()
+        self.text += response.text
+        self.num_tokens += len(response.token_ids)
+        self.is_cut = response.finish_reason == common_pb2.FINISH_REASON_LENGTH
+
+    def summary(self, max_tokens: float | None) -> str:
+        first = self.first or self.ended
+        seconds = self.ended - first
+        parts = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}"]
+        if self.num_tokens > 1 and seconds:
+            parts.append(f"{(self.num_tokens - 1) / seconds:.1f} tokens/s")
+        parts.append(f"the first after {first - self.asked:.2f} s")
+        if self.is_cut:
+            parts.append("cut off by max_tokens" if self.num_tokens == max_tokens else "the model takes no more")
+        return ", ".join(parts)
 
 
 class _Chat:
@@ -72,7 +89,7 @@ class _Chat:
         self._config = config
         self._model = model
         self._conversation = Conversation(config.system, given, chat_defaults(model))
-        self._terminal = sys.stdin.isatty()
+        self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
 
     async def run(self) -> int:
         if self._terminal:
@@ -87,6 +104,8 @@ class _Chat:
                     print(f"\n{_HINT}")
                     continue
                 if message is None or message in ("/exit", "/bye"):
+                    if message is None and self._terminal:
+                        print()  # the shell's prompt begins a line of its own
                     return 0
                 if message.startswith("/"):
                     self._command(message)
@@ -103,48 +122,61 @@ class _Chat:
 
     async def _turn(self, question: str) -> None:
         try:
+            await self._make_room(question)
             answer = await self.answer(question)
         except RpcError as error:
-            # The conversation is as it was; only a stack that is gone ends the program.
-            if error.code == grpc.StatusCode.UNAVAILABLE or not self._terminal:
+            if not self._terminal:
                 raise
-            print(f"{error.message} ({error.code.name}). /clear forgets the conversation, /set shows the settings.")
+            # The conversation is as it was, and can go on or be kept.
+            print(self._told(error))
             return
         if self._terminal and answer.num_tokens:
-            print(_dim(answer.summary()))
+            print(_dim(answer.summary(self._conversation.settings.get("max_tokens"))))
+
+    def _told(self, error: RpcError) -> str:
+        if error.code == grpc.StatusCode.UNAVAILABLE:
+            return f"{explain(error, self._config)}. Ask again once it is there; /save FILE keeps the conversation."
+        return f"{error.message} ({error.code.name}). /clear forgets the conversation, /set shows the settings."
+
+    async def _make_room(self, question: str) -> None:
+        left_out = await make_room(self._client, self._model, self._conversation, question)
+        if left_out and self._terminal:
+            print(
+                _dim(
+                    f"The model takes {self._model.max_model_len} tokens: it is no longer told the oldest"
+                    f" {self._conversation.first} messages. /clear begins anew."
+                )
+            )
 
     async def answer(self, question: str) -> _Answer:
         """Prints it while it comes, until its end or Ctrl-C, and adds both to the conversation. Raises RpcError."""
-        pieces: list[str] = []
-        num_tokens, asked = 0, time.monotonic()
-        first = None
-        messages = [*self._conversation.messages, {"role": "user", "content": question}]
+        answer = _Answer(time.monotonic())
 
         async def stream() -> None:
-            nonlocal num_tokens, first
             params = self._conversation.sampling_params
+            messages = self._conversation.asking(question)
             async for response in self._client.generate(messages, model=self._config.model, **params):
-                first = first or time.monotonic()
-                num_tokens += len(response.token_ids)
-                pieces.append(response.text)
+                answer.add(response)
                 print(response.text, end="", flush=True)
 
         task = asyncio.create_task(stream())
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait({task})
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if pieces or not self._terminal:
+            if answer.text or not self._terminal:
                 print()
-        text = "".join(pieces)
-        self._conversation.turns += [messages[-1], {"role": "assistant", "content": text}]
-        ended = time.monotonic()
-        return _Answer(text, num_tokens, (first or ended) - asked, ended - (first or ended))
+        answer.ended, answer.stopped = time.monotonic(), task.cancelled()
+        if not task.cancelled():
+            task.result()
+        if answer.text:
+            self._conversation.add(question, answer.text)
+        return answer
 
 
 def _dim(text: str) -> str:
-    return text if os.environ.get("NO_COLOR") else f"\x1b[2m{text}\x1b[0m"
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[2m{text}\x1b[0m"

@@ -42,16 +42,30 @@ def chat_defaults(model: Model) -> dict[str, float]:
 
 @dataclass
 class Conversation:
-    """settings: sampling parameters that the user gave. defaults: of those that were not given."""
+    """settings: sampling parameters that the user gave. defaults: of those that were not given. first: the first of the
+    turns that the model is still told; those before it do not fit any more."""
 
     system: str | None = None
     settings: dict[str, float] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
     turns: list[Message] = field(default_factory=list)
+    first: int = 0
 
     @property
     def messages(self) -> list[Message]:
-        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+        """All of them."""
+        return [*self._opening, *self.turns]
+
+    def asking(self, question: str) -> list[Message]:
+        """What the model is told so that it answers the question."""
+        return [*self._opening, *self.turns[self.first :], {"role": "user", "content": question}]
+
+    def add(self, question: str, answer: str) -> None:
+        self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    @property
+    def _opening(self) -> list[Message]:
+        return [{"role": "system", "content": self.system}] if self.system else []
 
     @property
     def sampling_params(self) -> dict[str, Any]:
@@ -70,6 +84,7 @@ class Conversation:
                 return ""
             case "/clear" | "/reset":
                 self.turns.clear()
+                self.first = 0
                 return ""
             case "/set":
                 return self._set(rest)
@@ -87,9 +102,10 @@ class Conversation:
         if name:
             if name not in _SETTINGS:
                 raise CommandError(f"no setting {name}; there are {', '.join(_SETTINGS)}")
-            self.settings.pop(name, None)
             if value.strip():
                 self.settings[name] = _value(BY_NAME[name], value.strip())
+            else:
+                self.settings.pop(name, None)
             return ""
         given = self.sampling_params
         return "\n".join(f"{name:<20}{given.get(name, '(default)')}" for name in _SETTINGS)
@@ -111,7 +127,7 @@ class Conversation:
         except (ValueError, KeyError, TypeError) as error:
             raise CommandError(f"{path} is no conversation that /save wrote") from error
         self.system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
-        self.turns[:] = turns
+        self.turns[:], self.first = turns, 0
         return f"{len(messages)} messages are loaded"
 
 

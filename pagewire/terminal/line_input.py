@@ -29,6 +29,8 @@ def editing() -> Iterator[None]:
         return
     # Alt-Enter puts a newline into the line, as Ctrl-V Ctrl-J does.
     readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')
+    # Python turns it off. What is pasted is one message then, whatever its lines.
+    readline.parse_and_bind("set enable-bracketed-paste on")
     readline.set_history_length(_KEPT)
     with contextlib.suppress(OSError, RuntimeError):
         readline.read_history_file(history_file())

@@ -92,15 +92,44 @@ def test_compiled_once_and_shared_by_concurrent_processes(tmp_path: Path, compil
     assert "openmp 1" in again  # torch's runtime and no second one: two would fight for the cores
 
 
-def test_broken_library_is_compiled_again(tmp_path: Path, compiler: str) -> None:
+@pytest.mark.parametrize("kept", [0, 0.3, 0.999])
+def test_a_truncated_library_is_compiled_again(
+    tmp_path: Path, compiler: str, kept: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not loaded first: parts of it that are not there would end the process."""
+    monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", compiler)
+    build.load_library()
+    (path,) = (tmp_path / "cache").iterdir()
+    whole = path.read_bytes()
+    damaged = path.with_suffix(".damaged")  # not in place: it is mapped here
+    damaged.write_bytes(whole[: int(kept * len(whole))])
+    damaged.replace(path)
+    build.load_library()
+    assert path.read_bytes() == whole
+    assert f"compiled kernels {path} are damaged" in caplog.text
+
+
+def test_a_changed_byte_is_noticed(tmp_path: Path, compiler: str) -> None:
     cache = tmp_path / "cache"
     use_kernels(cache, CXX=compiler)
     (path,) = cache.iterdir()
-    path.write_bytes(b"half a library")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
     output = use_kernels(cache, CXX=compiler)
-    assert "cannot be loaded" in output
+    assert output.count("are damaged") == 1
     assert "backend cpp" in output
-    assert path.stat().st_size > 10_000
+
+
+def test_a_full_disk_is_named_first(tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'as: x.o: No space left on device' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    output = use_kernels(tmp_path / "cache", CXX=str(compiler))
+    assert f"no space is left on the disk of {tmp_path}/cache" in output
+    assert "PAGEWIRE_CACHE_DIR" in output
+    assert "backend torch" in output  # slower, but it serves
 
 
 def test_without_a_compiler_torch_takes_over_and_says_so(tmp_path: Path) -> None:

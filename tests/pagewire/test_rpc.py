@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -95,6 +96,21 @@ async def _ends_late(started: asyncio.Event, may_end: asyncio.Event) -> None:
         await asyncio.Event().wait()
     finally:
         await may_end.wait()
+
+
+async def test_a_unix_socket_is_private_replaces_a_stale_one_and_goes_away(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    server = rpc.Server([f"unix:{path}"], shutdown_timeout=0)
+    await server.start()
+    assert path.stat().st_mode & 0o777 == 0o600
+    async with rpc.channel(f"unix:{path}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+    await server.stop()
+    del server
+    gc.collect()
+    assert not path.exists()
 
 
 async def test_cancel_waits_and_passes_errors_on() -> None:

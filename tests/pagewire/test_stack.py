@@ -133,6 +133,32 @@ def test_sockets_are_private_and_go_away() -> None:
     assert not directory.exists()
 
 
+def test_a_given_directory_becomes_private_and_is_left_without_sockets(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir(mode=0o755)
+    (given / "mine").write_text("stays")
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(given / "executor.sock"))  # of a stack that was killed
+    with stack._sockets(str(given)) as directory:
+        assert directory.stat().st_mode & 0o777 == 0o700
+        with socket.socket(socket.AF_UNIX) as service:
+            service.bind(str(directory / "tokenizer.sock"))
+    assert [path.name for path in given.iterdir()] == ["mine"]
+
+
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    given.chmod(0o777)
+    with pytest.raises(StartupError, match=f"chmod 700 {given}"), stack._sockets(str(given)):
+        pass
+    given.chmod(0o755)
+    monkeypatch.setattr(stack.os, "geteuid", lambda: 12345)
+    with pytest.raises(StartupError, match="belongs to another user"), stack._sockets(str(given)):
+        pass
+    assert given.stat().st_mode & 0o777 == 0o755
+
+
 def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as running:
         running.bind(str(tmp_path / "executor.sock"))
