@@ -160,9 +160,10 @@ class Scheduler:
         return len(self._waiting)
 
     def waiting_before(self, request: Request) -> list[Request]:
-        """Those who have their turn before a request that has yet to be added: of its tenant, by policy, and long ones
-        only if it is long, too; of each other tenant as many at most."""
-        order, is_long = self._policy(request, self._num_arrivals), self._is_long(request)
+        """Those who have their turn before a request that has yet to be added: of its tenant by policy, of each other
+        tenant as many at most. Where rows are open, long ones wait for each other, and others overtake them."""
+        order = self._policy(request, self._num_arrivals)
+        is_long = self._is_long(request) or not any(replica.num_open_rows for replica in self.replicas if replica.info)
         before: dict[str, list[Request]] = {request.tenant: []}
         for waiting in self._waiting:
             if waiting.tenant != request.tenant or (waiting.order < order and waiting.is_long <= is_long):
