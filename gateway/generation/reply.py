@@ -5,6 +5,7 @@ all is aborted at MAX_PENDING_BYTES.
 """
 
 import asyncio
+import io
 from collections.abc import Callable, Iterable, Sequence
 
 from pagewire.gateway import metrics
@@ -134,14 +135,18 @@ class Reply:
         self._abort = abort
         self._streaming = streaming
         self._running = len(requests)
-        self._pending: ChoiceOutputs = []
+        self._pending: dict[int, _Unread] = {}  # by index of the choice
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
 
     def push(self, choice: PendingChoice, output: ChoiceOutput, size: int) -> None:
         """size: bytes, roughly."""
-        self._pending.append((choice.index, output))
+        unread = self._pending.get(choice.index)
+        if unread is None:
+            self._pending[choice.index] = _Unread(output)
+        else:
+            unread.add(output)
         if output.finish_reason:
             self._running -= 1
         if self._streaming:
@@ -195,35 +200,65 @@ class Reply:
             raise self._error
 
     def _take(self) -> ChoiceOutputs:
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending, {}
         self._pending_bytes = 0
-        return merged_by_choice(pending)
+        return [(index, unread.read()) for index, unread in pending.items()]
 
 
 def merged_by_choice(outputs: ChoiceOutputs) -> ChoiceOutputs:
     """One output for each choice."""
-    if len(outputs) < 2:
-        return outputs
-    by_choice: dict[int, list[ChoiceOutput]] = {}
+    by_choice: dict[int, _Unread] = {}
     for index, output in outputs:
-        by_choice.setdefault(index, []).append(output)
-    return [(index, _merge(one)) for index, one in by_choice.items()]
-
-
-def _merge(outputs: list[ChoiceOutput]) -> ChoiceOutput:
-    """What one output would have said for all, but for the usage, which a PendingChoice keeps."""
-    if len(outputs) == 1:
-        return outputs[0]
-    text = "".join([output.text for output in outputs])
-    if all(isinstance(output, ChoiceDelta) for output in outputs):
-        return ChoiceDelta(text, [token_id for output in outputs for token_id in output.token_ids])
-    merged = GenerateResponse()
-    for output in outputs:
-        if isinstance(output, ChoiceDelta):
-            merged.token_ids.extend(output.token_ids)
+        if index in by_choice:
+            by_choice[index].add(output)
         else:
-            merged.MergeFrom(output)
-    # Strings replace each other there.
-    merged.text = text
-    merged.reasoning = "".join([output.reasoning for output in outputs])
-    return merged
+            by_choice[index] = _Unread(output)
+    return [(index, unread.read()) for index, unread in by_choice.items()]
+
+
+class _Unread:
+    """Outputs of one choice, as one. It grows with their tokens and text, whatever the number of outputs."""
+
+    __slots__ = ("_output", "_reasoning", "_text")
+
+    def __init__(self, output: ChoiceOutput) -> None:
+        self._output = output
+        # Once there are several; a string that grows by a few characters each time would be copied as often.
+        self._text: io.StringIO | None = None
+        self._reasoning: list[str] = []
+
+    def add(self, newer: ChoiceOutput) -> None:
+        """With what one output would have said for all, but for the usage, which a PendingChoice keeps."""
+        if self._text is None:
+            self._text = io.StringIO()
+            self._take_in(self._text, self._output)
+            self._output = _copied(self._output)
+        self._take_in(self._text, newer)
+        if isinstance(newer, ChoiceDelta):
+            self._output.token_ids.extend(newer.token_ids)
+            return
+        if isinstance(self._output, ChoiceDelta):
+            self._output = GenerateResponse(token_ids=self._output.token_ids)
+        self._output.MergeFrom(newer)
+
+    def _take_in(self, text: io.StringIO, output: ChoiceOutput) -> None:
+        text.write(output.text)
+        if output.reasoning:
+            self._reasoning.append(output.reasoning)
+
+    def read(self) -> ChoiceOutput:
+        if self._text is not None:
+            # Of strings, a merged message has the last.
+            self._output.text = self._text.getvalue()
+            if not isinstance(self._output, ChoiceDelta):
+                self._output.reasoning = "".join(self._reasoning)
+        return self._output
+
+
+def _copied(output: ChoiceOutput) -> ChoiceOutput:
+    """What may be changed."""
+    if isinstance(output, ChoiceDelta):
+        return ChoiceDelta("", list(output.token_ids))
+    copy = GenerateResponse()
+    copy.CopyFrom(output)
+    return copy

@@ -53,9 +53,9 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
         group="scheduling",
         choices=("fcfs", "priority"),
     )
-    max_waiting_requests: int | None = flag(
-        None,
-        "requests that may wait; more are refused with RESOURCE_EXHAUSTED / 429 (default: unlimited)",
+    max_waiting_requests: int = flag(
+        4096,
+        "requests that may wait; more are refused with RESOURCE_EXHAUSTED / 429",
         group="scheduling",
         valid=NOT_NEGATIVE,
     )

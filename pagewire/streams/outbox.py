@@ -11,9 +11,13 @@ V = TypeVar("V")
 class Outbox(Generic[K, V]):
     """Outputs by request, merged until they are taken. One producer side, one consumer; all on one event loop."""
 
-    def __init__(self, merge: Callable[[V, V], V]) -> None:
-        """merge(older, newer) returns what one message would have said for both; it may change `older`."""
+    def __init__(self, merge: Callable[[V, V], V], size: Callable[[V], int] = lambda value: 1) -> None:
+        """merge(older, newer) returns what one message would have said for both; it may change `older`. size: what
+        `num_merged` counts of an output."""
         self._merge = merge
+        self._size = size
+        # Of all outputs that came since something was taken and found older ones unread.
+        self.num_merged = 0
         self._pending: dict[K, V] = {}
         self._wake = asyncio.Event()
         self._closed = False
@@ -21,7 +25,12 @@ class Outbox(Generic[K, V]):
     def put(self, key: K, value: V) -> V:
         """Returns what is to be sent next for this key; lets the producer bound it."""
         older = self._pending.get(key)
-        pending = self._pending[key] = value if older is None else self._merge(older, value)
+        if older is None:
+            pending = value
+        else:
+            self.num_merged += self._size(value)
+            pending = self._merge(older, value)
+        self._pending[key] = pending
         self._wake.set()
         return pending
 
@@ -39,6 +48,7 @@ class Outbox(Generic[K, V]):
             self._wake.clear()
             await self._wake.wait()
         taken, self._pending = self._pending, {}
+        self.num_merged = 0
         return taken
 
     async def __aiter__(self) -> AsyncIterator[dict[K, V]]:

@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from operator import attrgetter
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
@@ -43,7 +44,7 @@ class Session(ABC, Generic[Request, Output, In, Out]):
     """
 
     def __init__(self) -> None:
-        self.outbox: Outbox[int | None, Output] = Outbox(lambda older, newer: older.merge(newer))
+        self.outbox: Outbox[int | None, Output] = Outbox(lambda older, newer: older.merge(newer), attrgetter("size"))
         self._live: dict[int, Callable[[], None]] = {}  # what ends each; a request is live until its end was taken
         self._has_said_all = False
 

@@ -24,7 +24,7 @@ from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request, too_long
-from pagewire.services.scheduler.request_output import RequestOutbox, RequestOutput
+from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, RequestOutbox, RequestOutput
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
@@ -75,7 +75,7 @@ class Engine:
         max_unread: int | None = None,
     ) -> LiveRequest:
         """Takes a request in; its outputs go to the outbox under `number`. traceparent is used if the message has none.
-        With more than max_unread tokens in the outbox it ends with RESOURCE_EXHAUSTED.
+        With more than max_unread tokens and log probabilities in the outbox it ends with RESOURCE_EXHAUSTED.
 
         Raises:
             RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
@@ -352,17 +352,23 @@ class Engine:
             if output.is_last:
                 self._close(live)
             pending = live.outbox.put(live.number, output)
-            if live.max_unread is not None and not output.is_last and len(pending.token_ids) > live.max_unread:
-                self._end_unread(live)
+            if pending is not output and not output.is_last:
+                self._check_unread(live, pending)
         for request, error in outputs.refused:
             if (live := self._live.get(request.request_id)) is not None:
                 self._end(live, RpcError.from_message(error))
 
-    def _end_unread(self, live: LiveRequest) -> None:
+    def _check_unread(self, live: LiveRequest, pending: RequestOutput) -> None:
+        """Ends a request whose client does not read, or whose client's requests have too much unread together."""
+        if live.max_unread is not None and pending.unread > live.max_unread:
+            unread = f"this request's output: more than {live.max_unread} tokens and log probabilities wait"
+        elif live.outbox.num_merged > MAX_UNREAD_OF_STREAM:
+            unread = f"its stream: more than {MAX_UNREAD_OF_STREAM} tokens and log probabilities wait"
+        else:
+            return
         self.scheduler.abort(live.request, FinishReason.ERROR)
         self._wake()
-        tokens = f"more than {live.max_unread} tokens wait"
-        message = f"the client has not read this request's output: {tokens}; read faster"
+        message = f"the client has not read {unread}; read faster"
         self._end(live, RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
 
     def _end(self, live: LiveRequest, error: RpcError | None = None) -> None:

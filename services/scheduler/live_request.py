@@ -18,7 +18,7 @@ class LiveRequest:
     number: int  # the client's own for it
     external_id: str
     traceparent: str
-    max_unread: int | None  # tokens in the outbox; None = whoever reads it always does
+    max_unread: int | None  # tokens and log probabilities in the outbox; None = only those of all are bounded
     span: telemetry.Span  # "scheduler.queue", then "scheduler.run"
     arrival_time: float
     first_step_time: float | None = None

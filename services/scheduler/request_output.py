@@ -1,14 +1,19 @@
 """What a client is told about its request."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pagewire.rpc import RpcError
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.streams import Outbox
 from pagewire.v1 import common_pb2
 
-# Tokens that may wait for a client of a call of its own; one that does not read at all is cut off.
+# Tokens and log probabilities that may wait for a client of a call of its own; one that does not read at all is cut
+# off.
 MAX_UNREAD = 32_768
+# That may wait for a tokenizer service, of all its requests: some 50 MB. At 20,000 tokens per second it is a minute in
+# which it reads nothing; who has waited then is taken for dead long before.
+MAX_UNREAD_OF_STREAM = 1_048_576
 
 
 @dataclass(slots=True)
@@ -29,23 +34,33 @@ class RequestOutput:
     vector: common_pb2.Vector | None = None
     # Why it failed; finish_reason is then ERROR.
     error: RpcError | None = None
+    _unread: int | None = None
 
     @property
     def is_last(self) -> bool:
         return self.finish_reason is not None
 
     @property
+    def unread(self) -> int:
+        """Tokens and their log probabilities. Counted once: no output changes but by `merge`."""
+        if self._unread is None:
+            num_logprobs = sum(len(logprobs.token_ids) for logprobs in self.logprobs or ())
+            self._unread = len(self.token_ids) + num_logprobs
+        return self._unread
+
+    @property
     def size(self) -> int:
-        """Tokens, log probabilities and the vector's values."""
-        num_logprobs = sum(len(logprobs.token_ids) for logprobs in self.logprobs or ())
-        if self.prompt_logprobs is not None:
-            num_logprobs += len(self.prompt_logprobs.token_ids)
-        return len(self.token_ids) + num_logprobs + (len(self.vector.values) if self.vector is not None else 0)
+        """Tokens, log probabilities, those of the prompt too, and the vector's values."""
+        num_of_prompt = len(self.prompt_logprobs.token_ids) if self.prompt_logprobs is not None else 0
+        return self.unread + num_of_prompt + (len(self.vector.values) if self.vector is not None else 0)
 
     def merge(self, newer: "RequestOutput") -> "RequestOutput":
         """What was not sent yet, and what happened since, as one."""
+        self._unread = self.unread + newer.unread
         self.token_ids += newer.token_ids
-        self.logprobs = [*(self.logprobs or ()), *(newer.logprobs or ())] or None
+        if newer.logprobs:
+            self.logprobs = self.logprobs or []
+            self.logprobs += newer.logprobs
         self.prompt_logprobs = newer.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
         self.num_output_tokens = newer.num_output_tokens
         self.num_cached_tokens = newer.num_cached_tokens
@@ -61,4 +76,4 @@ RequestOutbox = Outbox[int | None, RequestOutput]
 
 
 def new_outbox() -> RequestOutbox:
-    return Outbox(RequestOutput.merge)
+    return Outbox(RequestOutput.merge, attrgetter("unread"))

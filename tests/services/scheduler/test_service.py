@@ -326,8 +326,43 @@ async def test_a_request_whose_output_nobody_takes_is_cut_off(tmp_path: Path) ->
         await line.engine.drained()
         outputs = await outbox.take()
         assert outputs[5].error is not None and outputs[5].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "more than 20 tokens wait" in outputs[5].error.message and len(outputs[5].token_ids) == 21
+        assert (
+            "more than 20 tokens and log probabilities wait" in outputs[5].error.message
+            and len(outputs[5].token_ids) == 21
+        )
         assert outputs[6].error is None and outputs[6].token_ids == output_of(1, 20)
+        await line.wait_until_free()
+
+
+async def test_log_probabilities_count_as_unread(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        outbox = new_outbox()
+        line.engine.submit(token_request(0, prompt_of(1), max_tokens=2000, logprobs=2), outbox, 5, max_unread=20)
+        await line.engine.drained()
+        (output,) = (await outbox.take()).values()
+        assert output.error is not None and output.logprobs is not None
+        assert len(output.token_ids) == len(output.logprobs) < 10
+
+
+async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_path: Path, monkeypatch) -> None:
+    """Whoever adds to it then is cut off; others of other streams go on."""
+    monkeypatch.setattr("pagewire.services.scheduler.engine.MAX_UNREAD_OF_STREAM", 60)
+    async with make_line(tmp_path).running() as line:
+        stalled, other = new_outbox(), new_outbox()
+        for number in range(4):
+            line.engine.submit(token_request(0, prompt_of(1), max_tokens=2000), stalled, number)
+        line.engine.submit(token_request(0, prompt_of(1), max_tokens=50), other, 7)
+        await line.engine.drained()
+        outputs = await stalled.take()
+        assert {output.error and output.error.code for output in outputs.values()} == {
+            grpc.StatusCode.RESOURCE_EXHAUSTED
+        }
+        assert 60 < sum(len(output.token_ids) for output in outputs.values()) < 100
+        assert (await other.take())[7].token_ids == output_of(1, 50)
+        # Once it reads again, it is served again.
+        line.engine.submit(token_request(0, prompt_of(1), max_tokens=20), stalled, 8)
+        await line.engine.drained()
+        assert (await stalled.take())[8].token_ids == output_of(1, 20)
         await line.wait_until_free()
 
 
