@@ -100,6 +100,12 @@ class Replica:
             return False
         return request.num_tokens - kv.get_computed_blocks(request).num_tokens > longest
 
+    @property
+    def holds_long_back(self) -> bool:
+        """Whether rows are open, but as many long prompts are computed as may."""
+        longs = sum(one.is_long and one.num_computed_tokens < one.num_tokens for one in self.running)
+        return self.num_open_rows > 0 and longs >= self._rows.limits.max_long_partial_prefills
+
     def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         step = ScheduledStep(self._last_step_id + 1)

@@ -161,9 +161,11 @@ class Scheduler:
 
     def waiting_before(self, request: Request) -> list[Request]:
         """Those who have their turn before a request that has yet to be added: of its tenant by policy, of each other
-        tenant as many at most. Where rows are open, long ones wait for each other, and others overtake them."""
+        tenant as many at most. Where long ones wait for one that runs, others overtake them."""
         order = self._policy(request, self._num_arrivals)
-        is_long = self._is_long(request) or not any(replica.num_open_rows for replica in self.replicas if replica.info)
+        is_long = self._is_long(request) or not all(
+            replica.holds_long_back for replica in self.replicas if replica.info
+        )
         before: dict[str, list[Request]] = {request.tenant: []}
         for waiting in self._waiting:
             if waiting.tenant != request.tenant or (waiting.order < order and waiting.is_long <= is_long):
