@@ -20,7 +20,7 @@ from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepResult
-from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2, executor_pb2
 
 T = TypeVar("T")
 
@@ -95,8 +95,7 @@ def output_message(outputs: Outputs) -> bytes:
         request.request_id: RequestOutput([token_id], request.num_prompt_tokens, request.num_output_tokens, 0)
         for request, token_id in zip(outputs.requests, outputs.token_ids, strict=True)
     }
-    response: scheduler_pb2.SchedulerServiceConnectResponse = convert.from_outputs(request_outputs)
-    return response.SerializeToString()
+    return convert.from_outputs(request_outputs).SerializeToString()
 
 
 def measure(num_requests: int) -> dict[str, float]:

@@ -25,6 +25,8 @@ from pagewire.gateway.request_context import OVER_LIMIT
 from pagewire.process import open_descriptors, raise_descriptor_limit
 
 logger = logging.getLogger(__name__)
+# One line for each invalid request would let anybody fill the log; they are counted, and told of together.
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
 
 # What a process has room for; 16,000 idle connections take some 250 MB.
 MAX_CONNECTIONS = 16_384
@@ -217,6 +219,10 @@ class Connection(HttpToolsProtocol):
             if size > self._limits.head_bytes:
                 self._refuse_head()
                 raise ValueError("headers too large")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            self._error = ApiError(400, f"a request has one Host header, not {hosts}")
+            raise ValueError("no host, or several")
         if len(self.pipeline) >= self._limits.pipelined:
             self._error = ApiError(400, f"more than {self._limits.pipelined} requests wait for answers")
             raise ValueError("too many requests at once")

@@ -8,14 +8,10 @@ import grpc
 from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice, Reply
 from pagewire.rpc import RpcError
 from pagewire.streams import ResubmittingLink
-from pagewire.v1.inference_pb2 import (
-    ConnectRequest,
-    ConnectResponse,
-    GenerateRequest,
-    GenerateResponse,
-    NumberedRequest,
-)
-from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
+from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
+from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
 TOKEN_BYTES = 4
 
@@ -25,24 +21,25 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
 
     def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float) -> None:
         """recovery_timeout: seconds without the tokenizer service after which generations end with UNAVAILABLE."""
-        super().__init__("tokenizer service", InferenceServiceStub(channel).Connect, recovery_timeout)
+        super().__init__("tokenizer service", InferenceLinkServiceStub(channel).Connect, recovery_timeout)
 
     def generate(
         self,
         requests: Sequence[GenerateRequest],
         *,
         streaming: bool,
+        context: RequestContext | None = None,
         earlier: Sequence[Sequence[GenerateResponse]] = (),
     ) -> Reply:
         """Starts one generation per request; they wait for a tokenizer that is away for a moment.
 
-        earlier: all outputs of an earlier attempt, by request; each goes on after its own.
+        context: of all of them. earlier: all outputs of an earlier attempt, by request; each goes on after its own.
 
         Raises RpcError UNAVAILABLE when there has been none for recovery_timeout seconds, or never.
         """
         if not self.is_available:
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "the tokenizer service cannot be reached; try again")
-        reply = Reply(self._abort_all, requests, streaming=streaming)
+        reply = Reply(self._abort_all, requests, streaming=streaming, context=context)
         for choice, outputs in zip(reply.choices, earlier or repeat(()), strict=False):
             for output in outputs:
                 choice.add_earlier(output)
@@ -56,7 +53,7 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
         for choice in choices:
             self.abort(choice)
 
-    def build_message(self, submits: list[NumberedRequest], aborts: list[int]) -> ConnectRequest:
+    def build_message(self, submits: list[GenerateSubmission], aborts: list[int]) -> ConnectRequest:
         return ConnectRequest(requests=submits, abort_numbers=aborts)
 
     def on_response(self, message: ConnectResponse) -> None:

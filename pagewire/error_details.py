@@ -24,7 +24,6 @@ _REASONS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "TOO_MANY_REQUESTS",
     grpc.StatusCode.UNAVAILABLE: "SERVICE_UNAVAILABLE",
     grpc.StatusCode.FAILED_PRECONDITION: "NOT_ENABLED",
-    grpc.StatusCode.PERMISSION_DENIED: "NOT_FOR_CLIENTS",
     grpc.StatusCode.ABORTED: "ABORTED",
     grpc.StatusCode.INTERNAL: "INTERNAL",
 }

@@ -2,16 +2,33 @@
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Any
 
 from pagewire.config import ServiceConfig
 
+# What clients send may be part of a message: it must not look like another line, nor change the terminal.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def _harmless(message: str) -> str:
+    """Further lines are indented, control characters escaped."""
+    escaped = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), message)
+    return escaped.replace("\n", "\n    ")
+
 
 class _TextFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s %(levelname).1s {service:<9} %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _harmless(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return _harmless(super().formatException(ei))
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)

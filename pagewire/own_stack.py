@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 # Of what the stack writes: told again where it cannot start.
 _KEPT_LINES = 20
 _STOP_MARGIN_S = 15.0
+_WITHOUT_REST = "without-rest"
 
 
 class OwnStack:
     """Starts at once; `await_ready()` before use, `close()` afterwards.
 
-    echo: what becomes of each line that the stack's processes log.
+    echo: what becomes of each line that the stack's processes log. with_rest: with a gateway; without, `rest` is "".
     """
 
-    def __init__(self, config: ServeConfig, echo: Callable[[str], None] | None = None) -> None:
-        argv = [sys.executable, "-P", "-m", "pagewire.own_stack", *flags.to_argv(config)]
+    def __init__(
+        self, config: ServeConfig, echo: Callable[[str], None] | None = None, *, with_rest: bool = True
+    ) -> None:
+        kind = () if with_rest else (_WITHOUT_REST,)
+        argv = [sys.executable, "-P", "-m", "pagewire.own_stack", *kind, *flags.to_argv(config)]
         self._stop_timeout = config.shutdown_timeout + _STOP_MARGIN_S
         # A session of its own: Ctrl-C in the terminal is the program's.
         self._process = subprocess.Popen(
@@ -98,20 +102,24 @@ def main() -> int:
     # The line is for the program alone, whatever else is printed.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    config = flags.parse(ServeConfig, sys.argv[1:], prog="pagewire", description="", without=SET_BY_STACK)
+    with_rest = sys.argv[1:2] != [_WITHOUT_REST]
+    config = flags.parse(
+        ServeConfig, sys.argv[1 if with_rest else 2 :], prog="pagewire", description="", without=SET_BY_STACK
+    )
 
     async def serve(served: ServeConfig) -> int:
         host = launch.reachable(served.host)
-        rest, grpc = launch.endpoint(host, served.port), launch.endpoint(host, served.grpc_port)
-        print(json.dumps({"rest": f"http://{rest}", "grpc": grpc}), file=answers, flush=True)
+        grpc = launch.endpoint(host, served.grpc_port)
+        rest = f"http://{launch.endpoint(host, served.port)}" if with_rest else ""
+        print(json.dumps({"rest": rest, "grpc": grpc}), file=answers, flush=True)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 4096) else ended.set())
-        with running.announced(served, shared=False):
+        with running.announced(served, shared=False, with_rest=with_rest):
             await ended.wait()
         return 0
 
     try:
-        return stack.run_for(config, serve)
+        return stack.run_for(config, serve, with_rest=with_rest)
     except StartupError as error:
         print(json.dumps({"error": str(error)}), file=answers, flush=True)
         return 1

@@ -1,9 +1,12 @@
 """How far something with a known end is, in one line of standard error, if that is a terminal."""
 
+import shutil
 import sys
 import time
 
 _INTERVAL_S = 0.2
+# Off a terminal, where lines stay.
+_LINE_INTERVAL_S = 5.0
 
 
 class ProgressLine:
@@ -12,7 +15,9 @@ class ProgressLine:
     def __init__(self, total: int, unit: str, enabled: bool | None = None) -> None:
         self._total = total
         self._unit = unit
-        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._terminal = sys.stderr.isatty()
+        self._enabled = self._terminal if enabled is None else enabled
+        self._interval = _INTERVAL_S if self._terminal else _LINE_INTERVAL_S
         self._done = 0
         self._started = time.monotonic()
         self._shown = 0.0
@@ -21,21 +26,25 @@ class ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown:
+        if self._shown and self._terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def advance(self, note: str = "") -> None:
         """One more is done; `note` follows the counts."""
         self._done += 1
         now = time.monotonic()
-        if not self._enabled or (now - self._shown < _INTERVAL_S and self._done != self._total):
+        if not self._enabled or (now - self._shown < self._interval and self._done != self._total):
             return
         self._shown = now
         rate = self._done / max(now - self._started, 1e-9)
         line = f"{self._counts()}, {rate:.1f}/s"
         if self._total:
             line += f", {duration((self._total - self._done) / rate)} left"
-        print(f"\r\x1b[K{line}{', ' + note if note else ''}", end="", file=sys.stderr, flush=True)
+        line += f", {note}" if note else ""
+        if self._terminal:
+            # A line that wraps could not be taken back.
+            line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"
+        print(line, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
 
     def _counts(self) -> str:
         if not self._total:

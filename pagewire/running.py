@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunningStack:
-    """names: served model names. model: its files. started: Unix time, seconds. shared: it is there for whoever comes,
-    not for one program."""
+    """names: served model names. model: its files. rest: "" if there is no gateway. started: Unix time, seconds.
+    shared: it is there for whoever comes, not for one program."""
 
     pid: int
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ def registry() -> Path:
 
 
 @contextlib.contextmanager
-def announced(config: ServeConfig, *, shared: bool) -> Iterator[None]:
+def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True) -> Iterator[None]:
     """The stack of this configuration, in which all is found out, is listed meanwhile.
 
     A stack that cannot be listed serves all the same: the log says why at level debug.
@@ -49,7 +49,7 @@ def announced(config: ServeConfig, *, shared: bool) -> Iterator[None]:
         pid=os.getpid(),
         names=tuple((config.served_model_name or "").split(",")),
         model=config.model,
-        rest=f"http://{endpoint(reachable(config.host), config.port)}",
+        rest=f"http://{endpoint(reachable(config.host), config.port)}" if with_rest else "",
         grpc=endpoint(reachable(config.host), config.grpc_port),
         started=time.time(),
         shared=shared,

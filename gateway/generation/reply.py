@@ -13,10 +13,11 @@ from pagewire.gateway.errors import ApiError
 from pagewire.rpc import RpcError
 from pagewire.streams import LinkedRequest
 from pagewire.v1 import common_pb2
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
-    NumberedRequest,
     PromptLogprobs,
     TokenLogprob,
     ToolCallDelta,
@@ -69,18 +70,18 @@ class PendingChoice(LinkedRequest):
         self.token_ids: list[int] = []
         self.usage = common_pb2.Usage()  # up to the latest output
 
-    def to_submit(self) -> NumberedRequest:
-        submit = NumberedRequest(number=self.number, request=self.request)
+    def to_submit(self) -> GenerateSubmission:
+        submit = GenerateSubmission(number=self.number, request=self.request, context=self.reply.context)
         if self.index:  # all choices are let in or refused with the first: they would be waiting for each other
-            submit.request.resubmitted = True
+            submit.resubmitted = True
         if self.was_sent or self.prompt_token_ids:
             metrics.RESUBMISSIONS.inc()
-            submit.request.resubmitted = True
+            submit.resubmitted = True
             if self.prompt_token_ids:
                 if not _has_images(submit.request):  # token ids cannot say what they show
                     submit.request.output_parsing.tools.extend(self.request.chat.tools)
                     submit.request.token_ids.ids[:] = self.prompt_token_ids
-                submit.request.resume_token_ids[:] = self.token_ids
+                submit.resume_token_ids[:] = self.token_ids
         return submit
 
     def fail(self, error: RpcError) -> None:
@@ -126,12 +127,20 @@ Abort = Callable[[Iterable[PendingChoice]], None]
 class Reply:
     """The choices of one HTTP response and those of their outputs that were not taken yet."""
 
-    def __init__(self, abort: Abort, requests: Sequence[GenerateRequest], *, streaming: bool) -> None:
+    def __init__(
+        self,
+        abort: Abort,
+        requests: Sequence[GenerateRequest],
+        *,
+        streaming: bool,
+        context: RequestContext | None = None,
+    ) -> None:
         """abort: ends choices upstream.
 
         streaming: outputs are wanted as they come; otherwise only once, when all is there.
         """
         self.choices = [PendingChoice(request, index, self) for index, request in enumerate(requests)]
+        self.context = context
         self._abort = abort
         self._streaming = streaming
         self._running = len(requests)

@@ -13,6 +13,7 @@ import grpc
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.reply import PendingChoice, Reply
 from pagewire.rpc import RpcError
+from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -36,11 +37,12 @@ class Searches:
         requests: Sequence[GenerateRequest],
         *,
         streaming: bool,
+        context: RequestContext | None = None,
         earlier: Sequence[Sequence[GenerateResponse]] = (),
     ) -> Reply:
         """requests: one per output; those of the same search are the same object, side by side.
 
-        earlier: outputs of an earlier attempt, by request. A search has all of them, or none.
+        context: of all of them. earlier: outputs of an earlier attempt, by request. A search has all of them, or none.
         """
         tasks: list[asyncio.Task[None]] = []
 
@@ -48,7 +50,7 @@ class Searches:
             for task in tasks:
                 task.cancel()
 
-        reply = Reply(abort, requests, streaming=streaming)
+        reply = Reply(abort, requests, streaming=streaming, context=context)
         for start in range(0, len(requests), requests[0].n):
             choices = reply.choices[start : start + requests[0].n]
             if earlier and earlier[start]:
@@ -61,8 +63,9 @@ class Searches:
 
     async def _run(self, reply: Reply, choices: Sequence[PendingChoice]) -> None:
         request = choices[0].request
+        traceparent = reply.context.traceparent if reply.context is not None else ""
         try:
-            responses = await self._call_to_its_end(self._outputs, request, request.traceparent)
+            responses = await self._call_to_its_end(self._outputs, request, traceparent)
         except grpc.aio.AioRpcError as error:
             reply.fail(RpcError.from_call(error))
         except ApiError as error:

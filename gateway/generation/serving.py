@@ -18,6 +18,7 @@ from pagewire.gateway.kept import Kept, Line
 from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.request_context import RequestContext, request_context
 from pagewire.rpc import RpcError
+from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 # Sampling parameters that OpenTelemetry has an attribute for.
@@ -80,10 +81,10 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
         span = telemetry.Span(f"{scope['method']} {scope['path']}", traceparent_of(scope["headers"]), serves=True)
-        _label(self._requests, context.request_id, span.traceparent)
+        _label(self._requests, context.request_id)
         status = 0
         try:
-            await self._serve(context, receive, send)
+            await self._serve(context, common_pb2.RequestContext(traceparent=span.traceparent), receive, send)
         except ClientGone:
             self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()
@@ -99,9 +100,11 @@ class GenerationResponse(Response):
             attributes = self._attributes(scope, context, status or context.status) if telemetry.tracing() else None
             span.end(attributes, error=self._failure)
 
-    async def _serve(self, context: RequestContext, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, context: RequestContext, told: common_pb2.RequestContext, receive: Receive, send: Send
+    ) -> None:
         try:
-            reply = self._begin()
+            reply = self._begin(told)
         except RpcError as error:
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
@@ -120,11 +123,11 @@ class GenerationResponse(Response):
         if self._failure is None:
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
-    def _begin(self) -> Outputs:
-        """Raises RpcError UNAVAILABLE."""
+    def _begin(self, told: common_pb2.RequestContext) -> Outputs:
+        """told: what travels with the requests. Raises RpcError UNAVAILABLE."""
         if self._kept is not None:
-            return self._kept.generate(self._link, self._requests)
-        return self._link.generate(self._requests, streaming=self._streaming)
+            return self._kept.generate(self._link, self._requests, told)
+        return self._link.generate(self._requests, streaming=self._streaming, context=told)
 
     async def _whole(self, reply: Outputs, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
@@ -209,7 +212,6 @@ def traceparent_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
     return value.decode() if _TRACEPARENT.fullmatch(value) else ""
 
 
-def _label(requests: Sequence[GenerateRequest], request_id: str, traceparent: str) -> None:
+def _label(requests: Sequence[GenerateRequest], request_id: str) -> None:
     for index, request in enumerate(requests):
         request.request_id = request_id if len(requests) == 1 else f"{request_id}-{index}"
-        request.traceparent = traceparent

@@ -29,6 +29,7 @@ from pagewire.gateway.kept.reply import KeptReply
 from pagewire.gateway.kept.sqlite_log import SqliteLog
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.requests import GenerationParameters
+from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,13 @@ class Line(Protocol):
         requests: Sequence[GenerateRequest],
         *,
         streaming: bool,
+        context: RequestContext | None = None,
         earlier: Sequence[Sequence[GenerateResponse]] = (),
     ) -> Reply:
-        """earlier: all outputs of an earlier attempt, by request. Raises RpcError UNAVAILABLE."""
+        """context: of all of them. earlier: all outputs of an earlier attempt, by request.
+
+        Raises RpcError UNAVAILABLE.
+        """
 
 
 class About(msgspec.Struct):
@@ -121,11 +126,13 @@ class Keeper:
             body.seed = first.seed
         return Kept(self, id, EventIds(id, last), 0.0 if body.stream else WHOLE_PACE_S)
 
-    def drive(self, id: str, link: Line, requests: Sequence[GenerateRequest], pace_s: float) -> Drive:
+    def drive(
+        self, id: str, link: Line, requests: Sequence[GenerateRequest], context: RequestContext, pace_s: float
+    ) -> Drive:
         """Goes on with a generation in this process, if no other has it."""
 
         def start(earlier: Sequence[Sequence[GenerateResponse]]) -> Source:
-            return link.generate(requests, streaming=True, earlier=earlier)
+            return link.generate(requests, streaming=True, context=context, earlier=earlier)
 
         drive = self.drives[id] = Drive(id, self.log, self._commit, start, len(requests), pace_s)
         drive.on_close = lambda: self.drives.pop(id, None)
@@ -141,11 +148,11 @@ class Kept:
     event_ids: EventIds
     pace_s: float  # seconds between two entries of the log, at least
 
-    def generate(self, link: Line, requests: Sequence[GenerateRequest]) -> KeptReply:
+    def generate(self, link: Line, requests: Sequence[GenerateRequest], context: RequestContext) -> KeptReply:
         """requests: made of the same body as those of any attempt before."""
 
         def drive() -> Drive:
-            return self.keeper.drive(self.id, link, requests, self.pace_s)
+            return self.keeper.drive(self.id, link, requests, context, self.pace_s)
 
         return KeptReply(self.keeper, self.id, requests, drive)
 

@@ -28,8 +28,8 @@ _ASK_AGAIN = "no-cache"
 
 
 def add_page(app: FastAPI) -> None:
-    app.add_api_route("/", _index, include_in_schema=False)
-    app.add_api_route("/docs", _docs, include_in_schema=False)
+    app.add_api_route("/", _index, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/docs", _docs, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount(PREFIX.rstrip("/"), _Files(directory=STATIC), name="page")
 
 

@@ -2,21 +2,18 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.shared import BatchConfig, ListenConfig, RecoveryConfig
+from pagewire.config.shared import BatchConfig, PublicListenConfig, RecoveryConfig
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig(BatchConfig, RecoveryConfig, ListenConfig):
+class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     """Continuous batching over paged KV memory."""
 
     listen: str = flag(
         "0.0.0.0:50052",
         "addresses to serve gRPC on, comma separated: unix:/path or host:port",
         group="network",
-    )
-    public_listen: str = flag(
-        "", "addresses to serve token-level gRPC on to clients that are no tokenizers, as for --listen", group="network"
     )
     executor_address: str = flag(
         "localhost:50053", "the executor services, one per replica, comma separated", group="network"

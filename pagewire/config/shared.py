@@ -42,6 +42,17 @@ class ListenConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublicListenConfig(ListenConfig):
+    """What the services have that clients call."""
+
+    public_listen: str = flag(
+        "",
+        "addresses to serve gRPC on to clients, as for --listen, where other services of Pagewire are believed more",
+        group="network",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
     recovery_timeout: float = flag(
         120.0,

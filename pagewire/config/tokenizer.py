@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.shared import ListenConfig, ModelConfigFlags, RecoveryConfig
+from pagewire.config.shared import ModelConfigFlags, PublicListenConfig, RecoveryConfig
 from pagewire.fields import POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(ModelConfigFlags, RecoveryConfig, ListenConfig):
+class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
     """Text to tokens and back."""
 
     listen: str = flag(

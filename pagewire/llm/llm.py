@@ -41,13 +41,15 @@ _FIELDS = {f.name: f for f in dataclasses.fields(ServeConfig) if f.name not in S
 class LLM:
     """A model for batch work: `with LLM("model") as llm: llm.generate(["Paging is"])`.
 
-    Starts the whole stack as processes of its own, which end with close(), with the `with` block, with the interpreter,
-    or with its death; `address` names a running stack instead ("host:port" of its gRPC). Calls block; they may come
-    from notebooks, from several threads, and from where an event loop runs. Answers have the order of the prompts.
+    Starts the stack (without REST) as processes of its own, which end with close(), with the `with` block, with the
+    interpreter, or with its death; `address` names a running stack instead ("host:port" of its gRPC). Calls block; they
+    may come from notebooks, from several threads, and from where an event loop runs. Answers have the order of the
+    prompts.
 
     serve: the flags of `pagewire serve` (max_model_len=4096, kv_cache_memory_bytes="4GiB").
     max_concurrency: prompts that are in flight at once; the others wait here, and a generator of prompts is read as
-    there is room. progress: a line on standard error; None = if that is a terminal.
+    there is room. progress: a line on standard error, or a new one
+    now and then where that is no terminal; None = only if it is one.
 
     Raises StartupError if the stack cannot be started or reached, TypeError for a flag that does not exist.
     """
@@ -65,7 +67,7 @@ class LLM:
             raise TypeError(f"{', '.join(serve)}: for a stack of its own, which address= does not start")
         self._window = max_concurrency
         self._progress = progress
-        self._stack = None if address is not None else OwnStack(_config(model, serve), _echo)
+        self._stack = None if address is not None else OwnStack(_config(model, serve), _echo, with_rest=False)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pagewire-llm", daemon=True)
         self._thread.start()
@@ -193,7 +195,7 @@ class LLM:
         answers = self._ask(items, ask, "prompts", length)
         if not return_errors:
             return _raising(answers)
-        return [RequestOutput(None, error=a) if isinstance(a, PromptError) else a for a in answers]
+        return [RequestOutput(a.item[0], error=a) if isinstance(a, PromptError) else a for a in answers]  # type: ignore[index]
 
     def _all(self, items: Iterable[Item], ask: Any, unit: str) -> list[Any]:
         return _raising(self._ask(items, ask, unit, _length(items)))

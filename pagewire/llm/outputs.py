@@ -121,7 +121,9 @@ class ScoringRequestOutput:
 class PromptError(Exception):
     """The prompt of this index could not be answered; `code` is the gRPC status, as INVALID_ARGUMENT."""
 
-    def __init__(self, index: int, code: str, message: str) -> None:
+    def __init__(self, index: int, code: str, message: str, item: object = None) -> None:
+        """item: what was asked."""
         super().__init__(f"prompt {index}: {message} ({code})")
         self.index = index
         self.code = code
+        self.item = item

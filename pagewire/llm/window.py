@@ -28,9 +28,9 @@ async def ask_all(
         try:
             answers[index] = await _persistent(lambda: ask(item))
         except RpcError as error:
-            answers[index] = PromptError(index, error.code.name, error.message)
+            answers[index] = PromptError(index, error.code.name, error.message, item)
         except (TypeError, ValueError, OSError) as error:
-            answers[index] = PromptError(index, "INVALID_ARGUMENT", str(error))
+            answers[index] = PromptError(index, "INVALID_ARGUMENT", str(error), item)
         progress.advance()
 
     try:

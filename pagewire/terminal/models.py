@@ -78,6 +78,8 @@ def rm(argv: list[str]) -> int:
         positional="model",
         flags_only=True,
     )
+    if not config.model:
+        raise StartupError("name the model to delete; `pagewire list` shows what is there")
     model = next((model for model in cached_models() if model.name == config.model), None)
     if model is None:
         raise StartupError(f"no model {config.model!r} is in the caches; `pagewire list` shows what is")
@@ -102,7 +104,7 @@ def ps(argv: list[str]) -> int:
         (
             ",".join(stack.names),
             str(stack.pid),
-            f"{stack.rest}/v1",
+            f"{stack.rest}/v1" if stack.rest else "none",
             stack.grpc,
             duration(time.time() - stack.started),
             "serve" if stack.shared else "one program",

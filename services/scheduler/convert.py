@@ -8,13 +8,14 @@ from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.step import NewRequest, ScheduledStep, StepClock, StepResult
-from pagewire.v1 import common_pb2, executor_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
 
 
-def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
-    """Raises InvalidRequest, naming the field that is wrong."""
+def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission) -> Request:
+    """Raises InvalidRequest, naming the field of the TokenRequest that is wrong."""
+    message = submission.request
     if not message.prompt_token_ids:
         raise InvalidRequest("prompt_token_ids is empty; a prompt has at least one token", "prompt_token_ids")
     if not 0 <= message.second_text_start < len(message.prompt_token_ids):
@@ -30,11 +31,11 @@ def to_request(request_id: int, message: scheduler_pb2.TokenRequest) -> Request:
         request_id,
         list(message.prompt_token_ids),
         resolve(message.sampling_params),
-        list(message.resume_token_ids),
-        is_resubmitted=message.resubmitted,
+        list(submission.resume_token_ids),
+        is_resubmitted=submission.resubmitted,
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
-        images=PromptImages(message.images, len(message.prompt_token_ids)) if message.images else NO_IMAGES,
+        images=PromptImages(submission.images, len(message.prompt_token_ids)) if submission.images else NO_IMAGES,
         cache_salt=message.cache_salt,
     )
 
@@ -69,10 +70,10 @@ def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerate
     )
 
 
-def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_pb2.SchedulerServiceConnectResponse:
+def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_link_pb2.SchedulerLinkServiceConnectResponse:
     """The outputs of a tokenizer's requests, as columns."""
     outputs = outputs_by_id.values()
-    response = scheduler_pb2.SchedulerServiceConnectResponse(
+    response = scheduler_link_pb2.SchedulerLinkServiceConnectResponse(
         request_ids=outputs_by_id,
         num_tokens=[len(output.token_ids) for output in outputs],
         token_ids=[token_id for output in outputs for token_id in output.token_ids],

@@ -28,7 +28,7 @@ from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, Req
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
-from pagewire.v1 import scheduler_pb2
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
 
@@ -67,34 +67,29 @@ class Engine:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def submit(
-        self,
-        message: scheduler_pb2.TokenRequest,
-        outbox: RequestOutbox,
-        number: int,
-        traceparent: str = "",
-        max_unread: int | None = None,
+        self, submission: TokenSubmission, outbox: RequestOutbox, number: int, max_unread: int | None = None
     ) -> LiveRequest:
-        """Takes a request in; its outputs go to the outbox under `number`. traceparent is used if the message has none.
-        With more than max_unread tokens and log probabilities in the outbox it ends with RESOURCE_EXHAUSTED.
+        """Takes a request in; its outputs go to the outbox under `number`. With more than max_unread tokens and log
+        probabilities in the outbox it ends with RESOURCE_EXHAUSTED.
 
         Raises:
             RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
         """
         if not self._is_available:
             raise self._unavailable()
-        self._check_length(message)
+        self._check_length(submission)
         self._last_request_id += 1
         forecast = NOTHING_KNOWN
         try:
-            request = convert.to_request(self._last_request_id, message)
+            request = convert.to_request(self._last_request_id, submission)
             forecast = self._entrance.check(request, None)
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
             raise self._entrance.status_of(error, forecast) from error
-        traceparent = message.traceparent or traceparent
+        traceparent = submission.context.traceparent
         span = telemetry.Span("scheduler.queue", traceparent)
         live = LiveRequest(
-            request, outbox, number, message.external_id, traceparent, max_unread, span, time.monotonic()
+            request, outbox, number, submission.request.external_id, traceparent, max_unread, span, time.monotonic()
         )
         live.forecast = forecast
         self._live[request.request_id] = live
@@ -133,16 +128,17 @@ class Engine:
         else:
             self.scheduler.abort(live.request, reason)
 
-    def _check_length(self, message: scheduler_pb2.TokenRequest) -> None:
+    def _check_length(self, submission: TokenSubmission) -> None:
         """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
         may never take it."""
+        message = submission.request
         num_tokens, info = len(message.prompt_token_ids), self._info
         if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
             return
         if self.scheduler.info is not None:
             too_many = too_long(num_tokens, info, message.yields_vector)
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_many, [("prompt_token_ids", too_many)])
-        if not message.resubmitted:
+        if not submission.resubmitted:
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
                 "no executor is available now, and the last one took prompts of up to "

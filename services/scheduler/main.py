@@ -9,11 +9,13 @@ from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
 from pagewire.services.scheduler.engine import Engine
-from pagewire.services.scheduler.servicer import PublicSchedulerServicer, SchedulerServicer
+from pagewire.services.scheduler.link_servicer import SchedulerLinkServicer
+from pagewire.services.scheduler.servicer import SchedulerServicer
 from pagewire.services.scheduler.status import describe
-from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import scheduler_link_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+_LINK_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 
 
 async def serve(config: SchedulerConfig) -> None:
@@ -49,15 +51,17 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
     """The gRPC server; `behind` are the channels to the executors, whose metrics and status are asked for."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
+    link = SchedulerLinkServicer(engine)
+    server.add(link, scheduler_link_pb2_grpc.add_SchedulerLinkServiceServicer_to_server, _LINK_NAME)
     executors = [Neighbour("executor", *pair) for pair in zip(config.executor_addresses, behind, strict=True)]
     server.add_admin("scheduler", executors, partial(describe, engine, config.executor_addresses))
     return server
 
 
 def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
-    """The gRPC server for clients that are no tokenizers."""
+    """The gRPC server for clients, without the link, on which tokenizer services are believed."""
     server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout)
-    server.add(PublicSchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
+    server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 
 

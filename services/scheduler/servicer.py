@@ -8,8 +8,9 @@ from pagewire import rpc
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.request_output import MAX_UNREAD, new_outbox
-from pagewire.services.scheduler.tokenizer_session import TokenizerSession
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -19,14 +20,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        if request.request.images:
-            message = "images are prepared by the tokenizer service: send them to InferenceService.Generate, in a chat"
-            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, [("request.images", message)])
-        # Of tokenizers alone it is believed.
-        request.request.resubmitted = False
+        told = RequestContext(traceparent=rpc.traceparent_of(context))
+        submission = TokenSubmission(request=request.request, context=told)
         outbox = new_outbox()
         try:
-            live = self._engine.submit(request.request, outbox, 0, rpc.traceparent_of(context), MAX_UNREAD)
+            live = self._engine.submit(submission, outbox, 0, MAX_UNREAD)
         except rpc.RpcError as error:
             raise error.renamed("", "request") from error
         has_begun = False
@@ -64,23 +62,3 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             model_info=convert.from_info(info) if info else None,
             num_executors=len(replicas),
         )
-
-    def Connect(
-        self,
-        request_iterator: AsyncIterator[scheduler_pb2.SchedulerServiceConnectRequest],
-        context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceConnectResponse]:
-        return TokenizerSession(self._engine).responses(request_iterator)
-
-
-class PublicSchedulerServicer(SchedulerServicer):
-    """For clients of whom nothing is known: without the stream on which tokenizers are believed."""
-
-    async def Connect(
-        self,
-        request_iterator: AsyncIterator[scheduler_pb2.SchedulerServiceConnectRequest],
-        context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceConnectResponse]:
-        message = "Connect is for tokenizer services, at the scheduler's --listen; call Generate"
-        raise rpc.RpcError(grpc.StatusCode.PERMISSION_DENIED, message)
-        yield  # what is raised is raised by a generator

@@ -9,39 +9,39 @@ from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.streams import Session
-from pagewire.v1.scheduler_pb2 import (
-    SchedulerServiceConnectRequest,
-    SchedulerServiceConnectResponse,
-    TokenRequest,
+from pagewire.v1.scheduler_link_pb2 import (
+    SchedulerLinkServiceConnectRequest,
+    SchedulerLinkServiceConnectResponse,
+    TokenSubmission,
 )
 
 
 class TokenizerSession(
-    Session[TokenRequest, RequestOutput, SchedulerServiceConnectRequest, SchedulerServiceConnectResponse]
+    Session[TokenSubmission, RequestOutput, SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
 ):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
         engine.on_model_change.add(self._greet_again)
 
-    async def greet(self) -> SchedulerServiceConnectResponse:
-        return SchedulerServiceConnectResponse(hello=convert.from_info(await self._engine.wait_for_model()))
+    async def greet(self) -> SchedulerLinkServiceConnectResponse:
+        return SchedulerLinkServiceConnectResponse(hello=convert.from_info(await self._engine.wait_for_model()))
 
-    def on_message(self, message: SchedulerServiceConnectRequest) -> None:
-        for request in message.requests:
-            self.start(request.request_id, request)
+    def on_message(self, message: SchedulerLinkServiceConnectRequest) -> None:
+        for submission in message.requests:
+            self.start(submission.request_id, submission)
         for number in message.abort_request_ids:
             self.abort(number)
 
-    def begin(self, number: int, request: TokenRequest) -> Callable[[], None]:
+    def begin(self, number: int, submission: TokenSubmission) -> Callable[[], None]:
         try:
-            return partial(self._engine.abort, self._engine.submit(request, self.outbox, number))
+            return partial(self._engine.abort, self._engine.submit(submission, self.outbox, number))
         except RpcError as error:
-            num_tokens = len(request.prompt_token_ids)
+            num_tokens = len(submission.request.prompt_token_ids)
             self.outbox.put(number, RequestOutput([], num_tokens, 0, 0, FinishReason.ERROR, error=error))
             return lambda: None
 
-    def build_message(self, outputs: dict[int, RequestOutput]) -> SchedulerServiceConnectResponse:
+    def build_message(self, outputs: dict[int, RequestOutput]) -> SchedulerLinkServiceConnectResponse:
         return convert.from_outputs(outputs)
 
     def close(self) -> None:

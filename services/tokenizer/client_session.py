@@ -8,10 +8,10 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.text_output import TextDelta, TextOutput, UnreadOutput, unread_error
 from pagewire.streams import Session
-from pagewire.v1.inference_pb2 import ConnectRequest, ConnectResponse, GenerateRequest, NumberedResponse
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission, NumberedResponse
 
 
-class ClientSession(Session[GenerateRequest, UnreadOutput, ConnectRequest, ConnectResponse]):
+class ClientSession(Session[GenerateSubmission, UnreadOutput, ConnectRequest, ConnectResponse]):
     def __init__(self, generator: TextGenerator) -> None:
         super().__init__()
         self._generator = generator
@@ -20,12 +20,12 @@ class ClientSession(Session[GenerateRequest, UnreadOutput, ConnectRequest, Conne
         return ConnectResponse()
 
     def on_message(self, message: ConnectRequest) -> None:
-        for numbered in message.requests:
-            self.start(numbered.number, numbered.request)
+        for submission in message.requests:
+            self.start(submission.number, submission)
         for number in message.abort_numbers:
             self.abort(number)
 
-    def begin(self, number: int, request: GenerateRequest) -> Callable[[], None]:
+    def begin(self, number: int, submission: GenerateSubmission) -> Callable[[], None]:
         def deliver(output: TextOutput) -> None:
             unread = self.outbox.put(number, UnreadOutput(output))
             if unread.is_too_much:
@@ -33,10 +33,11 @@ class ClientSession(Session[GenerateRequest, UnreadOutput, ConnectRequest, Conne
                 self.abort(number)
                 self.outbox.put(number, UnreadOutput(unread_error()))
 
+        request = submission.request
         if request.n > 1 or request.best_of or request.HasField("beam_search"):
             deliver(invalid("n, best_of and beam_search are for Generate; here each output is a request of its own"))
             return lambda: None
-        return self._generator.start(request, deliver).abort
+        return self._generator.start(submission, deliver).abort
 
     def build_message(self, outputs: dict[int, UnreadOutput]) -> ConnectResponse:
         # Lists until the end, which a message takes in at once.

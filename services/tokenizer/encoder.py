@@ -27,8 +27,8 @@ class PromptEncoder:
         self._running: dict[Hashable, _Encoding] = {}
         self._num_at_once = 0  # since the event loop began its present turn
 
-    async def encode(self, request: inference_pb2.GenerateRequest, room: Room) -> Prompt:
-        """Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)."""
+    async def encode(self, request: inference_pb2.GenerateRequest, room: Room, *, resubmitted: bool = False) -> Prompt:
+        """resubmitted: it was let in before. Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)."""
         kind = request.WhichOneof("prompt")
         if kind in (None, "token_ids"):
             return await encode_prompt(self._pool, request)
@@ -37,7 +37,7 @@ class PromptEncoder:
         key = _key(request), room
         encoding = self._running.get(key)
         if encoding is None:
-            if not request.resubmitted:
+            if not resubmitted:
                 self._pool.check_room()
             task = asyncio.create_task(encode_prompt(self._pool, request, room))
             encoding = self._running[key] = _Encoding(task)

@@ -18,16 +18,18 @@ from pagewire.services.tokenizer.chat import read_template
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.generation_config import read_generation_defaults
 from pagewire.services.tokenizer.images import make_image_reader
+from pagewire.services.tokenizer.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.servicer import InferenceServicer
 from pagewire.services.tokenizer.text_generator import TextGenerator
-from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.v1 import inference_link_pb2, inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
 _NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkService"].full_name
 
 
 async def serve(config: TokenizerConfig) -> None:
@@ -45,17 +47,18 @@ async def serve(config: TokenizerConfig) -> None:
 async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio.Channel) -> None:
     link = SchedulerLink(channel, config.scheduler_address, recovery_timeout=config.recovery_timeout)
     generator = make_generator(config, pool, link)
-    server = make_server(config, generator, channel)
-    await server.start()
+    servers = make_servers(config, generator, channel)
+    for server in servers:
+        await server.start()
     tasks = [
         asyncio.create_task(rpc.wait_for_signal(), name="signal"),
         asyncio.create_task(link.run(), name="scheduler"),
-        asyncio.create_task(report_availability(link, server), name="availability"),
+        asyncio.create_task(report_availability(link, *servers), name="availability"),
     ]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()  # a defect ends the process, loudly; its supervisor starts it again
-    await server.stop(generator.drained())
+    await asyncio.gather(*(server.stop(generator.drained()) for server in servers))
     await rpc.cancel(tasks)
 
 
@@ -120,14 +123,22 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
     return parsers
 
 
-def make_server(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> rpc.Server:
-    """The gRPC server; `channel` leads to the scheduler, whose metrics and status are asked for."""
-    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> list[rpc.Server]:
+    """The gRPC server for gateways and, if there is to be one, that for clients, which differ in the link; `channel`
+    leads to the scheduler, whose metrics and status are asked for."""
     servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
-    server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
+    link = InferenceLinkServicer(generator)
     behind = [Neighbour("scheduler", config.scheduler_address, channel)]
-    server.add_admin("tokenizer", behind, servicer.describe)
-    return server
+    servers = [
+        rpc.Server(addresses.split(","), config.shutdown_timeout)
+        for addresses in (config.listen, config.public_listen)
+        if addresses
+    ]
+    for server in servers:
+        server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
+        server.add_admin("tokenizer", behind, link.describe)
+    servers[0].add(link, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, _LINK_NAME)
+    return servers
 
 
 def served_names(config: TokenizerConfig) -> tuple[str, ...]:
@@ -140,9 +151,10 @@ def served_names(config: TokenizerConfig) -> tuple[str, ...]:
     return names
 
 
-async def report_availability(link: SchedulerLink, server: rpc.Server) -> None:
+async def report_availability(link: SchedulerLink, *servers: rpc.Server) -> None:
     """Ready while requests can be served: not before the model is known, nor after the scheduler was given up."""
     while True:
         changed = link.changed
-        await server.set_serving(link.is_available)
+        for server in servers:
+            await server.set_serving(link.is_available)
         await changed.wait()

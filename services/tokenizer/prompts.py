@@ -61,7 +61,7 @@ def room_for(request: inference_pb2.GenerateRequest, params: common_pb2.Sampling
     """What of the prompt has to be encoded; the others as in `truncated`."""
     if not max_model_len:
         return Room(0, counts=False)
-    if not request.HasField("truncate_prompt_tokens") or request.resume_token_ids:
+    if not request.HasField("truncate_prompt_tokens"):
         return Room(max_model_len)
     most = _room(request.truncate_prompt_tokens, params, max_model_len)
     return Room(most, keeps="start" if request.truncate_end else "end")
@@ -70,13 +70,13 @@ def room_for(request: inference_pb2.GenerateRequest, params: common_pb2.Sampling
 def truncated(
     prompt: Prompt, request: inference_pb2.GenerateRequest, params: common_pb2.SamplingParams, max_model_len: int
 ) -> Prompt:
-    """The end of the prompt, or its beginning, as truncate_prompt_tokens says; a resumed request's was cut before.
+    """The end of the prompt, or its beginning, as truncate_prompt_tokens says.
 
     params: of the request, with defaults. max_model_len: 0 = not known yet.
 
     Raises RpcError (INVALID_ARGUMENT, UNAVAILABLE).
     """
-    if not request.HasField("truncate_prompt_tokens") or request.resume_token_ids:
+    if not request.HasField("truncate_prompt_tokens"):
         return prompt
     if prompt.images:
         raise invalid("truncate_prompt_tokens is for text: leave it out, or the images", "truncate_prompt_tokens")

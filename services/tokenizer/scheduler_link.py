@@ -10,8 +10,12 @@ from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
 from pagewire.streams import LinkedRequest, ResubmittingLink
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
-from pagewire.v1.scheduler_pb2 import SchedulerServiceConnectRequest, SchedulerServiceConnectResponse, TokenRequest
-from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from pagewire.v1.scheduler_link_pb2 import (
+    SchedulerLinkServiceConnectRequest,
+    SchedulerLinkServiceConnectResponse,
+    TokenSubmission,
+)
+from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +48,14 @@ class SubmittedRequest(LinkedRequest):
 
     __slots__ = ("listener", "message", "received")
 
-    def __init__(self, message: TokenRequest, listener: TokenListener) -> None:
+    def __init__(self, message: TokenSubmission, listener: TokenListener) -> None:
         """Keeps the message and changes it."""
         super().__init__()
         self.message = message
         self.listener = listener
         self.received: list[int] = []
 
-    def to_submit(self) -> TokenRequest:
+    def to_submit(self) -> TokenSubmission:
         self.message.request_id = self.number
         if self.was_sent:
             stats.RESUBMISSIONS.inc()
@@ -65,13 +69,13 @@ class SubmittedRequest(LinkedRequest):
 
 
 class SchedulerLink(
-    ResubmittingLink[SubmittedRequest, SchedulerServiceConnectRequest, SchedulerServiceConnectResponse]
+    ResubmittingLink[SubmittedRequest, SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
 ):
     """Submits requests and hands out their tokens; `run()` keeps the stream up."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, *, recovery_timeout: float) -> None:
         """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE."""
-        super().__init__(f"scheduler at {address}", SchedulerServiceStub(channel).Connect, recovery_timeout)
+        super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout)
         self._address = address
         self._model_info: ModelInfo | None = None
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)
@@ -81,10 +85,10 @@ class SchedulerLink(
         """The model behind the scheduler; None until it said so once, which it does before it is available."""
         return self._model_info
 
-    def build_message(self, submits: list[TokenRequest], aborts: list[int]) -> SchedulerServiceConnectRequest:
-        return SchedulerServiceConnectRequest(requests=submits, abort_request_ids=aborts)
+    def build_message(self, submits: list[TokenSubmission], aborts: list[int]) -> SchedulerLinkServiceConnectRequest:
+        return SchedulerLinkServiceConnectRequest(requests=submits, abort_request_ids=aborts)
 
-    def on_response(self, message: SchedulerServiceConnectResponse) -> None:
+    def on_response(self, message: SchedulerLinkServiceConnectResponse) -> None:
         if message.HasField("hello"):
             self._on_hello(message.hello)
             return

@@ -8,16 +8,16 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pagewire import rpc
-from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.choices.choices import sampled
 from pagewire.services.tokenizer.choices.search_requests import searched
-from pagewire.services.tokenizer.client_session import ClientSession
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.prompts import encode_prompt
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.text_limit import Room
 from pagewire.services.tokenizer.vectors import Vectors
-from pagewire.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -25,7 +25,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """root: name or path of the model that was loaded."""
         self._tells_of_tokenizer = tells_of_tokenizer
         self._generator = generator
-        self._num_clients = 0  # with a multiplexed stream
         self._vectors = Vectors(generator)
         self._root = root
         self._create_time = Timestamp(seconds=int(time.time()))
@@ -33,36 +32,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        request.traceparent = rpc.traceparent_of(context) or request.traceparent
+        told = RequestContext(traceparent=rpc.traceparent_of(context))
+        submission = GenerateSubmission(request=request, context=told)
         if request.HasField("beam_search"):
-            first, *others = await searched(self._generator, request)
+            first, *others = await searched(self._generator, submission)
             first.request_id = request.request_id
             for response in (first, *others):
                 yield response
             return
         request_id, has_begun = request.request_id, False
-        async with aclosing(sampled(self._generator, request)) as responses:
+        async with aclosing(sampled(self._generator, submission)) as responses:
             async for response in responses:
                 if not has_begun:
                     response.request_id, has_begun = request_id, True
                 yield response
-
-    def Connect(
-        self, request_iterator: AsyncIterator[inference_pb2.ConnectRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[inference_pb2.ConnectResponse]:
-        self._num_clients += 1
-        context.add_done_callback(self._on_client_gone)
-        return ClientSession(self._generator).responses(request_iterator)
-
-    def _on_client_gone(self, context: grpc.aio.ServicerContext) -> None:
-        self._num_clients -= 1
-
-    def describe(self, status: admin_pb2.ServiceStatus, with_kv_maps: bool) -> None:
-        now = time.monotonic()
-        status.tokenizer.num_clients = self._num_clients
-        status.tokenizer.num_requests = self._generator.num_starting + self._generator.link.num_live
-        status.tokenizer.time_to_first_token.CopyFrom(stats.RECENT_FIRST_TOKENS.to_message(now))
-        status.tokenizer.inter_token_latency.CopyFrom(stats.RECENT_INTER_TOKEN.to_message(now))
 
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext

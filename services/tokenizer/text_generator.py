@@ -32,11 +32,13 @@ from pagewire.services.tokenizer.text_requests import (
     output_options,
     prompt_field,
     sampling_params,
-    token_request,
+    token_submission,
 )
 from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
 from pagewire.telemetry import Span
-from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class LiveGeneration:
         self.stream: TextStream | None = None  # once its prompt is encoded
         self._request: SubmittedRequest | None = None  # once it is submitted
 
-    def submit(self, message: scheduler_pb2.TokenRequest, stream: TextStream) -> None:
+    def submit(self, message: TokenSubmission, stream: TextStream) -> None:
         """Raises RpcError (UNAVAILABLE)."""
         self._request = SubmittedRequest(message, stream)
         self._link.submit(self._request)
@@ -167,11 +169,11 @@ class TextGenerator:
             self._starting.discard(composed.task)
             composed.is_over = True
 
-    def start(self, request: inference_pb2.GenerateRequest, deliver: Deliver) -> LiveGeneration:
+    def start(self, submission: GenerateSubmission, deliver: Deliver) -> LiveGeneration:
         """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
-        live = LiveGeneration(self.link, request.request_id, deliver)
+        live = LiveGeneration(self.link, submission.request.request_id, deliver)
         self._generations.add(live)
-        live.starting = asyncio.create_task(self._start(live, request, deliver))
+        live.starting = asyncio.create_task(self._start(live, submission, deliver))
         self._starting.add(live.starting)
         live.starting.add_done_callback(self._starting.discard)
         return live
@@ -181,17 +183,19 @@ class TextGenerator:
         chosen = [one for one in self._generations if request_ids is None or one.goes_by(request_ids)]
         return sum([one.end_early() for one in chosen])
 
-    async def _start(self, live: LiveGeneration, request: inference_pb2.GenerateRequest, deliver: Deliver) -> None:
+    async def _start(self, live: LiveGeneration, submission: GenerateSubmission, deliver: Deliver) -> None:
         arrived = time.monotonic()
-        span = generate_span(request.traceparent)
+        request = submission.request
+        span = generate_span(submission.context.traceparent)
         try:
-            prepared = await self.prepare(request, span)
+            prepared = await self.prepare(submission, span)
             stream = live.stream = self.make_stream(request, prepared, deliver, span, arrived)
             stream.stop_upstream = live.abort
             stream.prompt_field = prompt_field(request)
-            await self._replay(stream, request.resume_token_ids)
+            await self._replay(stream, submission.resume_token_ids)
             if not stream.finished:
-                live.submit(token_request(request, prepared.prompt, prepared.params, span.traceparent), stream)
+                message = token_submission(submission, prepared.prompt, prepared.params, span.traceparent)
+                live.submit(message, stream)
         except asyncio.CancelledError:
             span.end(error="cancelled")
             raise
@@ -202,8 +206,9 @@ class TextGenerator:
                 error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             deliver(error)
 
-    async def prepare(self, request: inference_pb2.GenerateRequest, span: Span) -> PreparedRequest:
+    async def prepare(self, submission: GenerateSubmission, span: Span) -> PreparedRequest:
         """Raises RpcError."""
+        request = submission.request
         params = sampling_params(request.sampling_params, self.defaults)
         check_parameters(request, params)
         options = output_options(request, self._parsers.marks(request.output_parsing))
@@ -213,12 +218,14 @@ class TextGenerator:
             params.grammar.CopyFrom(grammar)
         self.check_model(request.model)
         check_generates(self.link.model_info)
-        prompt = await self._encode(request, room_for(request, params, self.max_model_len), span)
+        if submission.resume_token_ids:
+            request.ClearField("truncate_prompt_tokens")  # it was cut before
+        prompt = await self._encode(submission, room_for(request, params, self.max_model_len), span)
         prompt = truncated(prompt, request, params, self.max_model_len)
         if request.bad_words:
             words = await self.pool.encode_words(request.bad_words)
             params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
-        check_prompt(prompt.token_ids, request.resume_token_ids, prompt_field(request))
+        check_prompt(prompt.token_ids, submission.resume_token_ids, prompt_field(request))
         self._add_thinking(params, request, prompt)
         return PreparedRequest(params, options, prompt)
 
@@ -263,14 +270,15 @@ class TextGenerator:
                     return
                 await asyncio.sleep(0)
 
-    async def _encode(self, request: inference_pb2.GenerateRequest, room: Room, parent: Span) -> Prompt:
-        if request.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
+    async def _encode(self, submission: GenerateSubmission, room: Room, parent: Span) -> Prompt:
+        request = submission.request
+        if submission.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
             raise invalid(
                 "resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them", "prompt"
             )
         span = Span("tokenizer.encode", parent.traceparent)
         try:
-            prompt = await self._encoder.encode(request, room)
+            prompt = await self._encoder.encode(request, room, resubmitted=submission.resubmitted)
         except BaseException as error:
             span.end(error=str(error) or type(error).__name__)
             raise

@@ -8,7 +8,10 @@ from pagewire.sampling_params import MAX_BAD_WORDS, InvalidRequest, check_all, r
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.prompts import Prompt
 from pagewire.services.tokenizer.text_stream import OutputOptions
-from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.v1.scheduler_pb2 import TokenRequest
 
 # Each is looked for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
@@ -88,20 +91,22 @@ def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int
             raise invalid(f"{name} contains {lowest}; ids are >= 0", name)
 
 
-def token_request(
-    request: inference_pb2.GenerateRequest,
-    prompt: Prompt,
-    params: common_pb2.SamplingParams,
-    traceparent: str,
-) -> scheduler_pb2.TokenRequest:
-    """The request at token level."""
-    return scheduler_pb2.TokenRequest(
-        prompt_token_ids=prompt.token_ids,
+def token_submission(
+    submission: GenerateSubmission, prompt: Prompt, params: common_pb2.SamplingParams, traceparent: str
+) -> TokenSubmission:
+    """The request at token level. traceparent: of this service's own span."""
+    request = submission.request
+    told = TokenSubmission(
+        request=TokenRequest(
+            prompt_token_ids=prompt.token_ids,
+            sampling_params=params,
+            external_id=request.request_id,
+            cache_salt=request.cache_salt,
+        ),
+        context=submission.context,
+        resume_token_ids=submission.resume_token_ids,
+        resubmitted=submission.resubmitted,
         images=prompt.images,
-        resume_token_ids=request.resume_token_ids,
-        sampling_params=params,
-        traceparent=traceparent,
-        external_id=request.request_id,
-        resubmitted=request.resubmitted,
-        cache_salt=request.cache_salt,
     )
+    told.context.traceparent = traceparent
+    return told

@@ -8,7 +8,8 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
-from pagewire.v1 import common_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 # Of one call, at the scheduler at once. More would keep no executor busier; and the scheduler takes 70 microseconds for
 # each, in which nobody else's steps are decided.
@@ -52,9 +53,7 @@ class VectorBatch:
     or not at all.
     """
 
-    def __init__(
-        self, link: SchedulerLink, messages: Sequence[scheduler_pb2.TokenRequest], *, is_let_in: bool = False
-    ) -> None:
+    def __init__(self, link: SchedulerLink, messages: Sequence[TokenSubmission], *, is_let_in: bool = False) -> None:
         """is_let_in: the caller has had answers to earlier parts, so this one is not refused."""
         self._link = link
         self._messages = messages

@@ -18,7 +18,9 @@ from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.vector_batch import VectorBatch
 from pagewire.services.tokenizer.vector_inputs import Inputs, Name, encode, whole_cut
 from pagewire.telemetry import Span
-from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.v1.scheduler_pb2 import TokenRequest
 
 EMBED, CLASSIFY = common_pb2.MODEL_KIND_EMBED, common_pb2.MODEL_KIND_CLASSIFY
 MAX_INPUTS = 65_536
@@ -179,14 +181,17 @@ class Vectors:
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:
         """In order. If one fails, or nobody waits any more, all end."""
         span = Span(call.span_name, call.traceparent, serves=True)
+        context = common_pb2.RequestContext(traceparent=span.traceparent)
         messages = [
-            scheduler_pb2.TokenRequest(
-                prompt_token_ids=token_ids,
-                traceparent=span.traceparent,
-                external_id=call.external_id,
-                yields_vector=True,
-                second_text_start=second_text_start,
-                cache_salt=call.options.cache_salt,
+            TokenSubmission(
+                request=TokenRequest(
+                    prompt_token_ids=token_ids,
+                    external_id=call.external_id,
+                    yields_vector=True,
+                    second_text_start=second_text_start,
+                    cache_salt=call.options.cache_salt,
+                ),
+                context=context,
             )
             for token_ids, second_text_start in encoded
         ]

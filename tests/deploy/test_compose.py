@@ -106,7 +106,7 @@ def test_only_rest_and_public_grpc_are_published_and_only_on_loopback():
     stack = services()
     rest, grpc = configuration("gateway"), configuration("tokenizer")
     assert stack["gateway"]["ports"] == [f"127.0.0.1:8000:{rest.port}"]
-    assert stack["tokenizer"]["ports"] == [f"127.0.0.1:8001:{grpc.listen.rpartition(':')[2]}"]
+    assert stack["tokenizer"]["ports"] == [f"127.0.0.1:8001:{grpc.public_listen.rpartition(':')[2]}"]
     assert rest.host == "0.0.0.0"
     tokens = configuration("scheduler").public_listen
     assert stack["scheduler"]["ports"] == [f"127.0.0.1:8002:{tokens.rpartition(':')[2]}"]

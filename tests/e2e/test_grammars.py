@@ -25,6 +25,7 @@ from pagewire.services.executor.worker import Worker
 from pagewire.tokenizer_files.loading import LoadedTokenizer
 from pagewire.v1 import executor_pb2_grpc, scheduler_pb2
 from pagewire.v1.common_pb2 import FinishReason, Grammar, SamplingParams
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from tests.e2e.test_scheduler_and_executor import Stub, scheduler
 from tests.services.executor.constrained import (
     CHOICES,
@@ -121,12 +122,11 @@ async def generate(
     request = scheduler_pb2.TokenRequest(
         prompt_token_ids=prompt,
         sampling_params=SamplingParams(grammar=grammar, **{"seed": 1, "max_tokens": 400} | params),
-        resume_token_ids=resumed,
     )
     output = Output(list(resumed or ()))
-    async for response in stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)):
-        output.token_ids += response.token_ids
-        output.reason = response.finish_reason
+    collected = await stub.submit(TokenSubmission(request=request, resume_token_ids=resumed))
+    output.token_ids += collected.token_ids[0]
+    (output.reason,) = collected.finish_reasons[0]
     return output
 
 

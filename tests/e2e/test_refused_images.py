@@ -9,6 +9,7 @@ import pytest
 
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.v1 import common_pb2, scheduler_pb2
+from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.e2e.test_scheduler_and_executor import scheduler
 from tests.services.executor.models.tiny import load
 from tests.services.executor.models.tiny_vision import ImagePrompt, qwen2_5_vl_config, save_tiny_vision, tensors
@@ -40,11 +41,10 @@ async def test_a_bad_image_ends_its_own_request_alone(tmp_path: Path, caplog: py
     prompts = [prompt.token_ids] * 4 + [prompt.token_ids[:15] + [6] * 21]
     expected = prompt.expected(reference, NUM_TOKENS)
 
-    def request(number: int, token_ids: list[int], sent: common_pb2.PromptImage) -> scheduler_pb2.TokenRequest:
+    def request(number: int, token_ids: list[int], sent: common_pb2.PromptImage) -> TokenSubmission:
         params = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=NUM_TOKENS)
-        return scheduler_pb2.TokenRequest(
-            request_id=number, prompt_token_ids=token_ids, sampling_params=params, images=[sent]
-        )
+        told = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, sampling_params=params)
+        return TokenSubmission(request_id=number, request=told, images=[sent])
 
     address, collected = f"unix:{tmp_path}/e.sock", Collected()
     async with serving(address, lambda: (runner, info)), scheduler(tmp_path, "s", address) as stub:
@@ -53,11 +53,11 @@ async def test_a_bad_image_ends_its_own_request_alone(tmp_path: Path, caplog: py
         # The bad ones, then good ones that have the same hash and begin with the same tokens.
         requests = [request(10 + i, token_ids, bad[i]) for i, token_ids in enumerate(prompts)]
         requests += [request(20 + i, prompt.token_ids, good) for i in range(5)]
-        await call.write(scheduler_pb2.SchedulerServiceConnectRequest(requests=requests))
+        await call.write(SchedulerLinkServiceConnectRequest(requests=requests))
         await collected.read_until_finished(call, *range(10, 15), *range(20, 25))
         # And when all is quiet: nothing that was computed of a bad one is found.
         for number, token_ids in ((15, prompts[4]), (25, prompt.token_ids), (26, prompt.token_ids)):
-            await call.write(scheduler_pb2.SchedulerServiceConnectRequest(requests=[request(number, token_ids, good)]))
+            await call.write(SchedulerLinkServiceConnectRequest(requests=[request(number, token_ids, good)]))
             await collected.read_until_finished(call, number)
         call.cancel()
         await asyncio.sleep(0)

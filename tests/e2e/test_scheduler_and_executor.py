@@ -5,8 +5,9 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -18,12 +19,30 @@ from pagewire.services.executor.step import StepOutput
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.main import make_server
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
+from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import CPU, LIMITS, alone, prompt, tiny_llama
 from tests.services.executor.test_servicer import INFO, NUM_BLOCKS, serving
+from tests.services.scheduler.service_line import Collected
 
-Stub: TypeAlias = scheduler_pb2_grpc.SchedulerServiceStub
 GREEDY = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=60)
+
+
+class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
+    """With the tokenizer services' stream."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        super().__init__(channel)
+        self.Connect = SchedulerLinkServiceStub(channel).Connect
+
+    async def submit(self, submission: TokenSubmission) -> Collected:
+        """What a tokenizer service's submission yields, by its request_id."""
+        call, collected = self.Connect(), Collected()
+        await call.write(SchedulerLinkServiceConnectRequest(requests=[submission]))
+        await collected.read_until_finished(call, submission.request_id)
+        call.cancel()
+        return collected
 
 
 @asynccontextmanager
@@ -38,7 +57,7 @@ async def scheduler(directory: Path, name: str, *executors: str) -> AsyncIterato
         await server.start()
         working = asyncio.create_task(engine.run())
         try:
-            yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            yield Stub(channel)
         finally:
             await server.stop()
             await rpc.cancel([working])

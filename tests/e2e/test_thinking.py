@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from pagewire.v1 import scheduler_pb2
 from pagewire.v1.common_pb2 import FinishReason, SamplingParams, Thinking, TokenSequence
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from tests.e2e.test_grammars import DENSE, Output, Tiny, dying_executor, executor, served
 from tests.e2e.test_scheduler_and_executor import Stub, scheduler
 from tests.services.executor.constrained import EOS, fits, save_constrained
@@ -41,12 +42,11 @@ async def generate(
     request = scheduler_pb2.TokenRequest(
         prompt_token_ids=[*PROMPT, 30 + seed],
         sampling_params=SamplingParams(thinking=thinking, seed=seed, **params),
-        resume_token_ids=resumed,
     )
     output = Output(list(resumed or ()))
-    async for response in stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)):
-        output.token_ids += response.token_ids
-        output.reason = response.finish_reason
+    collected = await stub.submit(TokenSubmission(request=request, resume_token_ids=resumed))
+    output.token_ids += collected.token_ids[0]
+    (output.reason,) = collected.finish_reasons[0]
     return output
 
 

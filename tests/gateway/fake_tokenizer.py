@@ -11,7 +11,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from pagewire import rpc
 from pagewire.rpc import RpcError
-from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    inference_link_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
+from pagewire.v1.inference_link_pb2 import ConnectResponse, GenerateSubmission, NumberedResponse
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
 VectorsRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest | inference_pb2.ScoreRequest
@@ -88,6 +96,7 @@ class Live:
     text: str  # whole output, one character per token, a stop string included
     num_visible: int  # characters of it that a client may see
     stop: str
+    num_resumed: int = 0
     num_done: int = 0
     told_prompt: bool = False
 
@@ -107,7 +116,7 @@ class Live:
                 prompt_tokens=len(self.prompt),
                 completion_tokens=self.num_done,
                 # A resumed request finds its own blocks.
-                cached_tokens=NUM_CACHED_TOKENS + len(self.request.resume_token_ids),
+                cached_tokens=NUM_CACHED_TOKENS + self.num_resumed,
             ),
         )
         if self.request.sampling_params.HasField("logprobs"):
@@ -116,7 +125,7 @@ class Live:
         if not self.told_prompt:
             response.prompt_token_ids.extend(self.prompt)
             params = self.request.sampling_params
-            if params.HasField("prompt_logprobs") and not self.request.resume_token_ids:
+            if params.HasField("prompt_logprobs") and not self.num_resumed:
                 response.prompt_logprobs.CopyFrom(prompt_logprobs(self.prompt, params.prompt_logprobs))
             self.told_prompt = True
         if self.num_done == len(self.text):
@@ -145,9 +154,9 @@ class Scripted:
         return response
 
 
-def in_columns(responses: Sequence[inference_pb2.NumberedResponse]) -> inference_pb2.ConnectResponse:
+def in_columns(responses: Sequence[NumberedResponse]) -> ConnectResponse:
     """What can be said in columns there."""
-    message = inference_pb2.ConnectResponse()
+    message = ConnectResponse()
     for numbered in responses:
         response = numbered.response
         told = response.reasoning or response.tool_calls or response.logprobs or response.prompt_token_ids
@@ -161,7 +170,11 @@ def in_columns(responses: Sequence[inference_pb2.NumberedResponse]) -> inference
     return message
 
 
-class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+class FakeTokenizer(
+    inference_pb2_grpc.InferenceServiceServicer,
+    inference_link_pb2_grpc.InferenceLinkServiceServicer,
+    admin_pb2_grpc.AdminServiceServicer,
+):
     def __init__(self) -> None:
         self.models = ["fake", "alias"]
         self.max_model_len = 1000
@@ -175,7 +188,8 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.script: Sequence[GenerateResponse] | None = None  # instead of a text; the last one has a finish reason
         self.running = asyncio.Event()  # cleared: no tokens
         self.running.set()
-        self.received: list[GenerateRequest] = []
+        self.submissions: list[GenerateSubmission] = []
+        self.received: list[GenerateRequest] = []  # what is in them
         self.aborted: list[str] = []  # request ids
         self.live: dict[int, Live | Scripted] = {}
         self.kind = common_pb2.MODEL_KIND_EMBED
@@ -190,6 +204,8 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
     async def start(self, address: str) -> None:
         server = rpc.Server([address], shutdown_timeout=0.1)
         server.add(self, inference_pb2_grpc.add_InferenceServiceServicer_to_server, "pagewire.v1.InferenceService")
+        add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
+        server.add(self, add_link, "pagewire.v1.InferenceLinkService")
         server.add(self, admin_pb2_grpc.add_AdminServiceServicer_to_server, "pagewire.v1.AdminService")
         await server.start()
         await server.set_serving(True)
@@ -206,11 +222,11 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
 
     # The multiplexed stream.
 
-    async def Connect(self, request_iterator, context) -> AsyncIterator[inference_pb2.ConnectResponse]:
+    async def Connect(self, request_iterator, context) -> AsyncIterator[ConnectResponse]:
         live: dict[int, Live | Scripted] = {}
         errors: dict[int, RpcError] = {}
         self.live = live
-        yield inference_pb2.ConnectResponse()
+        yield ConnectResponse()
         reader = asyncio.create_task(self._read(request_iterator, live, errors))
         try:
             while True:
@@ -233,22 +249,23 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
     async def _read(self, request_iterator, live: dict[int, Live | Scripted], errors: dict[int, RpcError]) -> None:
         async for message in request_iterator:
             for numbered in message.requests:
+                self.submissions.append(numbered)
                 self.received.append(numbered.request)
                 try:
-                    live[numbered.number] = self._begin(numbered.request)
+                    live[numbered.number] = self._begin(numbered.request, numbered.resume_token_ids)
                 except RpcError as error:
                     errors[numbered.number] = error
             for number in message.abort_numbers:
                 if aborted := live.pop(number, None):
                     self.aborted.append(aborted.request.request_id)
 
-    def _begin(self, request: GenerateRequest) -> Live | Scripted:
+    def _begin(self, request: GenerateRequest, resume_token_ids: Sequence[int] = ()) -> Live | Scripted:
         if self.error is not None:
             raise self.error
         self._check_model(request.model)
         prompt = prompt_ids(request)
         if self.script is not None:
-            return Scripted(request, prompt, self.script, len(request.resume_token_ids))
+            return Scripted(request, prompt, self.script, len(resume_token_ids))
         params = request.sampling_params
         num_tokens = params.max_tokens if params.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         if len(prompt) + num_tokens > self.max_model_len:
@@ -257,22 +274,20 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         text = self.generate(prompt, params.seed, num_tokens)
         hits = [(text.index(stop), stop) for stop in request.stop if stop in text]
         stop_at, stop = min(hits, default=(len(text), ""))
-        live = Live(request, prompt, text[: stop_at + len(stop)], stop_at, stop)
-        if request.resume_token_ids:
+        live = Live(request, prompt, text[: stop_at + len(stop)], stop_at, stop, len(resume_token_ids))
+        if resume_token_ids:
             # Only a request that can be told apart from a fresh one may be resumed.
             has_images = any(part.HasField("image") for message in request.chat.messages for part in message.parts)
             assert request.WhichOneof("prompt") == ("chat" if has_images else "token_ids")
-            live.num_done = len(request.resume_token_ids)
-            assert [ord(c) for c in text[: live.num_done]] == list(request.resume_token_ids)
+            live.num_done = len(resume_token_ids)
+            assert [ord(c) for c in text[: live.num_done]] == list(resume_token_ids)
         return live
 
     def _check_model(self, model: str) -> None:
         if model and model not in self.models:
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"no model {model!r}; served: {', '.join(self.models)}")
 
-    def _step(
-        self, live: dict[int, Live | Scripted], errors: dict[int, RpcError]
-    ) -> list[inference_pb2.NumberedResponse]:
+    def _step(self, live: dict[int, Live | Scripted], errors: dict[int, RpcError]) -> list[NumberedResponse]:
         responses = []
         for number, one in list(live.items()):
             if self.error_at is not None and one.num_done >= self.error_at[0]:
@@ -280,12 +295,12 @@ class FakeTokenizer(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
                 del live[number]
                 continue
             response = one.advance(self.tokens_per_step)
-            responses.append(inference_pb2.NumberedResponse(number=number, response=response))
+            responses.append(NumberedResponse(number=number, response=response))
             if response.finish_reason:
                 del live[number]
         for number, error in errors.items():
             failed = common_pb2.RequestError(code=error.number, message=error.message)
-            responses.append(inference_pb2.NumberedResponse(number=number, error=failed))
+            responses.append(NumberedResponse(number=number, error=failed))
         errors.clear()
         return responses
 

@@ -115,8 +115,8 @@ async def test_another_gateway_goes_on_where_one_stopped(fake: FakeTokenizer, ad
         await wait_ready(second)
         response = await ended(second, id)
         assert text_of(response) == expected_text(PROMPT, 3)
-        assert fake.received[-1].resume_token_ids
-        assert fake.received[-1].resubmitted
+        assert fake.submissions[-1].resume_token_ids
+        assert fake.submissions[-1].resubmitted
         stream = (await second.get(f"{RESPONSES}/{id}", params={"stream": "true"})).text
         assert stream.startswith("\n".join(before))
         assert told(events_of(stream)) == expected_text(PROMPT, 3)

@@ -188,8 +188,9 @@ async def test_a_chat_with_images_is_resubmitted_as_it_was(client: httpx.AsyncCl
     parts = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
     body = {"messages": [{"role": "user", "content": parts}], "seed": 1, "max_tokens": 8}
     assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
-    first, second = fake.received
-    assert first.chat == second.chat and second.resume_token_ids and not second.HasField("token_ids")
+    first, second = fake.submissions
+    assert first.request.chat == second.request.chat
+    assert second.resume_token_ids and not second.request.HasField("token_ids")
 
 
 async def test_choices_of_a_large_request_have_a_bound(client: httpx.AsyncClient) -> None:

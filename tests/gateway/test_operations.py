@@ -154,7 +154,7 @@ async def test_a_path_cannot_forge_log_lines(client: httpx.AsyncClient, caplog: 
 async def test_trace_context_passes_through(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     for traceparent in (TRACEPARENT, "nonsense"):
         await client.post("/v1/completions", json={"prompt": "p"}, headers={"traceparent": traceparent})
-    assert [request.traceparent for request in fake.received] == [TRACEPARENT, ""]
+    assert [submission.context.traceparent for submission in fake.submissions] == [TRACEPARENT, ""]
 
 
 async def test_span_of_a_generation(
@@ -168,7 +168,7 @@ async def test_span_of_a_generation(
     assert format(span.context.trace_id, "032x") == TRACE_ID
     assert format(span.parent.span_id, "016x") == "00f067aa0ba902b7"
     # What comes after it in the line hangs below it.
-    assert fake.received[0].traceparent.split("-")[2] == format(span.context.span_id, "016x")
+    assert fake.submissions[0].context.traceparent.split("-")[2] == format(span.context.span_id, "016x")
     attributes = json.loads(span.to_json())["attributes"]
     expected = {
         "gen_ai.operation.name": "chat",

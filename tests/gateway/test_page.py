@@ -43,6 +43,13 @@ async def test_what_files_load_is_there(client: httpx.AsyncClient, path: Path) -
         assert answer.status_code == 200, target
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/page/app.js"])
+async def test_head_says_what_get_would(client: httpx.AsyncClient, path: str) -> None:
+    head, whole = await client.head(path), await client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == whole.headers["content-length"]
+
+
 async def test_files_are_kept_and_asked_for_again(client: httpx.AsyncClient) -> None:
     module = await client.get("/page/app.js")
     assert module.headers["content-type"].startswith("text/javascript")

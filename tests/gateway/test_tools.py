@@ -418,7 +418,7 @@ async def test_services_that_die_in_the_middle_of_a_call(
                         await asyncio.sleep(0.01)
                     if not model.scheduler.num_running:
                         await answer
-    assert len(model.scheduler.requests) > 3 and model.scheduler.requests[-1].resume_token_ids
+    assert len(model.scheduler.requests) > 3 and model.scheduler.submissions[-1].resume_token_ids
     assert len({request.sampling_params.grammar.structural_tag for request in model.scheduler.requests}) == 1
     choices = answer.result()
     deltas = [choice.delta for choice in choices]

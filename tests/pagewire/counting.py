@@ -11,10 +11,11 @@ import grpc
 from pagewire import rpc
 from pagewire.rpc import RpcError
 from pagewire.streams import LinkedRequest, ResubmittingLink, Session
-from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from pagewire.v1.inference_pb2 import ConnectRequest, ConnectResponse, GenerateRequest, GenerateResponse
+from pagewire.v1 import common_pb2, inference_link_pb2, inference_link_pb2_grpc
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
+from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
-SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+SERVICE = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkService"].full_name
 
 
 @dataclass
@@ -30,14 +31,14 @@ class Tokens:
         return Tokens(self.token_ids + newer.token_ids, newer.is_last)
 
 
-class CountingSession(Session[GenerateRequest, Tokens, ConnectRequest, ConnectResponse]):
+class CountingSession(Session[GenerateSubmission, Tokens, ConnectRequest, ConnectResponse]):
     """Answers {token_ids: [start, count]} with start, start + 1, ..., one token per step()."""
 
     def __init__(self, may_greet: asyncio.Event) -> None:
         super().__init__()
         self._may_greet = may_greet
         self.left: dict[int, list[int]] = {}  # number -> tokens to come
-        self.begun: list[GenerateRequest] = []
+        self.begun: list[GenerateSubmission] = []
         self.num_greetings = 0
 
     async def greet(self) -> ConnectResponse:
@@ -47,17 +48,17 @@ class CountingSession(Session[GenerateRequest, Tokens, ConnectRequest, ConnectRe
 
     def on_message(self, message: ConnectRequest) -> None:
         assert self.num_greetings, "something was sent before the greeting"
-        for numbered in message.requests:
-            self.start(numbered.number, numbered.request)
+        for submission in message.requests:
+            self.start(submission.number, submission)
         for number in message.abort_numbers:
             self.abort(number)
 
-    def begin(self, number: int, request: GenerateRequest) -> Callable[[], None]:
-        start, count = request.token_ids.ids
+    def begin(self, number: int, submission: GenerateSubmission) -> Callable[[], None]:
+        start, count = submission.request.token_ids.ids
         tokens = list(range(start, start + count))
-        resumed = list(request.resume_token_ids)
+        resumed = list(submission.resume_token_ids)
         assert tokens[: len(resumed)] == resumed, "resumed with tokens that were never sent"
-        self.begun.append(request)
+        self.begun.append(submission)
         self.left[number] = tokens[len(resumed) :]
 
         def end() -> None:
@@ -82,7 +83,7 @@ class CountingSession(Session[GenerateRequest, Tokens, ConnectRequest, ConnectRe
 
 
 @dataclass
-class CountingService(inference_pb2_grpc.InferenceServiceServicer):
+class CountingService(inference_link_pb2_grpc.InferenceLinkServiceServicer):
     """One CountingSession per stream. The streams break, one after the other, at these moments of theirs: 0 is before
     the greeting, and every message that comes or goes is one or two more. Later streams last."""
 
@@ -142,7 +143,7 @@ class CountingService(inference_pb2_grpc.InferenceServiceServicer):
 @asynccontextmanager
 async def serving(directory: Path, service: CountingService) -> AsyncIterator[None]:
     server = rpc.Server([f"unix:{directory}/s.sock"])
-    server.add(service, inference_pb2_grpc.add_InferenceServiceServicer_to_server, SERVICE)
+    server.add(service, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, SERVICE)
     await server.start()
     try:
         yield
@@ -163,10 +164,11 @@ class CountedRequest(LinkedRequest):
     def expected(self) -> list[int]:
         return list(range(self.start, self.start + self.count))
 
-    def to_submit(self) -> inference_pb2.NumberedRequest:
-        request = GenerateRequest(token_ids={"ids": [self.start, self.count]}, resume_token_ids=self.received)
-        request.resubmitted = self.was_sent
-        return inference_pb2.NumberedRequest(number=self.number, request=request)
+    def to_submit(self) -> GenerateSubmission:
+        request = GenerateRequest(token_ids={"ids": [self.start, self.count]})
+        return GenerateSubmission(
+            number=self.number, request=request, resume_token_ids=self.received, resubmitted=self.was_sent
+        )
 
     def fail(self, error: RpcError) -> None:
         self.error = error
@@ -175,11 +177,11 @@ class CountedRequest(LinkedRequest):
 
 class CountingLink(ResubmittingLink[CountedRequest, ConnectRequest, ConnectResponse]):
     def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float) -> None:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = inference_link_pb2_grpc.InferenceLinkServiceStub(channel)
         super().__init__("counting service", stub.Connect, recovery_timeout)
         self.num_messages = 0
 
-    def build_message(self, submits: list[inference_pb2.NumberedRequest], aborts: list[int]) -> ConnectRequest:
+    def build_message(self, submits: list[GenerateSubmission], aborts: list[int]) -> ConnectRequest:
         self.num_messages += 1
         return ConnectRequest(requests=submits, abort_numbers=aborts)
 

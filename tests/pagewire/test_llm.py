@@ -120,6 +120,7 @@ async def test_a_wrong_prompt_is_named_and_the_others_are_answered(server: tuple
         await asyncio.to_thread(llm.generate, prompts)
     outputs = await asyncio.to_thread(lambda: llm.generate(prompts, return_errors=True))
     assert [bool(output.error) for output in outputs] == [False, True, False]
+    assert [output.prompt for output in outputs] == prompts
     assert outputs[2].outputs[0].text == "three"
 
 

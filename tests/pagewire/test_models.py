@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagewire import models
+from pagewire import models, wheel_models
 from pagewire.config import DEFAULT_MODEL, ModelConfigFlags
 from pagewire.errors import ModelNotFoundError, StartupError
 from pagewire.models import default_served_name, find_model, resolve_model
@@ -234,3 +234,14 @@ def test_the_default_model_is_genuine(smollm2_gguf: Path) -> None:
     model = WHEEL_MODELS[DEFAULT_MODEL]
     assert isinstance(model, WheelModel)
     assert smollm2_gguf.stat().st_size == model.size
+
+
+def test_a_full_disk_is_named_before_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ERROR: [Errno 28] No space left on device'\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(wheel_models.sys, "executable", str(python))
+    with pytest.raises(ModelNotFoundError, match=f"^no space is left on the disk of {tmp_path}/models") as caught:
+        wheel_models.wheel_model(DEFAULT_MODEL, tmp_path / "models", None)
+    assert "PAGEWIRE_CACHE_DIR" in str(caught.value)
+    assert "pip" not in str(caught.value)

@@ -40,7 +40,7 @@ def test_each_service_gets_its_flags_and_addresses(tmp_path: Path) -> None:
         )
     gateway, tokenizer, scheduler, executor = parsed.values()
     assert (gateway.port, gateway.api_key) == (9000, "hunter2")
-    assert tokenizer.listen.split(",") == [gateway.tokenizer_address, "127.0.0.1:9001"]
+    assert (tokenizer.listen, tokenizer.public_listen) == (gateway.tokenizer_address, "127.0.0.1:9001")
     assert (tokenizer.scheduler_address, scheduler.executor_address) == (scheduler.listen, executor.listen)
     assert (tokenizer.model, tokenizer.served_model_name, executor.model) == ("/m.gguf", "m", "/m.gguf")
     assert (scheduler.max_num_seqs, executor.max_num_seqs, executor.block_size) == (3, 3, 32)

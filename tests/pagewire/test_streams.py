@@ -17,8 +17,8 @@ from pagewire.rpc import RpcError
 from pagewire.streams import link as link_module
 from pagewire.streams import resubmitting_link
 from pagewire.streams import session as session_module
-from pagewire.v1 import inference_pb2_grpc
-from pagewire.v1.inference_pb2 import ConnectRequest, ConnectResponse
+from pagewire.v1 import inference_link_pb2_grpc
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse
 from tests.pagewire.counting import (
     CountedRequest,
     CountingLink,
@@ -67,7 +67,7 @@ async def run_requests(service: CountingService, requests: list[CountedRequest],
             assert request.received == request.expected[: len(request.received)]
     seen = set()
     for begun in [begun for session in service.sessions for begun in session.begun]:
-        first_token = begun.token_ids.ids[0]
+        first_token = begun.request.token_ids.ids[0]
         assert begun.resubmitted or first_token not in seen, "came again and does not say so"
         seen.add(first_token)
 
@@ -114,7 +114,7 @@ async def test_what_is_aborted_while_the_service_is_away_does_not_come_back(tmp_
         async with serving(tmp_path, service):
             await asyncio.wait_for(link.drained(), 10)
     assert (gone.received, stays.received) == ([], stays.expected)
-    assert [request.token_ids.ids[0] for request in service.sessions[-1].begun] == [1000]
+    assert [begun.request.token_ids.ids[0] for begun in service.sessions[-1].begun] == [1000]
 
 
 async def test_nothing_is_sent_before_the_greeting(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_much_is_sent_in_several_messages_in_order(tmp_path: Path, monkeyp
         async with serving(tmp_path, service):
             await asyncio.wait_for(link.drained(), 10)
     assert link.num_messages >= 5
-    assert [request.token_ids.ids[0] for request in service.sessions[-1].begun] == [1000 * i for i in range(40)]
+    assert [begun.request.token_ids.ids[0] for begun in service.sessions[-1].begun] == [1000 * i for i in range(40)]
     assert all(request.received == request.expected for request in requests)
 
 
@@ -274,7 +274,7 @@ def submit_message(*numbers: int) -> ConnectRequest:
 async def connected(directory: Path, service: CountingService) -> AsyncIterator[grpc.aio.StreamStreamCall]:
     """A stream that was greeted."""
     async with serving(directory, service), rpc.channel(f"unix:{directory}/s.sock") as channel:
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Connect()
+        call = inference_link_pb2_grpc.InferenceLinkServiceStub(channel).Connect()
         assert await call.read() == ConnectResponse()
         yield call
 

@@ -184,6 +184,18 @@ class Vector(_message.Message):
     values: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class RequestContext(_message.Message):
+    __slots__ = ("tenant", "tenant_weight", "timeout", "traceparent")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    tenant_weight: float
+    timeout: _duration_pb2.Duration
+    traceparent: str
+    def __init__(self, tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
 class RequestError(_message.Message):
     __slots__ = ("code", "message", "violations", "retry_delay")
     CODE_FIELD_NUMBER: _ClassVar[int]

@@ -85,11 +85,6 @@ class InferenceServiceStub:
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
-        self.Connect = channel.stream_stream(
-                '/pagewire.v1.InferenceService/Connect',
-                request_serializer=pagewire_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
-                response_deserializer=pagewire_dot_v1_dot_inference__pb2.ConnectResponse.FromString,
-                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -168,14 +163,6 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Connect(self, request_iterator, context):
-        """What gateways use: many requests over one long-lived stream. The first response is empty and sent at once; the
-        client sends nothing before it has come.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -228,11 +215,6 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
-            ),
-            'Connect': grpc.stream_stream_rpc_method_handler(
-                    servicer.Connect,
-                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.ConnectRequest.FromString,
-                    response_serializer=pagewire_dot_v1_dot_inference__pb2.ConnectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -506,33 +488,6 @@ class InferenceService:
             '/pagewire.v1.InferenceService/ListModels',
             pagewire_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Connect(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/pagewire.v1.InferenceService/Connect',
-            pagewire_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
-            pagewire_dot_v1_dot_inference__pb2.ConnectResponse.FromString,
             options,
             channel_credentials,
             insecure,

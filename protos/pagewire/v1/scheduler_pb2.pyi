@@ -8,30 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "traceparent", "external_id", "resubmitted", "yields_vector", "second_text_start", "images", "cache_salt")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("prompt_token_ids", "sampling_params", "external_id", "yields_vector", "second_text_start", "cache_salt")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_ID_FIELD_NUMBER: _ClassVar[int]
-    RESUBMITTED_FIELD_NUMBER: _ClassVar[int]
     YIELDS_VECTOR_FIELD_NUMBER: _ClassVar[int]
     SECOND_TEXT_START_FIELD_NUMBER: _ClassVar[int]
-    IMAGES_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_params: _common_pb2.SamplingParams
-    traceparent: str
     external_id: str
-    resubmitted: bool
     yields_vector: bool
     second_text_start: int
-    images: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptImage]
     cache_salt: str
-    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., traceparent: _Optional[str] = ..., external_id: _Optional[str] = ..., resubmitted: _Optional[bool] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., external_id: _Optional[str] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
     __slots__ = ("request",)
@@ -94,72 +84,3 @@ class GetLoadResponse(_message.Message):
     model_info: _common_pb2.ModelInfo
     num_executors: int
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., num_executors: _Optional[int] = ...) -> None: ...
-
-class SchedulerServiceConnectRequest(_message.Message):
-    __slots__ = ("requests", "abort_request_ids")
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    ABORT_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
-    requests: _containers.RepeatedCompositeFieldContainer[TokenRequest]
-    abort_request_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, requests: _Optional[_Iterable[_Union[TokenRequest, _Mapping]]] = ..., abort_request_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class SchedulerServiceConnectResponse(_message.Message):
-    __slots__ = ("hello", "request_ids", "num_tokens", "token_ids", "finish_reasons", "cached_tokens", "stop_token_ids", "logprobs", "errors", "vectors", "prompt_logprobs")
-    class StopTokenIdsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: int
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
-    class LogprobsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: _common_pb2.Logprobs
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
-    class ErrorsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: _common_pb2.RequestError
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ...) -> None: ...
-    class VectorsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: _common_pb2.Vector
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_common_pb2.Vector, _Mapping]] = ...) -> None: ...
-    class PromptLogprobsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: _common_pb2.Logprobs
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    ERRORS_FIELD_NUMBER: _ClassVar[int]
-    VECTORS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    hello: _common_pb2.ModelInfo
-    request_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_tokens: _containers.RepeatedScalarFieldContainer[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    finish_reasons: _containers.RepeatedScalarFieldContainer[_common_pb2.FinishReason]
-    cached_tokens: _containers.RepeatedScalarFieldContainer[int]
-    stop_token_ids: _containers.ScalarMap[int, int]
-    logprobs: _containers.MessageMap[int, _common_pb2.Logprobs]
-    errors: _containers.MessageMap[int, _common_pb2.RequestError]
-    vectors: _containers.MessageMap[int, _common_pb2.Vector]
-    prompt_logprobs: _containers.MessageMap[int, _common_pb2.Logprobs]
-    def __init__(self, hello: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_common_pb2.FinishReason, str]]] = ..., cached_tokens: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Mapping[int, int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ...) -> None: ...

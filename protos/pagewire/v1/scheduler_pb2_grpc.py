@@ -50,11 +50,6 @@ class SchedulerServiceStub:
                 request_serializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
-        self.Connect = channel.stream_stream(
-                '/pagewire.v1.SchedulerService/Connect',
-                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.SerializeToString,
-                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.FromString,
-                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -82,15 +77,6 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Connect(self, request_iterator, context):
-        """What tokenizers use: all requests of one tokenizer over one long-lived stream. The first response is `hello`; the
-        client sends nothing before it has come. It is for tokenizers only: what they say of an image, its hash for one, is
-        believed, and decides whose KV a request shares.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,11 +94,6 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.SerializeToString,
-            ),
-            'Connect': grpc.stream_stream_rpc_method_handler(
-                    servicer.Connect,
-                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.FromString,
-                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -197,33 +178,6 @@ class SchedulerService:
             '/pagewire.v1.SchedulerService/GetLoad',
             pagewire_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
             pagewire_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Connect(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/pagewire.v1.SchedulerService/Connect',
-            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectRequest.SerializeToString,
-            pagewire_dot_v1_dot_scheduler__pb2.SchedulerServiceConnectResponse.FromString,
             options,
             channel_credentials,
             insecure,

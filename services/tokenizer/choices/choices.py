@@ -10,21 +10,22 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.text_output import TextDelta, UnreadOutput
 from pagewire.v1 import inference_pb2
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
 
 
 async def sampled(
-    generator: TextGenerator, request: inference_pb2.GenerateRequest
+    generator: TextGenerator, submission: GenerateSubmission
 ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
     """What the request's n outputs say, as they are generated, or the n best of best_of when all have ended.
 
     Raises RpcError.
     """
-    n, best_of = _counts(request)
+    n, best_of = _counts(submission.request)
     if best_of == n:
-        async for response in _all(generator, request, n):
+        async for response in _all(generator, submission, n):
             yield response
         return
-    for response in await _best(generator, request, n, best_of):
+    for response in await _best(generator, submission, n, best_of):
         yield response
 
 
@@ -36,8 +37,6 @@ def _counts(request: inference_pb2.GenerateRequest) -> tuple[int, int]:
         raise invalid(
             f"best_of is {best_of}, and n is {n}: so many cannot be chosen; raise best_of or lower n", "best_of"
         )
-    if best_of > 1 and request.resume_token_ids:
-        raise invalid("resume_token_ids goes on with one output; send each one as a request of its own, without n", "n")
     return n, best_of
 
 
@@ -53,11 +52,11 @@ def _checked(name: str, count: int) -> int:
 
 
 async def _all(
-    generator: TextGenerator, request: inference_pb2.GenerateRequest, count: int
+    generator: TextGenerator, submission: GenerateSubmission, count: int
 ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
     session = ClientSession(generator)
     try:
-        for index, one in enumerate(_requests(request, count)):
+        for index, one in enumerate(_single(submission, count)):
             session.start(index, one)
         async for outputs in session.outbox:
             for number, unread in outputs.items():
@@ -74,33 +73,35 @@ async def _all(
         session.close()
 
 
-def _requests(request: inference_pb2.GenerateRequest, count: int) -> list[inference_pb2.GenerateRequest]:
+def _single(submission: GenerateSubmission, count: int) -> list[GenerateSubmission]:
     """For one output each."""
+    request = submission.request
     request.ClearField("n")
     request.ClearField("best_of")
     if count == 1:
-        return [request]
+        return [submission]
     params = request.sampling_params
     seed = params.seed if params.HasField("seed") else secrets.randbits(63)
-    requests = []
+    submissions = []
     for index in range(count):
-        one = inference_pb2.GenerateRequest()
-        one.CopyFrom(request)
-        one.sampling_params.seed = seed_of_choice(seed, index)
+        one = GenerateSubmission()
+        one.CopyFrom(submission)
+        one.request.sampling_params.seed = seed_of_choice(seed, index)
         if index:  # the first one is told for all
-            one.sampling_params.ClearField("prompt_logprobs")
-        requests.append(one)
-    return requests
+            one.request.sampling_params.ClearField("prompt_logprobs")
+        submissions.append(one)
+    return submissions
 
 
 async def _best(
-    generator: TextGenerator, request: inference_pb2.GenerateRequest, n: int, best_of: int
+    generator: TextGenerator, submission: GenerateSubmission, n: int, best_of: int
 ) -> list[inference_pb2.GenerateResponse]:
+    request = submission.request
     has_logprobs = request.sampling_params.HasField("logprobs")
     if not has_logprobs:
         request.sampling_params.logprobs = 0
     merged: dict[int, UnreadOutput] = {}
-    async for response in _all(generator, request, best_of):
+    async for response in _all(generator, submission, best_of):
         output = UnreadOutput(response)
         merged[response.index] = merged[response.index].merge(output) if response.index in merged else output
     wholes = [merged[index].read() for index in range(best_of)]

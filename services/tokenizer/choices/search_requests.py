@@ -20,10 +20,11 @@ from pagewire.services.tokenizer.prompts import Prompt
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_generator import PreparedRequest, TextGenerator
 from pagewire.services.tokenizer.text_output import TextOutput
-from pagewire.services.tokenizer.text_requests import token_request
+from pagewire.services.tokenizer.text_requests import token_submission
 from pagewire.services.tokenizer.text_stream import generate_span
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 
@@ -33,16 +34,14 @@ START_TIMEOUT_S = 10.0
 _REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
 
 
-async def searched(
-    generator: TextGenerator, request: inference_pb2.GenerateRequest
-) -> list[inference_pb2.GenerateResponse]:
+async def searched(generator: TextGenerator, submission: GenerateSubmission) -> list[inference_pb2.GenerateResponse]:
     """The outputs that a request's beam search finds, each in one response, the best first. Raises RpcError."""
-    _check(request)
+    _check(submission.request)
     arrived = time.monotonic()
-    span = generate_span(request.traceparent)
+    span = generate_span(submission.context.traceparent)
     try:
-        with generator.composing(request.request_id):
-            responses = await _searched(generator, request, span, arrived)
+        with generator.composing(submission.request.request_id):
+            responses = await _searched(generator, submission, span, arrived)
     except BaseException as error:
         span.end(error=str(error) or type(error).__name__)
         raise
@@ -51,11 +50,12 @@ async def searched(
 
 
 async def _searched(
-    generator: TextGenerator, request: inference_pb2.GenerateRequest, span: Span, arrived: float
+    generator: TextGenerator, submission: GenerateSubmission, span: Span, arrived: float
 ) -> list[inference_pb2.GenerateResponse]:
-    prepared = await generator.prepare(request, span)
+    request = submission.request
+    prepared = await generator.prepare(submission, span)
     search, num_logprobs = _begin(await _model_info(generator.link), request, prepared)
-    steps = _Steps(generator.link, request, prepared, num_logprobs, span.traceparent)
+    steps = _Steps(generator.link, submission, prepared, num_logprobs, span.traceparent)
     while search.running:
         search.advance(await steps.continuations(search.running))
     responses = []
@@ -73,7 +73,7 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
     given = [name for name, value in _REFUSED.items() if getattr(params, name) not in (0, value)]
     given += [name for name in ("logit_bias_ids", "allowed_token_ids", "bad_words") if len(getattr(params, name))]
     given += [name for name in ("grammar", "prompt_logprobs") if params.HasField(name)]  # type: ignore[arg-type]
-    given += [name for name in ("stop", "bad_words", "resume_token_ids") if len(getattr(request, name))]
+    given += [name for name in ("stop", "bad_words") if len(getattr(request, name))]
     if request.HasField("thinking_token_budget"):
         given.append("thinking_token_budget")
     if request.output_parsing.WhichOneof("forced"):
@@ -138,13 +138,13 @@ class _Steps:
     def __init__(
         self,
         link: SchedulerLink,
-        request: inference_pb2.GenerateRequest,
+        submission: GenerateSubmission,
         prepared: PreparedRequest,
         num_logprobs: int,
         traceparent: str,
     ) -> None:
         self._link = link
-        self._request = request
+        self._submission = submission
         self._prompt_token_ids = list(prepared.prompt.token_ids)
         self._params = common_pb2.SamplingParams(
             temperature=1, max_tokens=1, seed=0, logprobs=num_logprobs, priority=prepared.params.priority
@@ -160,7 +160,7 @@ class _Steps:
         try:
             for hypothesis, next_token in zip(hypotheses, asked, strict=True):
                 prompt = Prompt(self._prompt_token_ids + hypothesis.token_ids)
-                message = token_request(self._request, prompt, self._params, self._traceparent)
+                message = token_submission(self._submission, prompt, self._params, self._traceparent)
                 # The search was let in with its first token.
                 message.resubmitted = message.resubmitted or self._has_begun
                 one = SubmittedRequest(message, next_token)

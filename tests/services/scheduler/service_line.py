@@ -12,7 +12,8 @@ from pagewire import rpc
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.main import make_server, report_availability
-from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import common_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
 from tests.fakes import FakeExecutorServicer, serve_fake_executor
 
 
@@ -56,6 +57,7 @@ class ServiceLine:
             behind = [await stack.enter_async_context(rpc.channel(address)) for address in self.executor_addresses]
             self.channel = await stack.enter_async_context(rpc.channel(self.scheduler_address))
             self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+            self.link = scheduler_link_pb2_grpc.SchedulerLinkServiceStub(self.channel)
             self.engine = Engine(self.config, behind)
             self.server = make_server(self.config, self.engine, behind)
             await self.server.start()
@@ -109,7 +111,7 @@ class ServiceLine:
                 await asyncio.sleep(0.01)
 
 
-def token_request(
+def token_submission(
     number: int,
     prompt: Sequence[int],
     resume: Sequence[int] = (),
@@ -117,19 +119,18 @@ def token_request(
     external_id: str = "",
     cache_salt: str = "",
     **params: Any,
-) -> scheduler_pb2.TokenRequest:
-    return scheduler_pb2.TokenRequest(
-        request_id=number,
+) -> TokenSubmission:
+    request = scheduler_pb2.TokenRequest(
         prompt_token_ids=prompt,
-        resume_token_ids=resume,
         external_id=external_id,
         cache_salt=cache_salt,
         sampling_params=common_pb2.SamplingParams(**params),
     )
+    return TokenSubmission(request_id=number, request=request, resume_token_ids=resume)
 
 
 def generate_request(*args: Any, **kwargs: Any) -> scheduler_pb2.SchedulerServiceGenerateRequest:
-    return scheduler_pb2.SchedulerServiceGenerateRequest(request=token_request(0, *args, **kwargs))
+    return scheduler_pb2.SchedulerServiceGenerateRequest(request=token_submission(0, *args, **kwargs).request)
 
 
 class Collected:
@@ -143,7 +144,7 @@ class Collected:
         self.prompt_logprobs: dict[int, list[common_pb2.Logprobs]] = {}
         self.num_responses = 0
 
-    def add(self, response: scheduler_pb2.SchedulerServiceConnectResponse) -> None:
+    def add(self, response: SchedulerLinkServiceConnectResponse) -> None:
         if response.HasField("hello"):
             assert not response.request_ids
             self.hellos.append(response.hello)

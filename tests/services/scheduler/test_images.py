@@ -12,6 +12,7 @@ from pagewire.services.scheduler.kv_cache import KVCacheManager
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.step import ScheduledStep
 from pagewire.v1 import common_pb2, scheduler_pb2
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
 
@@ -113,6 +114,6 @@ def test_a_step_takes_no_more_images_than_a_message_does() -> None:
     ],
 )
 def test_images_that_do_not_fit_are_refused(images: list[common_pb2.PromptImage], message: str) -> None:
-    request = scheduler_pb2.TokenRequest(prompt_token_ids=[7] * 12, images=images)
+    request = TokenSubmission(request=scheduler_pb2.TokenRequest(prompt_token_ids=[7] * 12), images=images)
     with pytest.raises(InvalidRequest, match=message):
         convert.to_request(1, request)

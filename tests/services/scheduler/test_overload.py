@@ -10,7 +10,7 @@ import pytest
 from pagewire import error_details
 from pagewire.services.scheduler.request_output import new_outbox
 from tests.fakes import FakeExecutor, FakeExecutorServicer
-from tests.services.scheduler.service_line import ServiceLine, generate_request, token_request
+from tests.services.scheduler.service_line import ServiceLine, generate_request, token_submission
 
 
 def make_line(tmp_path: Path, **config: Any) -> ServiceLine:
@@ -47,10 +47,10 @@ async def test_a_resubmitted_request_is_let_in(tmp_path: Path) -> None:
         outbox = new_outbox()
         live = [line.stub.Generate(generate_request([i, 3], max_tokens=50)) for i in range(2)]
         await asyncio.gather(*(call.read() for call in live))
-        waiting = token_request(1, [5, 6], max_tokens=50)
+        waiting = token_submission(1, [5, 6], max_tokens=50)
         waiting.resubmitted = True
         line.engine.submit(waiting, outbox, 1)
-        refused = token_request(2, [7, 8], max_tokens=50)
+        refused = token_submission(2, [7, 8], max_tokens=50)
         with pytest.raises(Exception, match="would wait about"):
             line.engine.submit(refused, outbox, 2)
         refused.resubmitted = True

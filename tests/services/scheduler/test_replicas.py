@@ -13,13 +13,14 @@ from pagewire.services.scheduler.main import serve
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.scheduler import NotInterchangeable
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
-from pagewire.v1 import common_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2
+from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
+from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
 
 VOCAB_SIZE = 1000
-Connect = scheduler_pb2.SchedulerServiceConnectRequest
+Connect = SchedulerLinkServiceConnectRequest
 
 
 def prompt_of(number: int, length: int = 20) -> list[int]:
@@ -35,8 +36,8 @@ def executors(count: int, *, step_seconds: float = 0.002, model: str = "fake") -
 
 
 async def submit(line: ServiceLine, count: int, max_tokens: int) -> tuple[grpc.aio.StreamStreamCall, Collected]:
-    call = line.stub.Connect()
-    requests = [token_request(n, prompt_of(n), max_tokens=max_tokens) for n in range(1, count + 1)]
+    call = line.link.Connect()
+    requests = [token_submission(n, prompt_of(n), max_tokens=max_tokens) for n in range(1, count + 1)]
     await call.write(Connect(requests=requests))
     return call, Collected()
 
@@ -253,8 +254,12 @@ async def test_a_request_may_yield_a_vector(tmp_path: Path) -> None:
         assert len(response.vector.values) == 1 and not response.token_ids
         assert response.finish_reason == common_pb2.FINISH_REASON_STOP
         assert response.usage.prompt_tokens == 3000 and response.usage.completion_tokens == 0
-        call = line.stub.Connect()
-        await call.write(Connect(requests=[request.request, token_request(5, prompt_of(5), max_tokens=4)]))
+        call = line.link.Connect()
+        await call.write(
+            Connect(
+                requests=[TokenSubmission(request=request.request), token_submission(5, prompt_of(5), max_tokens=4)]
+            )
+        )
         vectors: dict[int, list[float]] = {}
         collected = Collected()
         while not collected.finish_reasons.keys() >= {0, 5}:

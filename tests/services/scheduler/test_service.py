@@ -15,12 +15,20 @@ from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request_output import new_outbox
 from pagewire.services.scheduler.step import StepResult
-from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    scheduler_link_pb2,
+    scheduler_link_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output, fake_prompt_logprobs
-from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_request
+from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
 
 VOCAB_SIZE = 1000
-Connect = scheduler_pb2.SchedulerServiceConnectRequest
+Connect = scheduler_link_pb2.SchedulerLinkServiceConnectRequest
 
 
 def prompt_of(number: int, length: int = 20) -> list[int]:
@@ -119,9 +127,11 @@ async def test_prompt_logprobs_are_told_once_whoever_dies(tmp_path: Path) -> Non
         assert not any(response.HasField("prompt_logprobs") for response in others)
         assert [t for r in (first, *others) for t in r.token_ids] == output_of(1, 30, 50)
         assert line.executor.num_streams == 3
-        call = line.stub.Connect()
-        resumed = token_request(1, prompt_of(3), output_of(3, 5), max_tokens=12, prompt_logprobs=1)
-        await call.write(Connect(requests=[resumed, token_request(2, prompt_of(4), max_tokens=2, prompt_logprobs=3)]))
+        call = line.link.Connect()
+        resumed = token_submission(1, prompt_of(3), output_of(3, 5), max_tokens=12, prompt_logprobs=1)
+        await call.write(
+            Connect(requests=[resumed, token_submission(2, prompt_of(4), max_tokens=2, prompt_logprobs=3)])
+        )
         collected = Collected()
         await collected.read_until_finished(call, 1, 2)
         assert collected.prompt_logprobs == {2: [fake_prompt_logprobs(prompt_of(4), 3, VOCAB_SIZE)]}
@@ -169,15 +179,6 @@ async def test_invalid_parameters_are_named(tmp_path: Path, fields: dict, messag
         assert message in (error.value.details() or "")
 
 
-async def test_images_come_from_the_tokenizer_service_only(tmp_path: Path) -> None:
-    async with make_line(tmp_path).running() as line:
-        request = generate_request([1, 2])
-        request.request.images.add(offset=0, num_tokens=1)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"send them to InferenceService\.Generate") as error:
-            await collect(line, request)
-        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -198,9 +199,9 @@ async def test_impossible_prompts_are_refused(tmp_path: Path, prompt: list[int],
 
 async def test_connect_greets_then_answers_in_columns(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.005).running() as line:
-        call = line.stub.Connect()
+        call = line.link.Connect()
         numbers = range(100, 108)
-        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=25) for n in numbers]))
+        await call.write(Connect(requests=[token_submission(n, prompt_of(n), max_tokens=25) for n in numbers]))
         collected = Collected()
         await collected.read_until_finished(call, *numbers)
         assert len(collected.hellos) == 1 and collected.hellos[0].vocab_size == VOCAB_SIZE
@@ -216,8 +217,8 @@ async def test_connect_greets_then_answers_in_columns(tmp_path: Path) -> None:
 
 async def test_connect_carries_errors_of_single_requests(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
-        call = line.stub.Connect()
-        good, bad = token_request(1, prompt_of(1), max_tokens=3), token_request(2, [VOCAB_SIZE], max_tokens=3)
+        call = line.link.Connect()
+        good, bad = token_submission(1, prompt_of(1), max_tokens=3), token_submission(2, [VOCAB_SIZE], max_tokens=3)
         await call.write(Connect(requests=[bad, good]))
         collected = Collected()
         await collected.read_until_finished(call, 1, 2)
@@ -230,10 +231,10 @@ async def test_connect_carries_errors_of_single_requests(tmp_path: Path) -> None
 async def test_connect_resumes_where_an_earlier_attempt_ended(tmp_path: Path) -> None:
     tokens = output_of(3, 12)
     async with make_line(tmp_path).running() as line:
-        call = line.stub.Connect()
+        call = line.link.Connect()
         requests = [
-            token_request(1, prompt_of(3), tokens[:5], max_tokens=12),
-            token_request(2, prompt_of(3), tokens, max_tokens=12),
+            token_submission(1, prompt_of(3), tokens[:5], max_tokens=12),
+            token_submission(2, prompt_of(3), tokens, max_tokens=12),
         ]
         await call.write(Connect(requests=requests))
         collected = Collected()
@@ -244,8 +245,8 @@ async def test_connect_resumes_where_an_earlier_attempt_ended(tmp_path: Path) ->
 
 async def test_connect_abort_frees_and_is_not_answered(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.005).running() as line:
-        call = line.stub.Connect()
-        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=200) for n in (1, 2)]))
+        call = line.link.Connect()
+        await call.write(Connect(requests=[token_submission(n, prompt_of(n), max_tokens=200) for n in (1, 2)]))
         collected = Collected()
         while len(collected.token_ids) < 2:
             collected.add(await call.read())
@@ -258,8 +259,8 @@ async def test_connect_abort_frees_and_is_not_answered(tmp_path: Path) -> None:
 
 async def test_a_number_in_use_is_an_error_of_the_stream(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.01).running() as line:
-        call = line.stub.Connect()
-        await call.write(Connect(requests=[token_request(1, prompt_of(1), max_tokens=100)] * 2))
+        call = line.link.Connect()
+        await call.write(Connect(requests=[token_submission(1, prompt_of(1), max_tokens=100)] * 2))
         with pytest.raises(grpc.aio.AioRpcError) as error:
             while await call.read() is not grpc.aio.EOF:
                 pass
@@ -270,7 +271,7 @@ async def test_a_number_in_use_is_an_error_of_the_stream(tmp_path: Path) -> None
 
 async def test_bytes_that_are_no_message_end_the_stream(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
-        call = line.channel.stream_stream("/pagewire.v1.SchedulerService/Connect")()
+        call = line.channel.stream_stream("/pagewire.v1.SchedulerLinkService/Connect")()
         await call.write(b"\xff\xff\xff")
         with pytest.raises(grpc.aio.AioRpcError) as error:
             while await asyncio.wait_for(call.read(), 30) is not grpc.aio.EOF:
@@ -280,8 +281,8 @@ async def test_bytes_that_are_no_message_end_the_stream(tmp_path: Path) -> None:
 
 async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.005).running() as line:
-        call = line.stub.Connect()
-        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=2000) for n in range(8)]))
+        call = line.link.Connect()
+        await call.write(Connect(requests=[token_submission(n, prompt_of(n), max_tokens=2000) for n in range(8)]))
         collected = Collected()
         while len(collected.token_ids) < 8:
             collected.add(await call.read())
@@ -293,10 +294,10 @@ async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> Non
 
 async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
-        silent, reading = line.stub.Connect(), line.stub.Connect()
+        silent, reading = line.link.Connect(), line.link.Connect()
         for number in range(4):
-            await silent.write(Connect(requests=[token_request(number, prompt_of(9), max_tokens=500)]))
-        await reading.write(Connect(requests=[token_request(1, prompt_of(1), max_tokens=100)]))
+            await silent.write(Connect(requests=[token_submission(number, prompt_of(9), max_tokens=500)]))
+        await reading.write(Connect(requests=[token_submission(1, prompt_of(1), max_tokens=100)]))
         collected = Collected()
         await collected.read_until_finished(reading, 1)
         assert collected.token_ids[1] == output_of(1, 100)
@@ -308,9 +309,9 @@ async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> N
 async def test_much_output_comes_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagewire.streams.session.MAX_PER_MESSAGE", 10)
     async with make_line(tmp_path).running() as line:
-        call = line.stub.Connect()
+        call = line.link.Connect()
         numbers = range(12)
-        requests = [token_request(n, prompt_of(n), max_tokens=10, logprobs=n % 3) for n in numbers]
+        requests = [token_submission(n, prompt_of(n), max_tokens=10, logprobs=n % 3) for n in numbers]
         await call.write(Connect(requests=requests))
         collected = Collected()
         await collected.read_until_finished(call, *numbers)
@@ -321,8 +322,8 @@ async def test_much_output_comes_in_several_messages(tmp_path: Path, monkeypatch
 async def test_a_request_whose_output_nobody_takes_is_cut_off(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         outbox = new_outbox()
-        line.engine.submit(token_request(0, prompt_of(1), max_tokens=2000), outbox, 5, max_unread=20)
-        line.engine.submit(token_request(0, prompt_of(1), max_tokens=20), outbox, 6, max_unread=20)
+        line.engine.submit(token_submission(0, prompt_of(1), max_tokens=2000), outbox, 5, max_unread=20)
+        line.engine.submit(token_submission(0, prompt_of(1), max_tokens=20), outbox, 6, max_unread=20)
         await line.engine.drained()
         outputs = await outbox.take()
         assert outputs[5].error is not None and outputs[5].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -337,7 +338,7 @@ async def test_a_request_whose_output_nobody_takes_is_cut_off(tmp_path: Path) ->
 async def test_log_probabilities_count_as_unread(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         outbox = new_outbox()
-        line.engine.submit(token_request(0, prompt_of(1), max_tokens=2000, logprobs=2), outbox, 5, max_unread=20)
+        line.engine.submit(token_submission(0, prompt_of(1), max_tokens=2000, logprobs=2), outbox, 5, max_unread=20)
         await line.engine.drained()
         (output,) = (await outbox.take()).values()
         assert output.error is not None and output.logprobs is not None
@@ -350,8 +351,8 @@ async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_p
     async with make_line(tmp_path).running() as line:
         stalled, other = new_outbox(), new_outbox()
         for number in range(4):
-            line.engine.submit(token_request(0, prompt_of(1), max_tokens=2000), stalled, number)
-        line.engine.submit(token_request(0, prompt_of(1), max_tokens=50), other, 7)
+            line.engine.submit(token_submission(0, prompt_of(1), max_tokens=2000), stalled, number)
+        line.engine.submit(token_submission(0, prompt_of(1), max_tokens=50), other, 7)
         await line.engine.drained()
         outputs = await stalled.take()
         assert {output.error and output.error.code for output in outputs.values()} == {
@@ -360,7 +361,7 @@ async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_p
         assert 60 < sum(len(output.token_ids) for output in outputs.values()) < 100
         assert (await other.take())[7].token_ids == output_of(1, 50)
         # Once it reads again, it is served again.
-        line.engine.submit(token_request(0, prompt_of(1), max_tokens=20), stalled, 8)
+        line.engine.submit(token_submission(0, prompt_of(1), max_tokens=20), stalled, 8)
         await line.engine.drained()
         assert (await stalled.take())[8].token_ids == output_of(1, 20)
         await line.wait_until_free()
@@ -422,8 +423,8 @@ async def test_a_tiny_temperature_is_greedy(tmp_path: Path) -> None:
 
 async def test_get_load(tmp_path: Path) -> None:
     async with make_line(tmp_path, step_seconds=0.005, max_num_seqs=2).running() as line:
-        call = line.stub.Connect()
-        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=500) for n in range(3)]))
+        call = line.link.Connect()
+        await call.write(Connect(requests=[token_submission(n, prompt_of(n), max_tokens=500) for n in range(3)]))
         collected = Collected()
         while len(collected.token_ids) < 2:
             collected.add(await call.read())
@@ -472,9 +473,9 @@ async def test_a_full_queue_refuses(tmp_path: Path) -> None:
             await collect(line, generate_request(prompt_of(3)))
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "1 requests are waiting" in (error.value.details() or "")
-        again = token_request(1, prompt_of(3), max_tokens=3)
+        again = token_submission(1, prompt_of(3), max_tokens=3)
         again.resubmitted = True
-        call = line.stub.Connect()
+        call = line.link.Connect()
         await call.write(Connect(requests=[again]))
         await line.wait_for_waiting(2)
         running.cancel()
@@ -489,9 +490,9 @@ async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_d
     """The longest steps are such that the next one is held back."""
     line = make_line(tmp_path, step_seconds=step_seconds, pipeline_depth=pipeline_depth)
     async with line.running():
-        call = line.stub.Connect()
+        call = line.link.Connect()
         numbers = range(8)
-        await call.write(Connect(requests=[token_request(n, prompt_of(n), max_tokens=150) for n in numbers]))
+        await call.write(Connect(requests=[token_submission(n, prompt_of(n), max_tokens=150) for n in numbers]))
         collected = Collected()
         while sum(map(len, collected.token_ids.values())) < 100:
             collected.add(await call.read())
@@ -515,9 +516,9 @@ async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_d
 async def test_a_request_that_kills_every_executor_ends_and_the_others_do_not(tmp_path: Path) -> None:
     executor = FakeExecutorServicer(lambda: FakeExecutor(deadly_token_id=999))
     async with ServiceLine(tmp_path, executor).running() as line:
-        call = line.stub.Connect()
-        requests = [token_request(n, prompt_of(n), max_tokens=100) for n in range(4)]
-        await call.write(Connect(requests=[*requests, token_request(9, [999, 1, 2], max_tokens=5)]))
+        call = line.link.Connect()
+        requests = [token_submission(n, prompt_of(n), max_tokens=100) for n in range(4)]
+        await call.write(Connect(requests=[*requests, token_submission(9, [999, 1, 2], max_tokens=5)]))
         collected = Collected()
         await collected.read_until_finished(call, 0, 1, 2, 3, 9)
         for n in range(4):
@@ -569,7 +570,7 @@ async def test_without_an_executor_requests_wait_then_fail(tmp_path: Path) -> No
 
         await fails()  # has waited
         await fails()  # is refused
-        connect = line.stub.Connect()
+        connect = line.link.Connect()
         with pytest.raises(grpc.aio.AioRpcError):
             await connect.read()
         await line.start_executor()
@@ -617,7 +618,7 @@ async def test_an_executor_that_loads_is_waited_for(tmp_path: Path, caplog: pyte
 
 async def test_another_model_is_announced(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
-        call = line.stub.Connect()
+        call = line.link.Connect()
         assert (await call.read()).hello.model == "fake"
         await line.kill_executor()
         await line.wait_for_executor(False)
@@ -651,7 +652,7 @@ async def test_prompts_read_whole_are_no_longer_than_a_step(tmp_path):
         assert (await line.load()).model_info.max_model_len == 4096
 
 
-async def test_public_server_generates_and_has_no_stream_for_tokenizers(tmp_path: Path) -> None:
+async def test_public_server_generates_and_has_no_link(tmp_path: Path) -> None:
     async with make_line(tmp_path, public_listen=f"unix:{tmp_path}/public.sock").running() as line:
         server = make_public_server(line.config, line.engine)
         await server.start()
@@ -659,9 +660,9 @@ async def test_public_server_generates_and_has_no_stream_for_tokenizers(tmp_path
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             call = stub.Generate(generate_request(prompt_of(1), external_id="mine", max_tokens=5))
             responses = [response async for response in call]
-            with pytest.raises(grpc.aio.AioRpcError, match="Connect is for tokenizer services") as error:
-                await stub.Connect(iter([])).read()
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await scheduler_link_pb2_grpc.SchedulerLinkServiceStub(channel).Connect(iter([])).read()
         await server.stop()
     assert [t for r in responses for t in r.token_ids] == output_of(1, 5)
     assert (responses[0].request_id, {r.request_id for r in responses[1:]}) == ("mine", {""})
-    assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED

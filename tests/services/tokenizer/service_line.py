@@ -13,14 +13,21 @@ import grpc
 
 from pagewire import rpc
 from pagewire.config import TokenizerConfig
-from pagewire.services.tokenizer.main import load_pool, make_generator, make_server, report_availability
+from pagewire.services.tokenizer.main import load_pool, make_generator, make_servers, report_availability
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
-from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_link_pb2, scheduler_pb2
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
+from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
+from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
+from pagewire.v1.scheduler_link_pb2_grpc import (
+    SchedulerLinkServiceServicer,
+    add_SchedulerLinkServiceServicer_to_server,
+)
 from tests.fakes import fake_prompt_logprobs
 
 EOS = 2
-_SCHEDULER = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+_SCHEDULER = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 Script = Callable[[scheduler_pb2.TokenRequest], list[int]]
 
 
@@ -33,7 +40,7 @@ class _Running:
 
 
 @dataclass
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+class FakeScheduler(SchedulerLinkServiceServicer):
     """Sends each request the tokens that `script` gives for it, one per step(), resuming as the contract says."""
 
     script: Script
@@ -49,7 +56,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     # Of each token of a request.
     logprob: Callable[[scheduler_pb2.TokenRequest], float] = lambda request: -0.5
     vectors: dict[tuple[int, ...], list[float]] = field(default_factory=dict)  # by prompt
-    requests: list[scheduler_pb2.TokenRequest] = field(default_factory=list)
+    submissions: list[TokenSubmission] = field(default_factory=list)
+    requests: list[scheduler_pb2.TokenRequest] = field(default_factory=list)  # what is in them
     aborted: list[int] = field(default_factory=list)
     num_streams: int = 0
     # Said instead of tokens, by the index of the request's arrival.
@@ -70,12 +78,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             labels=self.labels,
             vector_size=len(self.labels) or self.vector_size,
         )
-        yield scheduler_pb2.SchedulerServiceConnectResponse(hello=info)
+        yield SchedulerLinkServiceConnectResponse(hello=info)
 
         async def read() -> None:
             async for message in request_iterator:
-                for request in message.requests:
-                    self._start(stream_id, queue, request)
+                for submission in message.requests:
+                    self._start(stream_id, queue, submission)
                 for request_id in message.abort_request_ids:
                     self.aborted.append(request_id)
                     self._running.pop((stream_id, request_id), None)
@@ -96,14 +104,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 del self._running[key]
             await rpc.cancel([reader])
 
-    def _start(self, stream_id: int, queue: asyncio.Queue, request: scheduler_pb2.TokenRequest) -> None:
+    def _start(self, stream_id: int, queue: asyncio.Queue, submission: TokenSubmission) -> None:
+        request = submission.request
+        self.submissions.append(submission)
         self.requests.append(request)
         error = self.errors.get(len(self.requests) - 1)
-        if len(self._running) >= self.max_running and not request.resubmitted:
+        if len(self._running) >= self.max_running and not submission.resubmitted:
             error = common_pb2.RequestError(code=8, message="too many wait")
         if error is not None:
-            message = scheduler_pb2.SchedulerServiceConnectResponse(
-                request_ids=[request.request_id],
+            message = SchedulerLinkServiceConnectResponse(
+                request_ids=[submission.request_id],
                 num_tokens=[0],
                 finish_reasons=[common_pb2.FINISH_REASON_ERROR],
                 cached_tokens=[0],
@@ -112,9 +122,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             queue.put_nowait(message)
             return
         output = self.script(request)[: request.sampling_params.max_tokens or None]
-        resumed = list(request.resume_token_ids)
+        resumed = list(submission.resume_token_ids)
         assert output[: len(resumed)] == resumed, "resumed with tokens that were never sent"
-        self._running[stream_id, request.request_id] = _Running(request, output, len(resumed), queue)
+        self._running[stream_id, submission.request_id] = _Running(request, output, len(resumed), queue)
 
     def step(self) -> None:
         """tokens_per_step tokens to every request."""
@@ -123,7 +133,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._notify()
 
     def _step_stream(self, stream_id: int) -> None:
-        message = scheduler_pb2.SchedulerServiceConnectResponse()
+        message = SchedulerLinkServiceConnectResponse()
         queue = None
         for key, running in list(self._running.items()):
             if key[0] != stream_id:
@@ -195,7 +205,7 @@ class TokenizerLine:
 
     async def start_scheduler(self) -> None:
         server = rpc.Server([self.config.scheduler_address])
-        server.add(self.scheduler, scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _SCHEDULER)
+        server.add(self.scheduler, add_SchedulerLinkServiceServicer_to_server, _SCHEDULER)
         await server.start()
         self._scheduler_server = server
 
@@ -216,28 +226,49 @@ class TokenizerLine:
             upstream, self.config.scheduler_address, recovery_timeout=self.config.recovery_timeout
         )
         self.generator = make_generator(self.config, self.pool, self.link)
-        server = make_server(self.config, self.generator, upstream)
-        await server.start()
-        tasks = [asyncio.create_task(self.link.run()), asyncio.create_task(report_availability(self.link, server))]
+        servers = make_servers(self.config, self.generator, upstream)
+        for server in servers:
+            await server.start()
+        tasks = [asyncio.create_task(self.link.run()), asyncio.create_task(report_availability(self.link, *servers))]
         self.channel = rpc.channel(self.config.listen)
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.gateway_stub = InferenceLinkServiceStub(self.channel)
         try:
             yield self
             for task in tasks:
                 assert not task.done(), task
         finally:
             await self.channel.close()
-            await server.stop()
+            for server in servers:
+                await server.stop()
             await rpc.cancel(tasks)
             await upstream.close()
             await self.kill_scheduler()
             if pool is None:
                 self.pool.close()
 
-    async def generate(self, **fields: object) -> "Collected":
+    async def generate(
+        self, *, resume_token_ids: Sequence[int] = (), resubmitted: bool = False, **fields: object
+    ) -> "Collected":
+        """Raises AioRpcError; or RpcError for what is submitted as gateways do, as clients cannot say it."""
+        request = inference_pb2.GenerateRequest(**fields)
+        if resume_token_ids or resubmitted:
+            return await self._submit(
+                GenerateSubmission(request=request, resume_token_ids=resume_token_ids, resubmitted=resubmitted)
+            )
         collected = Collected()
-        async for response in self.stub.Generate(inference_pb2.GenerateRequest(**fields)):
+        async for response in self.stub.Generate(request):
             collected.add(response)
+        return collected
+
+    async def _submit(self, submission: GenerateSubmission) -> "Collected":
+        gateway = Gateway(self)
+        await gateway.send({1: submission})
+        await gateway.read_until_finished(1)
+        gateway.call.cancel()
+        collected = gateway.requests[1]
+        if collected.error is not None:
+            raise rpc.RpcError.from_message(collected.error)
         return collected
 
 
@@ -269,26 +300,36 @@ class Collected:
         assert self.usage.completion_tokens >= len(self.token_ids)
 
 
+Submitted = inference_pb2.GenerateRequest | GenerateSubmission
+
+
+def _numbered(number: int, request: Submitted) -> GenerateSubmission:
+    if isinstance(request, GenerateSubmission):
+        request.number = number
+        return request
+    return GenerateSubmission(number=number, request=request)
+
+
 class Gateway:
     """A gateway's end of Connect."""
 
     def __init__(self, line: TokenizerLine) -> None:
-        self.call = line.stub.Connect()
+        self.call = line.gateway_stub.Connect()
         self.requests: dict[int, Collected] = {}
         self.num_in_columns = 0
         self._is_greeted = False
 
-    async def send(self, requests: dict[int, inference_pb2.GenerateRequest] | None = None, aborts=()) -> None:
+    async def send(self, requests: "dict[int, Submitted] | None" = None, aborts=()) -> None:
         if not self._is_greeted:
-            assert await self.read() == inference_pb2.ConnectResponse()
+            assert await self.read() == ConnectResponse()
             self._is_greeted = True
         requests = requests or {}
         for number in requests:
             self.requests[number] = Collected()
-        numbered = [inference_pb2.NumberedRequest(number=n, request=request) for n, request in requests.items()]
-        await self.call.write(inference_pb2.ConnectRequest(requests=numbered, abort_numbers=aborts))
+        submissions = [_numbered(number, request) for number, request in requests.items()]
+        await self.call.write(ConnectRequest(requests=submissions, abort_numbers=aborts))
 
-    async def read(self) -> inference_pb2.ConnectResponse:
+    async def read(self) -> ConnectResponse:
         response = await asyncio.wait_for(self.call.read(), 20)
         assert response is not grpc.aio.EOF
         numbers = [*response.numbers, *(one.number for one in response.responses)]

@@ -16,6 +16,10 @@ from pagewire.services.tokenizer import encoder, stats, text_generator, text_out
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
@@ -95,7 +99,7 @@ async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
     assert (second.sampling_params.seed, second.sampling_params.max_tokens) == (7, 5000)
     assert list(third.prompt_token_ids) == tokens("word " * 150)
     assert second.sampling_params.temperature == 0.5
-    assert first.request_id != second.request_id
+    assert len({submission.request_id for submission in line.scheduler.submissions}) == 3
 
 
 async def test_bad_words_become_tokens_as_they_begin_and_as_they_follow(make_line, pool, tokens) -> None:
@@ -167,7 +171,7 @@ async def test_stop_string_ends_here_and_upstream(make_line, pool, tokens, inclu
             line.scheduler.step()
             await asyncio.sleep(0.01)
         result = task.result()
-        await line.scheduler.until(lambda: line.scheduler.aborted == [line.scheduler.requests[0].request_id])
+        await line.scheduler.until(lambda: line.scheduler.aborted == [line.scheduler.submissions[0].request_id])
         assert line.link.num_live == 0
     assert result.text == TEXT[: TEXT.index(" END")] + " END" * include
     assert (result.finish_reason, result.stop_string) == (STOP, " END")
@@ -209,14 +213,37 @@ async def test_resume_goes_on_with_text_after_the_given_tokens(make_line, pool, 
     assert before + resumed.text == whole.text
     assert given + resumed.token_ids == whole.token_ids
     assert resumed.usage.completion_tokens == whole.usage.completion_tokens
-    assert list(line.scheduler.requests[1].resume_token_ids) == given
-    assert not line.scheduler.requests[1].resubmitted
+    assert list(line.scheduler.submissions[1].resume_token_ids) == given
+    assert not line.scheduler.submissions[1].resubmitted
 
 
 async def test_a_gateways_resubmission_is_passed_on(make_line, pool) -> None:
     async with make_line().running(pool=pool) as line:
         await line.generate(text="Say", resubmitted=True)
-    assert line.scheduler.requests[0].resubmitted
+    assert line.scheduler.submissions[0].resubmitted
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": "x", "resume_token_ids": [1]}, "needs the prompt as token_ids"),
+        ({"token_ids": {"ids": [1]}, "resume_token_ids": [5, -1]}, "resume_token_ids contains -1"),
+    ],
+)
+async def test_impossible_resumptions_are_refused(make_line, pool, fields, message) -> None:
+    async with make_line().running(pool=pool) as line:
+        with pytest.raises(rpc.RpcError, match=message) as raised:
+            await line.generate(**fields)
+    assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_what_a_gateway_says_of_a_request_is_passed_on(make_line, pool) -> None:
+    context = RequestContext(tenant="somebody", tenant_weight=2, timeout={"seconds": 30}, traceparent="00-x")
+    async with make_line().running(pool=pool) as line:
+        gateway = Gateway(line)
+        await gateway.send({1: GenerateSubmission(request={"text": "Say"}, context=context)})
+        await gateway.read_until_finished(1)
+    assert line.scheduler.submissions[0].context == context
 
 
 async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, pool, tokens) -> None:
@@ -247,8 +274,6 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
         ({"text": "x", "bad_words": ["a", ""]}, "bad_words contains an empty string"),
         ({"text": "x", "bad_words": ["a"] * 1025}, "bad_words has 1025 words; at most 1024"),
         ({"text": "x", "stop": ["a"] * 1025}, "stop has 1025 strings; at most 1024"),
-        ({"text": "x", "resume_token_ids": [1]}, "token_ids"),
-        ({"token_ids": {"ids": [1]}, "resume_token_ids": [5, -1]}, "resume_token_ids contains -1"),
         (
             {"chat": {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ '%99d' % 1 }}"}},
             "--trust-request-chat-template",
@@ -391,7 +416,7 @@ async def test_gateway_abort_reaches_the_scheduler_and_is_not_answered(make_line
         gateway = Gateway(line)
         await gateway.send({n: inference_pb2.GenerateRequest(text="x", request_id=str(n)) for n in (1, 2)})
         await line.scheduler.until(lambda: line.scheduler.num_running == 2)
-        first = next(request for request in line.scheduler.requests if request.external_id == "1")
+        first = next(one for one in line.scheduler.submissions if one.request.external_id == "1")
         await gateway.send(aborts=[1, 99])
         await line.scheduler.until(lambda: line.scheduler.aborted == [first.request_id])
         line.scheduler.auto = True
@@ -435,9 +460,19 @@ async def test_a_number_in_use_is_an_error_of_the_stream(make_line, pool) -> Non
         assert "number 1" in details
 
 
+async def test_the_port_for_clients_has_no_link(make_line, pool, tmp_path) -> None:
+    address = f"unix:{tmp_path}/public.sock"
+    async with make_line(config={"public_listen": address}).running(pool=pool), rpc.channel(address) as channel:
+        stub = InferenceServiceStub(channel)
+        texts = [response.text async for response in stub.Generate(inference_pb2.GenerateRequest(text="Say"))]
+        code, _ = await code_of(InferenceLinkServiceStub(channel).Connect(iter([])).read())
+    assert "".join(texts) == TEXT
+    assert code == grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_bytes_that_are_no_message_end_the_stream(make_line, pool) -> None:
     async with make_line().running(pool=pool) as line:
-        call = line.channel.stream_stream("/pagewire.v1.InferenceService/Connect")()
+        call = line.channel.stream_stream("/pagewire.v1.InferenceLinkService/Connect")()
         assert await call.read() == b""
         await call.write(b"\xff\xff\xff")
         code, _ = await code_of(asyncio.wait_for(call.read(), 30))
@@ -469,12 +504,12 @@ async def test_nothing_is_lost_when_the_scheduler_dies(make_line, pool, tokens, 
         line.scheduler.step()
         await gateway.read_until_finished(0, 1, 2)
         results = [*gateway.requests.values(), await unary]
-    requests = line.scheduler.requests
+    requests, submissions = line.scheduler.requests, line.scheduler.submissions
     assert len({request.sampling_params.seed for request in requests[:4]}) == 4
     assert {request.sampling_params.seed for request in requests} == {r.sampling_params.seed for r in requests[:4]}
-    assert any(request.resume_token_ids for request in requests)
+    assert any(submission.resume_token_ids for submission in submissions)
     # What was sent before is not turned away, and is counted once however long it took to connect again.
-    assert [request.resubmitted for request in requests] == [False] * 4 + [True] * 12
+    assert [submission.resubmitted for submission in submissions] == [False] * 4 + [True] * 12
     assert REGISTRY.get_sample_value("pagewire:tokenizer_resubmissions_total") - before == 12
     for result in results:
         assert result.text == undisturbed
@@ -518,7 +553,7 @@ async def test_requests_that_came_before_the_scheduler_are_served(make_line, poo
         await asyncio.sleep(0.2)
         await line.start_scheduler()
         assert (await task).text == TEXT
-    assert [request.resubmitted for request in line.scheduler.requests] == [False, False]
+    assert [submission.resubmitted for submission in line.scheduler.submissions] == [False, False]
 
 
 async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens, smollm2_gguf) -> None:
@@ -672,7 +707,7 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
     """The event loop takes its turn between the pieces of what many resumed requests said before."""
     given = [504] * 20_000
     line = make_line(script=lambda request: [*given, 504], max_model_len=10**6)
-    resumed = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5]), resume_token_ids=given)
+    resumed = GenerateSubmission(request={"token_ids": {"ids": [5]}}, resume_token_ids=given)
     async with line.running(pool=pool):
         while line.link.model_info is None:
             await line.link.changed.wait()
@@ -699,7 +734,7 @@ async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_l
             assert line.scheduler.num_running, "it was never cancelled"
             line.scheduler.step()
             await asyncio.sleep(0.002)
-        assert line.scheduler.aborted == [line.scheduler.requests[0].request_id]
+        assert line.scheduler.aborted == [line.scheduler.submissions[0].request_id]
         assert len((await quick).token_ids) == 5000
         code, details = await code_of(_read_all(lazy))
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -794,9 +829,9 @@ async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, 
         call = line.stub.Generate(inference_pb2.GenerateRequest(text="x"), metadata=[("traceparent", traceparent)])
         await _read_all(call)
         gateway = Gateway(line)
-        await gateway.send({1: inference_pb2.GenerateRequest(text="x", traceparent=traceparent)})
+        await gateway.send({1: GenerateSubmission(request={"text": "x"}, context={"traceparent": traceparent})})
         await gateway.read_until_finished(1)
-        forwarded = [request.traceparent for request in line.scheduler.requests]
+        forwarded = [submission.context.traceparent for submission in line.scheduler.submissions]
     ended = spans.get_finished_spans()
     generates = [span for span in ended if span.name == "tokenizer.generate"]
     encodes = [span for span in ended if span.name == "tokenizer.encode"]

@@ -220,7 +220,7 @@ async def test_vectors_outlive_the_scheduler(tmp_path: Path) -> None:
         await running.kill_scheduler()
         await running.start_scheduler()
         await running.scheduler.until(lambda: len(running.scheduler.requests) == 4)
-        assert [request.resubmitted for request in running.scheduler.requests] == [False, False, True, True]
+        assert [submission.resubmitted for submission in running.scheduler.submissions] == [False, False, True, True]
         running.scheduler.step()
         assert len((await call).embeddings) == 2
 

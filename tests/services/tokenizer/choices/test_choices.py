@@ -120,7 +120,6 @@ async def test_outputs_survive_the_schedulers_death(line: TokenizerLine, pool: T
         ({"n": -1}, "n is -1"),
         ({"best_of": 200}, "best_of is 200"),
         ({"n": 3, "best_of": 2}, "best_of is 2, and n is 3"),
-        ({"n": 2, "resume_token_ids": [5]}, "goes on with one output"),
     ],
 )
 async def test_impossible_counts_are_refused(

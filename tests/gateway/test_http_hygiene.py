@@ -1,0 +1,125 @@
+"""Requests that two servers may read in two ways, paths that point elsewhere, and what clients would have us log."""
+
+import json
+import logging
+import sys
+
+import httpx
+import pytest
+
+from pagewire import logs
+from pagewire.config import GatewayConfig
+from tests.gateway.conftest import running_gateway
+from tests.gateway.fake_tokenizer import FakeTokenizer
+from tests.gateway.test_connections import HEAD, closed, connected
+
+BODY = json.dumps({"prompt": "p", "max_tokens": 2})
+CHUNKED = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
+LENGTH = f"Content-Length: {len(BODY)}\r\n"
+TE = "Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        pytest.param(f"{HEAD}{LENGTH}{TE}\r\n{CHUNKED}", id="length and chunks"),
+        pytest.param(f"{HEAD}{TE}{LENGTH}\r\n{CHUNKED}", id="chunks and length"),
+        pytest.param(f"{HEAD}{LENGTH}Content-Length: 5\r\n\r\n{BODY}", id="two lengths"),
+        pytest.param(f"{HEAD}{LENGTH}{LENGTH}\r\n{BODY}", id="one length twice"),
+        pytest.param(f"{HEAD}Content-Length: {len(BODY)}, {len(BODY)}\r\n\r\n{BODY}", id="list of lengths"),
+        pytest.param(f"{HEAD}Content-Length: +{len(BODY)}\r\n\r\n{BODY}", id="signed length"),
+        pytest.param(f"{HEAD}Content-Length: {'9' * 30}\r\n\r\n{BODY}", id="endless length"),
+        pytest.param(f"{HEAD}Transfer-Encoding: xchunked\r\n\r\n{CHUNKED}", id="unknown coding"),
+        pytest.param(f"{HEAD}Transfer-Encoding: chunked, identity\r\n\r\n{CHUNKED}", id="chunked is not last"),
+        pytest.param(f"{HEAD}{TE}{TE}\r\n{CHUNKED}", id="chunked twice"),
+        pytest.param(f"{HEAD}Transfer-Encoding : chunked\r\n\r\n{CHUNKED}", id="space before colon"),
+        pytest.param(f"{HEAD}Transfer-Encoding:\r\n chunked\r\n\r\n{CHUNKED}", id="folded coding"),
+        pytest.param(f"{HEAD}X-A: b\r\n c\r\n{LENGTH}\r\n{BODY}", id="folded header"),
+        pytest.param(f"{HEAD}X-A: b\n{LENGTH}\r\n{BODY}", id="bare line feed"),
+        pytest.param(f"{HEAD}X-A: b\rX-B: c\r\n{LENGTH}\r\n{BODY}", id="bare carriage return"),
+        pytest.param(f"{HEAD}X-A: b\0c\r\n{LENGTH}\r\n{BODY}", id="NUL"),
+        pytest.param(f"{HEAD}{TE}\r\n{CHUNKED}".replace(f"{len(BODY):x}\r\n", f"{len(BODY):x}\n"), id="chunk, bare LF"),
+        pytest.param(f"{HEAD}{TE}\r\n-1\r\n{BODY}\r\n0\r\n\r\n", id="negative chunk"),
+        pytest.param(f"{HEAD}Host: y\r\n{LENGTH}\r\n{BODY}", id="two hosts"),
+        pytest.param(f"{HEAD}{LENGTH}\r\n{BODY}".replace("Host: x\r\n", ""), id="no host"),
+        pytest.param("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\x1b[31m\r\n\r\n", id="escape sequence"),
+        pytest.param("\x16\x03\x01\x02\x00\x01\x00", id="TLS"),
+    ],
+)
+async def test_what_can_be_read_in_two_ways_is_refused(
+    client: httpx.AsyncClient, fake: FakeTokenizer, request_text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, without an answer to what may follow it, and without a line in the log for each."""
+    before = closed("invalid")
+    async with connected(client) as raw:
+        await raw.send(f"{request_text}GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await raw.rest()
+    assert answer.startswith("HTTP/1.1 400 ")
+    assert answer.count("\r\n\r\n") == 1
+    assert "connection: close" in answer
+    assert closed("invalid") == before + 1
+    assert not fake.live
+    assert "smuggled" not in caplog.text
+    assert "Invalid HTTP request" not in caplog.text
+
+
+async def test_nothing_follows_an_offer_of_another_protocol(client: httpx.AsyncClient) -> None:
+    request = "GET /version HTTP/1.1\r\nHost: x\r\n"
+    async with connected(client) as raw:
+        await raw.send(f"{request}Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n{request}\r\n")
+        answer = await raw.rest()
+    assert answer.startswith("HTTP/1.1 200 ")
+    assert "connection: close" in answer
+    assert answer.count('{"version"') == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/page/../routes.py", "/page/%2e%2e/routes.py", "/page/..%2froutes.py", "/page/..\\routes.py"),
+        *("/page//etc/passwd", "/page/%2fetc/passwd", "/page/%00", "/page/index.html%00.js", "/page/", "/page/vendor"),
+        *(
+            "/page/../v1/models",
+            "/livez/../v1/models",
+            "/page%2f..%2fv1/models",
+            "//version",
+            "/v1//models",
+            "/health%00",
+        ),
+        *("/v1/files/..%2fpagewire.db/content", "/v1/files/%00/content", "/v1/batches/%00", "/docs/../v1/models"),
+        "/v1/models/a%0d%0aX-Evil:%201",
+    ],
+)
+async def test_paths_lead_nowhere_else(client: httpx.AsyncClient, path: str) -> None:
+    async with connected(client) as raw:
+        await raw.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        head, _, body = (await raw.rest()).partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 404 ")
+    assert "evil" not in head.lower()
+    assert json.loads(body)["error"]["type"] == "not_found_error"
+
+
+async def test_paths_beside_the_open_ones_need_the_key(fake: FakeTokenizer, address: str) -> None:
+    async with running_gateway(address, api_key="k") as client:
+        for path in ("/page/../v1/models", "/page/%2e%2e/v1/models", "/livez/../v1/models", "//page/x"):
+            async with connected(client) as raw:
+                await raw.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert (await raw.rest()).split()[1] in ("401", "404")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_clients_say_forges_no_line_of_the_log(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        logs.setup("gateway", GatewayConfig(log_format=log_format))
+        root.handlers[0].setStream(sys.stderr)  # type: ignore[attr-defined]
+        logging.getLogger("pagewire.test").warning("no model %s", "a\n00:00:00 I gateway all is well\x1b[2J\r\x9b")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    written = capsys.readouterr().err
+    assert "no model a" in written
+    assert not any(line.startswith("00:00:00") for line in written.splitlines())
+    assert "\x1b" not in written
+    assert "\r" not in written
