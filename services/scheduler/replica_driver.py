@@ -27,6 +27,9 @@ class ReplicaListener(Protocol):
     def on_lost(self, replica: Replica, reason: str) -> None:
         """Its executor is gone, with everything that was in flight."""
 
+    def before_step(self) -> None:
+        """The next step may be decided now."""
+
     def on_step(self, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
@@ -85,6 +88,7 @@ class ReplicaDriver:
             await self._work.wait()
             self._work.clear()
             while not self._holds_back():
+                self._listener.before_step()
                 start = time.perf_counter()
                 step = self._scheduler.schedule(self._replica)
                 if step is None:

@@ -1,12 +1,14 @@
 """The stream to the scheduler: every request of this service over one connection that may break and come back."""
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
 
-from pagewire.rpc import RpcError
+from pagewire import error_details
+from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
 from pagewire.streams import LinkedRequest, ResubmittingLink
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
@@ -46,17 +48,21 @@ class TokenListener(Protocol):
 class SubmittedRequest(LinkedRequest):
     """A request at the scheduler: its message, and the tokens received since that was last sent."""
 
-    __slots__ = ("listener", "message", "received")
+    __slots__ = ("deadline", "listener", "message", "received")
 
     def __init__(self, message: TokenSubmission, listener: TokenListener) -> None:
         """Keeps the message and changes it."""
         super().__init__()
         self.message = message
+        self.deadline = deadline_of(message.context)
         self.listener = listener
         self.received: list[int] = []
 
     def to_submit(self) -> TokenSubmission:
         self.message.request_id = self.number
+        if self.deadline is not None:
+            timeout = max(0.0, self.deadline - time.monotonic())
+            self.message.context.timeout.CopyFrom(error_details.duration(timeout))
         if self.was_sent:
             stats.RESUBMISSIONS.inc()
             self.message.resubmitted = True

@@ -299,7 +299,7 @@ class FakeTokenizer(
             if response.finish_reason:
                 del live[number]
         for number, error in errors.items():
-            failed = common_pb2.RequestError(code=error.number, message=error.message)
+            failed = error.to_message()
             responses.append(NumberedResponse(number=number, error=failed))
         errors.clear()
         return responses
