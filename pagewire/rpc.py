@@ -20,6 +20,7 @@ from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from pagewire.watchdog import watched
 
 logger = logging.getLogger(__name__)
 
@@ -330,11 +331,12 @@ async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
             task.result()
 
 
-def run(main: Awaitable[None]) -> None:
-    """Runs a service's main coroutine on uvloop."""
+def run(main: Awaitable[None], hang_timeout: float = 0.0) -> None:
+    """Runs a service's main coroutine on uvloop. hang_timeout: seconds for which the loop may be blocked before the
+    process ends; 0 = for ever."""
 
     async def _run() -> None:
-        await main
+        await watched(main, hang_timeout)
 
     # What was imported stays: looking through it for garbage would halt every request for up to a tenth of a second.
     gc.freeze()
