@@ -392,9 +392,9 @@ async def test_an_end_from_outside_takes_no_token_away(tmp_path: Path) -> None:
         update = line.engine.scheduler.update
         num_left = 0
 
-        def update_then_abort(replica: Replica, result: StepResult) -> Outputs:
+        def update_then_abort(replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
             nonlocal num_left
-            outputs = update(replica, result)
+            outputs = update(replica, result, seconds)
             num_left -= len(outputs.requests)
             if num_left == 0:
                 # Runs before the callback that delivers.
