@@ -49,6 +49,7 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
         RequestMiddleware,
         api_key=config.api_key,
         shutdown=gateway.shutdown,
+        max_timeout=config.request_timeout,
         body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},
     )
     install_handlers(app)

@@ -22,7 +22,7 @@ from pagewire.gateway.kept import Keeper
 from pagewire.gateway.kept.keeper import open_log
 from pagewire.gateway.kept.log import Bounds
 from pagewire.gateway.middleware import GracefulShutdown
-from pagewire.gateway.request_context import request_context
+from pagewire.gateway.request_context import request_context, time_left
 from pagewire.gateway.responses.background import Background
 from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
@@ -56,12 +56,13 @@ class Gateway:
         self.batches = Batches(store, self.files)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
-        self.link = TokenizerLink(self.channel, config.recovery_timeout)
+        self.link = TokenizerLink(self.channel, config.recovery_timeout, config.hang_timeout)
         log = OutputLog(store, config.response_store_size, config.response_store_ttl)
         self.background = Background(self.link, store, self.responses, log)
         bounds = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)
         self.keeper = Keeper(
-            open_log(config.generation_store, store.directory, bounds), keep_all_streams=config.resumable_streams
+            open_log(config.generation_store or "disk", store.directory, bounds),
+            keep_all_streams=config.resumable_streams,
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.searches = Searches(self.inference, self.call_to_its_end)
@@ -85,9 +86,9 @@ class Gateway:
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
         if self.link.is_up or not self.link.is_available:
-            return await method(request, timeout=CALL_TIMEOUT_S)
+            return await method(request, timeout=_at_most(CALL_TIMEOUT_S))
         try:
-            return await method(request, timeout=AWAY_TIMEOUT_S, wait_for_ready=True)
+            return await method(request, timeout=_at_most(AWAY_TIMEOUT_S), wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not self.link.is_up:
                 raise ApiError(503, AWAY) from error
@@ -110,7 +111,7 @@ class Gateway:
                 raise ApiError(503, AWAY)
             num_breaks = self.link.num_breaks
             try:
-                return await method(request, timeout=None, metadata=metadata)
+                return await method(request, timeout=time_left(), metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
                     raise
@@ -144,6 +145,12 @@ class Gateway:
             metrics.logger.debug("no metrics from behind the gateway: %s", error.details())
         # Parsing a few thousand lines takes longer than a token may wait.
         return await asyncio.to_thread(metrics.merge, services)
+
+
+def _at_most(seconds: float) -> float:
+    """Or what the present request has left."""
+    left = time_left()
+    return seconds if left is None else min(seconds, left)
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -19,7 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
 from pagewire.gateway.page.routes import needs_no_key
-from pagewire.gateway.request_context import OVER_LIMIT, RequestContext, add_context, request_context
+from pagewire.gateway.request_context import (
+    IN_PROCESS,
+    OVER_LIMIT,
+    RequestContext,
+    add_context,
+    deadline,
+    request_context,
+)
 from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 from pagewire.memory_return import return_memory_after
 
@@ -28,6 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 * 1024 * 1024
 PROBES = frozenset({"/health", "/livez", "/ping", "/ready", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
+_SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 # nginx's status for a client that went away before its answer; never on the wire.
 CLIENT_GONE = 499
@@ -57,9 +65,17 @@ class GracefulShutdown:
 
 class RequestMiddleware:
     def __init__(
-        self, app: ASGIApp, *, api_key: str | None, shutdown: GracefulShutdown, body_limits: Mapping[str, int]
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        shutdown: GracefulShutdown,
+        body_limits: Mapping[str, int],
+        max_timeout: float | None = None,
     ) -> None:
-        """body_limits: bytes, of the paths whose bodies may be larger than others'."""
+        """body_limits: bytes, of the paths whose bodies may be larger than others'. max_timeout: seconds that a request
+        may take."""
+        self._max_timeout = max_timeout
         self._app = app
         self._body_limits = body_limits
         self._api_key = api_key.encode() if api_key else None
@@ -88,7 +104,7 @@ class RequestMiddleware:
             _record(scope, context, quiet)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        refusal = self._refuse(scope, headers)
+        refusal = self._refuse(scope, headers) or self._set_deadline(scope, headers)
         if refusal is not None:
             await error_response(refusal, scope)(scope, receive, send)
             return
@@ -118,6 +134,17 @@ class RequestMiddleware:
             return ApiError(503, "this gateway is shutting down; try again")
         if _content_length(headers) > (limit := self._body_limit(path)):
             return ApiError(413, _too_large(limit))
+        return None
+
+    def _set_deadline(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Of this request, for all that is done for it. Lines of batches have that of the batch alone."""
+        limit = None if IN_PROCESS in scope else self._max_timeout
+        if (given := headers.get(b"x-request-timeout")) is not None:
+            if not _SECONDS.fullmatch(given) or not float(given):
+                message = "the header X-Request-Timeout is no number of seconds above 0, such as 2.5"
+                return ApiError(400, message, param="X-Request-Timeout")
+            limit = float(given) if limit is None else min(limit, float(given))
+        deadline.set(None if limit is None else request_context(scope).started + limit)
         return None
 
     def _body_limit(self, path: str) -> int:

@@ -1,10 +1,25 @@
 """What is known of an HTTP request wherever it is dealt with, from the middleware to the last byte of its answer."""
 
 import time
+from contextvars import ContextVar
 
 from starlette.types import Scope, Send
 
 _SCOPE_KEY = "pagewire.request"
+
+# In the scope of a request that no client waits for.
+IN_PROCESS = "pagewire.in_process"
+
+# When the present request's time is up, by time.monotonic(); None: never.
+deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+
+def time_left() -> float | None:
+    """Seconds that the present request has; None: as long as it takes."""
+    end = deadline.get()
+    return None if end is None else max(0.0, end - time.monotonic())
+
+
 # In the scope of a request whose connection is one too many: only probes and metrics are answered.
 OVER_LIMIT = "pagewire.over_limit"
 

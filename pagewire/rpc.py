@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.undecodable import Deserializer, Undecodable
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from pagewire.watchdog import watched
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +204,27 @@ def channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
+def timeout_of(context: common_pb2.RequestContext) -> float | None:
+    """Seconds that a request has left; None: any number. Raises RpcError DEADLINE_EXCEEDED if it has none."""
+    if not context.HasField("timeout"):
+        return None
+    if (seconds := error_details.seconds(context.timeout)) <= 0:
+        raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up before it was here; allow it more")
+    return seconds
+
+
+def deadline_of(context: common_pb2.RequestContext) -> float | None:
+    """When the time of a request that arrives now is up, by time.monotonic(); None: never."""
+    return time.monotonic() + error_details.seconds(context.timeout) if context.HasField("timeout") else None
+
+
+def set_timeout(context: common_pb2.RequestContext, call: grpc.aio.ServicerContext) -> None:
+    """What a call's deadline leaves its request."""
+    # Without one, it is None or the years that gRPC's clock has left.
+    if (seconds := call.time_remaining()) is not None and seconds < 1e9:
+        context.timeout.CopyFrom(error_details.duration(max(0.0, seconds)))
+
+
 def traceparent_of(context: grpc.aio.ServicerContext) -> str:
     """The W3C trace context in a call's metadata; "" if there is none."""
     for key, value in context.invocation_metadata() or ():
@@ -230,15 +253,20 @@ class Server:
 
     addresses: Sequence[str]
     shutdown_timeout: float = 30.0
+    max_request_bytes: int = MAX_MESSAGE_BYTES
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
     _is_serving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=self._options())
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _options(self) -> list[tuple[str, int]]:
+        # Of two values of a name the first would count.
+        return list((dict(_SERVER_OPTIONS) | {"grpc.max_receive_message_length": self.max_request_bytes}).items())
 
     def add(self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str) -> None:
         """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name."""
@@ -315,11 +343,12 @@ async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
             task.result()
 
 
-def run(main: Awaitable[None]) -> None:
-    """Runs a service's main coroutine on uvloop."""
+def run(main: Awaitable[None], hang_timeout: float = 0.0) -> None:
+    """Runs a service's main coroutine on uvloop. hang_timeout: seconds for which the loop may be blocked before the
+    process ends; 0 = for ever."""
 
     async def _run() -> None:
-        await main
+        await watched(main, hang_timeout)
 
     # What was imported stays: looking through it for garbage would halt every request for up to a tenth of a second.
     gc.freeze()

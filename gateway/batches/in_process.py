@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from pagewire.batch.results import Answer
+from pagewire.gateway.request_context import IN_PROCESS
 
 
 class InProcess:
@@ -28,6 +29,7 @@ class InProcess:
         ]
         scope = {
             "type": "http",
+            IN_PROCESS: True,
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
             "method": "POST",

@@ -6,11 +6,13 @@ all is aborted at MAX_PENDING_BYTES.
 
 import asyncio
 import io
+import time
 from collections.abc import Callable, Iterable, Sequence
 
+from pagewire import error_details
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError
-from pagewire.rpc import RpcError
+from pagewire.rpc import RpcError, deadline_of
 from pagewire.streams import LinkedRequest
 from pagewire.v1 import common_pb2
 from pagewire.v1.common_pb2 import RequestContext
@@ -72,6 +74,9 @@ class PendingChoice(LinkedRequest):
 
     def to_submit(self) -> GenerateSubmission:
         submit = GenerateSubmission(number=self.number, request=self.request, context=self.reply.context)
+        if self.reply.deadline is not None:
+            timeout = max(0.0, self.reply.deadline - time.monotonic())
+            submit.context.timeout.CopyFrom(error_details.duration(timeout))
         if self.index:  # all choices are let in or refused with the first: they would be waiting for each other
             submit.resubmitted = True
         if self.was_sent or self.prompt_token_ids:
@@ -141,6 +146,7 @@ class Reply:
         """
         self.choices = [PendingChoice(request, index, self) for index, request in enumerate(requests)]
         self.context = context
+        self.deadline = None if context is None else deadline_of(context)
         self._abort = abort
         self._streaming = streaming
         self._running = len(requests)

@@ -5,10 +5,11 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+import grpc
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire import telemetry
+from pagewire import error_details, telemetry
 from pagewire.gateway import metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
@@ -16,7 +17,7 @@ from pagewire.gateway.generation.answer import Answer, UsageTotal, finish_reason
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept import Kept, Line
 from pagewire.gateway.middleware import CLIENT_GONE
-from pagewire.gateway.request_context import RequestContext, request_context
+from pagewire.gateway.request_context import RequestContext, request_context, time_left
 from pagewire.rpc import RpcError
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest
@@ -24,6 +25,10 @@ from pagewire.v1.inference_pb2 import GenerateRequest
 # Sampling parameters that OpenTelemetry has an attribute for.
 _TRACED = ("seed", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "max_tokens")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+# What the services have to say themselves that a request's time is up.
+_GRACE_S = 0.2
 
 
 class ClientGone(Exception):
@@ -109,6 +114,7 @@ class GenerationResponse(Response):
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
         watch = asyncio.create_task(_watch(receive, reply))
+        give_up = _give_up_later(reply)
         try:
             if self._streaming:
                 # In a task of its own, so that a token does not wake all the layers that wait for the response's end.
@@ -119,12 +125,16 @@ class GenerationResponse(Response):
             raise from_rpc(error) from error
         finally:
             watch.cancel()
+            if give_up is not None:
+                give_up.cancel()
             reply.abort()
         if self._failure is None:
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
     def _begin(self, told: common_pb2.RequestContext) -> Outputs:
         """told: what travels with the requests. Raises RpcError UNAVAILABLE."""
+        if (left := time_left()) is not None:
+            told.timeout.CopyFrom(error_details.duration(left))
         if self._kept is not None:
             return self._kept.generate(self._link, self._requests, told)
         return self._link.generate(self._requests, streaming=self._streaming, context=told)
@@ -204,6 +214,14 @@ async def _watch(receive: Receive, reply: Outputs) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     reply.fail(ClientGone())
+
+
+def _give_up_later(reply: Outputs) -> asyncio.TimerHandle | None:
+    """The scheduler ends requests whose time is up, and says what they waited for; this is for when it cannot."""
+    if (left := time_left()) is None:
+        return None
+    error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up, and the services did not answer")
+    return asyncio.get_running_loop().call_later(left + _GRACE_S, reply.fail, error)
 
 
 def traceparent_of(headers: Sequence[tuple[bytes, bytes]]) -> str:

@@ -19,6 +19,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from pagewire.errors import StartupError
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.reply import Reply
 from pagewire.gateway.kept.drive import WHOLE_PACE_S, Drive, Source
@@ -78,9 +79,9 @@ class Keeper:
         """Renews leases until cancelled."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
-            if owners := [drive.owner for drive in self.drives.values()]:
+            if leases := [(id, drive.owner) for id, drive in self.drives.items()]:
                 try:
-                    await self.log.renew(owners)
+                    await self.log.renew(leases)
                 except ApiError as error:
                     logger.error("kept generations may go to another process: %s", error.message)
 
@@ -159,7 +160,22 @@ class Kept:
 
 def open_log(store: str, directory: Path, bounds: Bounds) -> Log:
     """store: --generation-store. Raises StartupError."""
+    if store.startswith(("redis://", "rediss://", "unix://")):
+        return _redis_log(store, bounds)
+    if store not in ("disk", "memory"):
+        raise StartupError(f"--generation-store {store}: give disk, memory or a URL as redis://HOST:PORT")
     return SqliteLog(Path(":memory:") if store == "memory" else directory / "generations.db", bounds)
+
+
+def _redis_log(url: str, bounds: Bounds) -> Log:
+    try:
+        from pagewire.gateway.kept.redis_log import RedisLog
+    except ModuleNotFoundError as error:
+        raise StartupError("--generation-store redis://…: run `pip install 'pagewire[redis]'`") from error
+    try:
+        return RedisLog(url, bounds)
+    except ValueError as error:
+        raise StartupError(f"--generation-store is no URL of Redis: {error}") from error
 
 
 def _tenant(headers: Headers) -> str:

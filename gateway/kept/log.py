@@ -60,8 +60,8 @@ class Log(Protocol):
     async def read(self, id: str, first: int) -> Tail | None:
         """From this entry on. None: there is no such generation (any more)."""
 
-    async def renew(self, owners: Sequence[str]) -> None:
-        """Makes the leases of these last from now on."""
+    async def renew(self, leases: Sequence[tuple[str, str]]) -> None:
+        """Makes the leases of these (generation, owner) last from now on, unless they are lost."""
 
     async def release(self, id: str, owner: str) -> None:
         """Whoever asks may write now; nothing if the lease is another's."""

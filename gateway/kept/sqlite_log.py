@@ -22,7 +22,6 @@ CREATE TABLE generations (
     touched_at REAL NOT NULL
 );
 CREATE INDEX generations_by_age ON generations (touched_at);
-CREATE INDEX generations_that_are_written ON generations (owner) WHERE owner IS NOT NULL;
 CREATE TABLE entries (
     id TEXT NOT NULL,
     number INTEGER NOT NULL,
@@ -106,9 +105,9 @@ class SqliteLog:
 
         return await self._database.read(work)
 
-    async def renew(self, owners: Sequence[str]) -> None:
-        values = [(time.time() + self._lease_s, owner) for owner in owners]
-        statement = "UPDATE generations SET leased_until = ? WHERE owner = ?"
+    async def renew(self, leases: Sequence[tuple[str, str]]) -> None:
+        values = [(time.time() + self._lease_s, *lease) for lease in leases]
+        statement = "UPDATE generations SET leased_until = ? WHERE id = ? AND owner = ?"
         await self._database.write(lambda connection: connection.executemany(statement, values))
 
     async def release(self, id: str, owner: str) -> None:

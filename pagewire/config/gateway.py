@@ -25,6 +25,13 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         group="network",
         secret=True,
     )
+    request_timeout: float | None = flag(
+        None,
+        "seconds that a REST request may take at most, and takes if it has no X-Request-Timeout; then it ends with 504 "
+        "(default: as long as it takes)",
+        group="network",
+        valid=Range(above=0),
+    )
     tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
     data_dir: str | None = flag(
         None,
@@ -49,12 +56,13 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         kind="size",
         valid=POSITIVE,
     )
-    generation_store: str = flag(
-        "disk",
+    generation_store: str | None = flag(
+        None,
         "where generations are kept whose requests have an Idempotency-Key: disk = in --data-dir, for all gateways of "
-        "this host; memory = each gateway process for itself",
+        "this host; memory = each gateway process for itself; redis://HOST:PORT, for gateways of several hosts "
+        "(default: disk)",
         group="storage",
-        choices=("disk", "memory"),
+        secret=True,
     )
     resumable_streams: bool = flag(
         False, "keep every streamed generation, whose events then have ids for Last-Event-ID", group="storage"

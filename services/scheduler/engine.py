@@ -12,12 +12,13 @@ import grpc
 
 from pagewire import telemetry
 from pagewire.config import SchedulerConfig
-from pagewire.rpc import RpcError
+from pagewire.rpc import RpcError, timeout_of
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, WaitTooLong
-from pagewire.services.scheduler.entrance import Entrance
+from pagewire.services.scheduler.entrance import Entrance, expired
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
 from pagewire.services.scheduler.outcome import Outputs
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Drives one scheduler and its replicas, one executor each, on behalf of many clients.
 
-    `availability` tells of every change between "requests are served" and "requests are refused".
+    `availability` tells of every change between "requests are served" and "requests wait, or are refused".
     """
 
     def __init__(self, config: SchedulerConfig, executor_channels: Sequence[grpc.aio.Channel]) -> None:
@@ -44,10 +45,11 @@ class Engine:
         self._config = config
         self.scheduler = Scheduler(config, len(executor_channels))
         self._entrance = Entrance(self.scheduler, config.max_queue_time)
+        self._expiry = Expiry(self._expire)
         self._stats = stats.Stats(self.scheduler)
         term = time.time_ns()  # a scheduler that starts later has a higher one
         self._drivers = [
-            ReplicaDriver(self.scheduler, replica, channel, address, term, self, self._stats)
+            ReplicaDriver(self.scheduler, replica, channel, address, term, self, self._stats, config.hang_timeout)
             for replica, channel, address in zip(
                 self.scheduler.replicas, executor_channels, config.executor_addresses, strict=True
             )
@@ -79,10 +81,10 @@ class Engine:
             raise self._unavailable()
         self._check_length(submission)
         self._last_request_id += 1
-        forecast = NOTHING_KNOWN
+        forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
         try:
             request = convert.to_request(self._last_request_id, submission)
-            forecast = self._entrance.check(request, None)
+            forecast = self._entrance.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
             raise self._entrance.status_of(error, forecast) from error
@@ -92,6 +94,8 @@ class Engine:
             request, outbox, number, submission.request.external_id, traceparent, max_unread, span, time.monotonic()
         )
         live.forecast = forecast
+        if timeout is not None:
+            self._expiry.add(request.request_id, timeout)
         self._live[request.request_id] = live
         self._idle.clear()
         if request.has_grammar:
@@ -163,6 +167,14 @@ class Engine:
         self._wake()
         return len(found)
 
+    def _expire(self, request_id: int) -> None:
+        """A request's time is up: its place and its blocks are free at once."""
+        self._deliver()
+        if (live := self._live.get(request_id)) is not None:
+            self._stop(live, FinishReason.ERROR)
+            self._end(live, expired(live))
+            self._wake()
+
     @property
     def info(self) -> ExecutorInfo | None:
         """The present or the last executor; None before the first."""
@@ -192,10 +204,14 @@ class Engine:
                     tasks.create_task(driver.run())
         finally:
             self._stop_watchdog()
+            self._expiry.stop()
 
     def _wake(self) -> None:
         for driver in self._drivers:
             driver.wake()
+
+    def before_step(self) -> None:
+        self._expiry.check()
 
     def on_step(self, step: ScheduledStep) -> list[str]:
         """Notes whose turn has come; returns their trace contexts."""
@@ -248,7 +264,7 @@ class Engine:
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
         self._deliver()
-        self._undelivered = outputs = self.scheduler.update(replica, result)
+        self._undelivered = outputs = self.scheduler.update(replica, result, clock.execute_seconds)
         # The sender wakes first: the device gets its next step before anybody is told about this one. Another replica
         # may be the one to take who waits, now that this one runs somebody less.
         if self.scheduler.num_waiting:
@@ -281,6 +297,7 @@ class Engine:
         self._stats.refresh()
         self._note_info()
         if self.scheduler.info is None:
+            self.availability.put_nowait(False)
             self._start_watchdog()
         self._wake()
 
@@ -377,6 +394,7 @@ class Engine:
     def _close(self, live: LiveRequest, error: RpcError | None = None) -> None:
         request = live.request
         del self._live[request.request_id]
+        self._expiry.remove(request.request_id)
         if not self._live:
             self._idle.set()
         assert request.finish_reason is not None

@@ -60,3 +60,15 @@ class Entrance:
     def on_end(self, live: LiveRequest) -> None:
         if live.first_step_time is not None:
             self.admission.on_end()
+
+
+def expired(live: LiveRequest) -> RpcError:
+    """What a client is told whose time is up."""
+    stats.EXPIRED.labels(live.stage).inc()
+    what = {
+        "waiting": "it waited for its turn",
+        "prompt": "its prompt was computed",
+        "output": f"its output was generated: {live.request.num_output_tokens} tokens so far",
+    }[live.stage]
+    message = f"the request's time was up while {what}; allow it more, or come back when there is less to do"
+    return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)

@@ -14,6 +14,9 @@ from pagewire.services.scheduler.servicer import SchedulerServicer
 from pagewire.services.scheduler.status import describe
 from pagewire.v1 import scheduler_link_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
+# Of a message of clients that are no tokenizers: two million tokens at up to five bytes, and parameters.
+MAX_PUBLIC_BYTES = 16 * 1024 * 1024
+
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 _LINK_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 
@@ -60,7 +63,7 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
 
 def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
     """The gRPC server for clients, without the link, on which tokenizer services are believed."""
-    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout)
+    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 

@@ -27,6 +27,9 @@ class ReplicaListener(Protocol):
     def on_lost(self, replica: Replica, reason: str) -> None:
         """Its executor is gone, with everything that was in flight."""
 
+    def before_step(self) -> None:
+        """The next step may be decided now."""
+
     def on_step(self, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
@@ -49,12 +52,13 @@ class ReplicaDriver:
         term: int,
         listener: ReplicaListener,
         statistics: stats.Stats,
+        hang_timeout: float = 0.0,
     ) -> None:
         self._scheduler = scheduler
         self._replica = replica
         self._listener = listener
         self._stats = statistics
-        self._client = ExecutorClient(channel, address, term, self)
+        self._client = ExecutorClient(channel, address, term, self, hang_timeout)
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
         self._in_flight: deque[tuple[int, int]] = deque()  # requests and tokens of steps
@@ -85,6 +89,7 @@ class ReplicaDriver:
             await self._work.wait()
             self._work.clear()
             while not self._holds_back():
+                self._listener.before_step()
                 start = time.perf_counter()
                 step = self._scheduler.schedule(self._replica)
                 if step is None:

@@ -21,6 +21,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
         told = RequestContext(traceparent=rpc.traceparent_of(context))
+        rpc.set_timeout(told, context)
         submission = TokenSubmission(request=request.request, context=told)
         outbox = new_outbox()
         try:

@@ -30,6 +30,11 @@ REFUSALS = Counter(
     "deadline (it would pass before the first token)",
     ["reason"],
 )
+EXPIRED = Counter(
+    "pagewire:requests_expired",
+    "Requests whose deadline passed while they were waiting, or their prompt or output was computed",
+    ["stage"],
+)
 FORECAST_ERROR = Histogram(
     "pagewire:time_to_first_token_forecast_error_seconds",
     "Time from arrival to the first token less what was forecast",

@@ -1,14 +1,16 @@
 """The stream to the scheduler: every request of this service over one connection that may break and come back."""
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
 
-from pagewire.rpc import RpcError
+from pagewire import error_details
+from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
-from pagewire.streams import LinkedRequest, ResubmittingLink
+from pagewire.streams import LinkedRequest, Pings, ResubmittingLink
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
     SchedulerLinkServiceConnectRequest,
@@ -46,17 +48,21 @@ class TokenListener(Protocol):
 class SubmittedRequest(LinkedRequest):
     """A request at the scheduler: its message, and the tokens received since that was last sent."""
 
-    __slots__ = ("listener", "message", "received")
+    __slots__ = ("deadline", "listener", "message", "received")
 
     def __init__(self, message: TokenSubmission, listener: TokenListener) -> None:
         """Keeps the message and changes it."""
         super().__init__()
         self.message = message
+        self.deadline = deadline_of(message.context)
         self.listener = listener
         self.received: list[int] = []
 
     def to_submit(self) -> TokenSubmission:
         self.message.request_id = self.number
+        if self.deadline is not None:
+            timeout = max(0.0, self.deadline - time.monotonic())
+            self.message.context.timeout.CopyFrom(error_details.duration(timeout))
         if self.was_sent:
             stats.RESUBMISSIONS.inc()
             self.message.resubmitted = True
@@ -73,9 +79,13 @@ class SchedulerLink(
 ):
     """Submits requests and hands out their tokens; `run()` keeps the stream up."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, *, recovery_timeout: float) -> None:
-        """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE."""
-        super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout)
+    def __init__(
+        self, channel: grpc.aio.Channel, address: str, *, recovery_timeout: float, hang_timeout: float = 0.0
+    ) -> None:
+        """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE. hang_timeout:
+        seconds without a sign of life after which it is taken to hang; 0 = never."""
+        pings = Pings(channel, "pagewire.v1.SchedulerService", hang_timeout)
+        super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout, pings)
         self._address = address
         self._model_info: ModelInfo | None = None
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)

@@ -33,6 +33,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         told = RequestContext(traceparent=rpc.traceparent_of(context))
+        rpc.set_timeout(told, context)
         submission = GenerateSubmission(request=request, context=told)
         if request.HasField("beam_search"):
             first, *others = await searched(self._generator, submission)

@@ -14,7 +14,9 @@ from weakref import WeakSet
 
 import grpc
 
-from pagewire.rpc import RpcError
+from pagewire import error_details
+from pagewire.rpc import RpcError, timeout_of
+from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.composed import ComposedGeneration, goes_by
 from pagewire.services.tokenizer.detokenizer import Detokenizers
@@ -188,7 +190,11 @@ class TextGenerator:
         request = submission.request
         span = generate_span(submission.context.traceparent)
         try:
-            prepared = await self.prepare(submission, span)
+            async with asyncio.timeout(timeout_of(submission.context)):
+                prepared = await self.prepare(submission, span)
+            if submission.context.HasField("timeout"):
+                left = error_details.seconds(submission.context.timeout) - (time.monotonic() - arrived)
+                submission.context.timeout.CopyFrom(error_details.duration(max(0.0, left)))
             stream = live.stream = self.make_stream(request, prepared, deliver, span, arrived)
             stream.stop_upstream = live.abort
             stream.prompt_field = prompt_field(request)
@@ -201,6 +207,10 @@ class TextGenerator:
             raise
         except Exception as error:
             span.end(error=str(error) or type(error).__name__)
+            if isinstance(error, TimeoutError):
+                stats.EXPIRED.inc()
+                why = "the request's time was up while its prompt was prepared; allow it more"
+                error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, why)
             if not isinstance(error, RpcError):
                 logger.exception("a request could not be started", extra={"request_id": request.request_id})
                 error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

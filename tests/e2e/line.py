@@ -42,6 +42,7 @@ class Line:
         self.model = model
         self.flags = flags
         self.port = free_port()
+        self.sister_port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def address(self, service: str) -> str:
@@ -50,6 +51,10 @@ class Line:
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def sister_url(self) -> str:
+        return f"http://127.0.0.1:{self.sister_port}"
 
     def pid(self, service: str) -> int:
         return self.processes[service].pid
@@ -68,17 +73,17 @@ class Line:
                 *("--served-model-name", "m"),
                 *("--scheduler-address", self.address("scheduler")),
             ],
-            "gateway": [
-                *("--port", str(self.port)),
-                *("--tokenizer-address", self.address("tokenizer")),
-                *("--data-dir", str(self.directory / "data")),
-            ],
+            "gateway": ["--port", str(self.port), *self._behind_gateways()],
+            "sister": ["--port", str(self.sister_port), *self._behind_gateways()],  # a second gateway, if started
         }[service] + self.flags.get(service, [])
+
+    def _behind_gateways(self) -> list[str]:
+        return ["--tokenizer-address", self.address("tokenizer"), "--data-dir", str(self.directory / "data")]
 
     def start(self, service: str) -> None:
         with (self.directory / f"{service}.log").open("ab") as log:
             self.processes[service] = subprocess.Popen(
-                [sys.executable, "-m", "pagewire.cli", service, *self._arguments(service)],
+                [sys.executable, "-m", "pagewire.cli", service.replace("sister", "gateway"), *self._arguments(service)],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -119,9 +124,10 @@ class Line:
 
     async def _is_ready(self, service: str) -> bool:
         try:
-            if service == "gateway":
+            if service in ("gateway", "sister"):
+                base_url = self.base_url if service == "gateway" else self.sister_url
                 async with httpx.AsyncClient() as client:
-                    return (await client.get(f"{self.base_url}/readyz", timeout=5)).status_code == 200
+                    return (await client.get(f"{base_url}/readyz", timeout=5)).status_code == 200
             async with rpc.channel(self.address(service)) as channel:
                 request = health_pb2.HealthCheckRequest(service=FULL_NAMES[service])
                 answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
@@ -175,7 +181,7 @@ class Line:
 
     def stop(self) -> None:
         """SIGTERM from left to right, as the local stack does."""
-        for service in ("gateway", "tokenizer", "scheduler", "executor"):
+        for service in ("sister", "gateway", "tokenizer", "scheduler", "executor"):
             process = self.processes.get(service)
             if process is None or process.poll() is not None:
                 continue

@@ -1,6 +1,7 @@
 """The store: what one gateway process puts there, others find, take over and may end."""
 
 import asyncio
+import os
 import sqlite3
 import subprocess
 import sys
@@ -251,3 +252,16 @@ async def test_a_document_and_its_job_come_together(stores: tuple[Store, Store])
         await notes.put("a", b"2", jobs=jobs)
     found = await notes.get("a")
     assert found is not None and found.value == b"1"
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.1, 0.5, 0.9])
+async def test_a_truncated_database_is_refused_with_the_remedy(tmp_path: Path, share: float) -> None:
+    store = Store(tmp_path)
+    documents = store.documents("things")
+    for number in range(50):
+        await documents.put(f"thing-{number}", bytes(3000))
+    await store.close()
+    path = tmp_path / "pagewire.db"
+    os.truncate(path, int(path.stat().st_size * share))
+    with pytest.raises(StartupError, match="move a damaged one away"):
+        Store(tmp_path)

@@ -89,6 +89,7 @@ def _single(submission: GenerateSubmission, count: int) -> list[GenerateSubmissi
         one.request.sampling_params.seed = seed_of_choice(seed, index)
         if index:  # the first one is told for all
             one.request.sampling_params.ClearField("prompt_logprobs")
+            one.resubmitted = True  # all are let in or refused with the first
         submissions.append(one)
     return submissions
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pagewire import error_details
-from pagewire.services.scheduler.request_output import new_outbox
+from pagewire import error_details, rpc
+from pagewire.services.scheduler.deadlines import Deadlines
+from pagewire.services.scheduler.request_output import RequestOutbox, new_outbox
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.services.scheduler.service_line import ServiceLine, generate_request, token_submission
 
@@ -55,6 +58,75 @@ async def test_a_resubmitted_request_is_let_in(tmp_path: Path) -> None:
             line.engine.submit(refused, outbox, 2)
         refused.resubmitted = True
         line.engine.submit(refused, outbox, 2)
+
+
+@pytest.mark.parametrize("rows_taken", [0, 2])
+async def test_pages_are_free_when_the_time_is_up(tmp_path: Path, rows_taken: int) -> None:
+    """Of a request that runs, and of one that waits; with the next one nothing of it is scheduled."""
+    async with make_line(tmp_path).running() as line:
+        others = [line.stub.Generate(generate_request([i, 3], max_tokens=2000)) for i in range(rows_taken)]
+        await asyncio.gather(*(call.read() for call in others))
+        num_entered = len(line.executor.new_requests)
+        outbox = new_outbox()
+        submission = token_submission(1, [5, 6], max_tokens=2000)
+        submission.context.timeout.FromMilliseconds(60)
+        line.engine.submit(submission, outbox, 1)
+        async with asyncio.timeout(5):
+            error = await _error_of(outbox)
+        assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert ("waited for its turn" if rows_taken else "output was generated") in error.message
+        assert line.engine.scheduler.num_waiting == 0
+        assert line.engine.scheduler.num_running == rows_taken, "free at once, not with the next step"
+        line.engine.scheduler.check_integrity()
+        for call in others:
+            call.cancel()
+        await line.wait_until_free()
+        assert len(line.executor.new_requests) - num_entered == (0 if rows_taken else 1)
+
+
+async def test_what_comes_too_late_is_not_taken(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        submission = token_submission(1, [5, 6])
+        submission.context.timeout.FromMilliseconds(0)
+        with pytest.raises(rpc.RpcError, match="time was up") as error:
+            line.engine.submit(submission, new_outbox(), 1)
+        assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_call_that_is_cancelled_or_late_frees_its_pages(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        cancelled = line.stub.Generate(generate_request([1, 2], max_tokens=2000))
+        await cancelled.read()
+        late = line.stub.Generate(generate_request([3, 4], max_tokens=2000), timeout=0.1)
+        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+            await _read(late)
+        cancelled.cancel()
+        await line.wait_until_free()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 100), st.booleans()), max_size=200))
+def test_deadlines_are_told_in_order_and_once(requests: list[tuple[int, int, bool]]) -> None:
+    deadlines, told, expected = Deadlines(), [], {}
+    for number, (time, _, is_removed) in enumerate(requests):
+        deadlines.add(number, time)
+        if is_removed:
+            deadlines.remove(number)
+        else:
+            expected[number] = time
+    for now in range(31):
+        due = deadlines.take_due(now)
+        assert all(expected[number] == now for number in due)
+        told += due
+    assert sorted(told) == sorted(expected)
+    assert deadlines.next is None
+
+
+async def _error_of(outbox: RequestOutbox) -> rpc.RpcError:
+    async for outputs in outbox:
+        for output in outputs.values():
+            if output.error is not None:
+                return output.error
+    raise AssertionError("there was none")
 
 
 async def _read(call: grpc.aio.UnaryStreamCall) -> list[int]:

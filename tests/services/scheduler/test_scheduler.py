@@ -57,7 +57,7 @@ def test_decodes_go_first_then_running_prefills_then_waiting() -> None:
 
 
 def test_a_long_prefill_is_capped_only_beside_others() -> None:
-    line = make_line(budget=32, pipeline_depth=1, long_prefill_token_threshold=6)
+    line = make_line(budget=32, pipeline_depth=1, long_prefill_token_threshold=6, max_long_partial_prefills=2)
     line.add(prompt_of(1, 40), max_tokens=9)
     assert step_once(line) == {1: 32}
     line.add(prompt_of(2, 20), max_tokens=9)
@@ -213,7 +213,7 @@ def test_a_request_that_lacks_blocks_is_looked_up_again_only_when_some_came_free
     line.add(prompt_of(2, 4), max_tokens=6)
     step_once(line)
     line.add(prompt_of(3, 40), max_tokens=2)
-    manager = line.replica._kv
+    manager = line.replica._rows.kv
     assert manager is not None
     lookups: list[int] = []
     get_computed_blocks = manager.get_computed_blocks

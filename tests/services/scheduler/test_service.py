@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from pagewire import error_details, rpc
-from pagewire.services.scheduler.main import make_public_server
+from pagewire.services.scheduler.main import MAX_PUBLIC_BYTES, make_public_server
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request_output import new_outbox
@@ -392,9 +392,9 @@ async def test_an_end_from_outside_takes_no_token_away(tmp_path: Path) -> None:
         update = line.engine.scheduler.update
         num_left = 0
 
-        def update_then_abort(replica: Replica, result: StepResult) -> Outputs:
+        def update_then_abort(replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
             nonlocal num_left
-            outputs = update(replica, result)
+            outputs = update(replica, result, seconds)
             num_left -= len(outputs.requests)
             if num_left == 0:
                 # Runs before the callback that delivers.
@@ -677,7 +677,11 @@ async def test_public_server_generates_and_has_no_link(tmp_path: Path) -> None:
             responses = [response async for response in call]
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await scheduler_link_pb2_grpc.SchedulerLinkServiceStub(channel).Connect(iter([])).read()
+            large = generate_request([1], external_id="x" * (MAX_PUBLIC_BYTES + 1), max_tokens=5)
+            with pytest.raises(grpc.aio.AioRpcError) as too_large:
+                await stub.Generate(large).read()
         await server.stop()
+    assert too_large.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert [t for r in responses for t in r.token_ids] == output_of(1, 5)
     assert (responses[0].request_id, {r.request_id for r in responses[1:]}) == ("mine", {""})
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
