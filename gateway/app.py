@@ -50,6 +50,7 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
         api_key=config.api_key,
         shutdown=gateway.shutdown,
         max_timeout=config.request_timeout,
+        tenant_header=config.tenant_header,
         body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},
     )
     install_handlers(app)

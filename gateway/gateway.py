@@ -9,7 +9,7 @@ import grpc
 from fastapi import Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import rpc, telemetry
+from pagewire import rpc, telemetry, tenants
 from pagewire.admin import Neighbour
 from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
@@ -103,7 +103,7 @@ class Gateway:
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
-        metadata = [("traceparent", traceparent)] if traceparent else None
+        metadata = [*tenants.metadata(), *([("traceparent", traceparent)] if traceparent else [])]
         for attempt in itertools.count(1):
             while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
                 await asyncio.sleep(NOTICED_S)

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagewire import tenants
 from pagewire.gateway import metrics
 from pagewire.gateway.errors import ApiError, error_response
 from pagewire.gateway.page.routes import needs_no_key
@@ -72,12 +73,14 @@ class RequestMiddleware:
         shutdown: GracefulShutdown,
         body_limits: Mapping[str, int],
         max_timeout: float | None = None,
+        tenant_header: str | None = None,
     ) -> None:
         """body_limits: bytes, of the paths whose bodies may be larger than others'. max_timeout: seconds that a request
-        may take."""
+        may take. tenant_header: in which clients say whose a request is."""
         self._max_timeout = max_timeout
         self._app = app
         self._body_limits = body_limits
+        self._tenant_header = tenant_header
         self._api_key = api_key.encode() if api_key else None
         self._shutdown = shutdown
 
@@ -134,6 +137,19 @@ class RequestMiddleware:
             return ApiError(503, "this gateway is shutting down; try again")
         if _content_length(headers) > (limit := self._body_limit(path)):
             return ApiError(413, _too_large(limit))
+        return self._set_tenant(scope)
+
+    def _set_tenant(self, scope: Scope) -> ApiError | None:
+        """Lines of batches are whose the batch is."""
+        header = self._tenant_header
+        if (tenant := scope.get(IN_PROCESS)) is None and header is not None:
+            key = header.lower().encode()
+            given = [value.decode("latin-1") for name, value in scope["headers"] if name == key]
+            try:
+                tenant = tenants.named(header, given)
+            except ValueError as error:
+                return ApiError(400, str(error), param=header)
+        tenants.present.set(tenant or tenants.NOBODY)
         return None
 
     def _set_deadline(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:

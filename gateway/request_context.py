@@ -7,7 +7,7 @@ from starlette.types import Scope, Send
 
 _SCOPE_KEY = "pagewire.request"
 
-# In the scope of a request that no client waits for.
+# In the scope of a request that no client waits for: the tenant whose it is.
 IN_PROCESS = "pagewire.in_process"
 
 # When the present request's time is up, by time.monotonic(); None: never.

@@ -22,6 +22,7 @@ from pagewire.gateway.files.files import Files, new_id
 from pagewire.gateway.files.schema import MAX_EXPIRY_S
 from pagewire.gateway.files.upload import storage_error
 from pagewire.gateway.store import Document, Lease, Store
+from pagewire.tenants import NOBODY, Tenant, present
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 # Of a batch that has ended.
@@ -36,6 +37,7 @@ class Record(msgspec.Struct, kw_only=True):
     output_file_id: str
     error_file_id: str
     output_expiry: int  # seconds after their creation
+    tenant: Tenant = NOBODY  # whose it is
     # What it ends as, once its lines have.
     ending: str = "completed"
 
@@ -74,7 +76,13 @@ class Batches:
             metadata=request.metadata,
         )
         expiry = request.output_expires_after.seconds if request.output_expires_after else MAX_EXPIRY_S
-        record = Record(batch=batch, output_file_id=new_id(), error_file_id=new_id(), output_expiry=expiry)
+        record = Record(
+            batch=batch,
+            output_file_id=new_id(),
+            error_file_id=new_id(),
+            output_expiry=expiry,
+            tenant=present.get(),
+        )
         # The batch's own from now on, whatever becomes of the file.
         await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
         try:

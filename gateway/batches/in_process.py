@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message
 
 from pagewire.batch.results import Answer
 from pagewire.gateway.request_context import IN_PROCESS
+from pagewire.tenants import Tenant
 
 
 class InProcess:
@@ -18,7 +19,7 @@ class InProcess:
         if api_key:
             self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
 
-    async def post(self, path: str, body: Mapping[str, Any], request_id: str) -> Answer:
+    async def post(self, path: str, body: Mapping[str, Any], request_id: str, tenant: Tenant) -> Answer:
         """The answer, whatever its status. If this is cancelled, the request is aborted like one of a client that has
         gone away."""
         content = json.dumps(body).encode()
@@ -29,7 +30,7 @@ class InProcess:
         ]
         scope = {
             "type": "http",
-            IN_PROCESS: True,
+            IN_PROCESS: tenant,
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
             "method": "POST",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 
 from pagewire import rpc
 from pagewire.batch.lines import Line
@@ -11,6 +12,7 @@ from pagewire.gateway.batches.run import BatchRun
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.store import Lease, LeaseLost
+from pagewire.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -85,17 +87,18 @@ class BatchWorker:
 
     async def _run(self, lease: Lease) -> None:
         record = await self._batches.record(lease.id)
-        run = BatchRun(self._batches, self._gateway.files, self._list_models, self._post, lease, record)
+        post = partial(self._post, record.tenant)
+        run = BatchRun(self._batches, self._gateway.files, self._list_models, post, lease, record)
         await run.run(self._room, self._concurrency, self._stopping)
 
     async def _list_models(self) -> list[str]:
         return [model.id for model in await self._gateway.list_models()]
 
-    async def _post(self, line: Line, request_id: str) -> Answer:
+    async def _post(self, tenant: Tenant, line: Line, request_id: str) -> Answer:
         body = line.body
         if line.url in _HAVE_PRIORITY and body.get("priority") is None:
             body = {**body, "priority": PRIORITY}
-        return await self._app.post(line.url, body, request_id)
+        return await self._app.post(line.url, body, request_id, tenant)
 
     async def _sweep(self) -> None:
         while True:

@@ -9,7 +9,7 @@ import grpc
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire import error_details, telemetry
+from pagewire import error_details, telemetry, tenants
 from pagewire.gateway import metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
@@ -89,7 +89,8 @@ class GenerationResponse(Response):
         _label(self._requests, context.request_id)
         status = 0
         try:
-            await self._serve(context, common_pb2.RequestContext(traceparent=span.traceparent), receive, send)
+            told = tenants.tell(tenants.present.get(), common_pb2.RequestContext(traceparent=span.traceparent))
+            await self._serve(context, told, receive, send)
         except ClientGone:
             self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()

@@ -19,6 +19,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from pagewire import tenants
 from pagewire.errors import StartupError
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.reply import Reply
@@ -181,6 +182,8 @@ def _redis_log(url: str, bounds: Bounds) -> Log:
 def _tenant(headers: Headers) -> str:
     """Who sends a request: keys and ids of one are nothing to another."""
     given = headers.get("authorization", "") + "\n" + headers.get("x-api-key", "")
+    if name := tenants.present.get().name:
+        given += "\n" + name
     return hashlib.sha256(given.encode()).hexdigest()[:16]
 
 

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from msgspec import DecodeError
+from msgspec.structs import replace
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError, from_rpc
 from pagewire.gateway.generation.reply import ChoiceOutput, Reply
@@ -25,6 +26,7 @@ from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.gateway.store import Lease, LeaseLost, Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
 from pagewire.rpc import RpcError
+from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,8 @@ class Background:
         """Stores a response that is queued, for any process to generate."""
         request.request_id = response.id
         logprobs = request.sampling_params.HasField("logprobs")
-        stored = Stored(encode(response), input, response.previous_response_id, logprobs)
+        tenant = tenants.present.get()
+        stored = Stored(encode(response), input, response.previous_response_id, logprobs, tenant=tenant)
         await self._log.put_request(response.id, request)
         await self._responses.save(response.id, stored, self._jobs)
 
@@ -210,7 +213,8 @@ class Background:
     async def _attempt(
         self, lease: Lease, stored: Stored, request: GenerateRequest, outputs: list[GenerateResponse]
     ) -> None:
-        reply = self._link.generate([request], streaming=True, earlier=[outputs])
+        context = tenants.tell(stored.tenant, RequestContext())
+        reply = self._link.generate([request], streaming=True, context=context, earlier=[outputs])
         watching = asyncio.create_task(_watch(lease, reply))
         try:
             while merged := await reply.next():
@@ -259,7 +263,7 @@ def _queued(response: ModelResponse) -> ModelResponse:
 def _begun(stored: Stored) -> Stored:
     response = response_of(stored)
     response.status = "in_progress"
-    return Stored(encode(response), stored.input, stored.previous, stored.logprobs)
+    return replace(stored, response=encode(response))
 
 
 def _told(stored: Stored, outputs: list[GenerateResponse], error: ApiError | None) -> Stored:
@@ -279,4 +283,4 @@ def _told(stored: Stored, outputs: list[GenerateResponse], error: ApiError | Non
 
 
 def _ended(stored: Stored, response: ModelResponse, num_outputs: int) -> Stored:
-    return Stored(encode(response), stored.input, stored.previous, logprobs=stored.logprobs, num_outputs=num_outputs)
+    return replace(stored, response=encode(response), num_outputs=num_outputs)

@@ -15,6 +15,7 @@ from pagewire.gateway.responses.conversation import AnyItem
 from pagewire.gateway.responses.items import FunctionCallInput, FunctionCallOutput, ItemReference, Items, MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery
 from pagewire.gateway.store import Bound, Jobs, Lease, Store
+from pagewire.tenants import NOBODY, Tenant
 
 PREFIX = "resp_"
 # Of one conversation: responses, and bytes of what was said in them.
@@ -33,6 +34,7 @@ class Stored(msgspec.Struct, gc=False):
     previous: str | None = None
     logprobs: bool = False  # told of text
     num_outputs: int = 0  # of a response in the background that has ended
+    tenant: Tenant = NOBODY  # whose it is, in the background
 
 
 class Responses:

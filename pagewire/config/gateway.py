@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.shared import RecoveryConfig, ServiceConfig
+from pagewire.config.shared import RecoveryConfig, ServiceConfig, TenantConfig
 from pagewire.fields import PORT, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(RecoveryConfig, ServiceConfig):
+class GatewayConfig(RecoveryConfig, TenantConfig, ServiceConfig):
     """REST, OpenAI-compatible."""
 
     host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")

@@ -36,6 +36,18 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TenantConfig:
+    """What the services have that clients call: whose requests are."""
+
+    tenant_header: str | None = flag(
+        None,
+        "header, over gRPC metadata, that says whose a request is, as X-Tenant-ID: tenants share fairly; set it where "
+        "only a proxy reaches the stack (default: none is believed)",
+        group="network",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListenConfig(ServiceConfig):
     """What every gRPC service has."""
 
@@ -49,7 +61,7 @@ class ListenConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicListenConfig(ListenConfig):
+class PublicListenConfig(TenantConfig, ListenConfig):
     """What the services have that clients call."""
 
     public_listen: str = flag(

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.request_output import MAX_UNREAD, new_outbox
@@ -20,7 +20,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        told = RequestContext(traceparent=rpc.traceparent_of(context))
+        told = tenants.tell(tenants.present.get(), RequestContext(traceparent=rpc.traceparent_of(context)))
         rpc.set_timeout(told, context)
         submission = TokenSubmission(request=request.request, context=told)
         outbox = new_outbox()

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.services.tokenizer.choices.choices import sampled
 from pagewire.services.tokenizer.choices.search_requests import searched
 from pagewire.services.tokenizer.errors import invalid
@@ -32,7 +32,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        told = RequestContext(traceparent=rpc.traceparent_of(context))
+        told = tenants.tell(tenants.present.get(), RequestContext(traceparent=rpc.traceparent_of(context)))
         rpc.set_timeout(told, context)
         submission = GenerateSubmission(request=request, context=told)
         if request.HasField("beam_search"):

@@ -10,6 +10,7 @@ from operator import mul
 
 import grpc
 
+from pagewire import tenants
 from pagewire.rpc import MAX_MESSAGE_BYTES, RpcError
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
@@ -181,7 +182,7 @@ class Vectors:
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:
         """In order. If one fails, or nobody waits any more, all end."""
         span = Span(call.span_name, call.traceparent, serves=True)
-        context = common_pb2.RequestContext(traceparent=span.traceparent)
+        context = tenants.tell(tenants.present.get(), common_pb2.RequestContext(traceparent=span.traceparent))
         messages = [
             TokenSubmission(
                 request=TokenRequest(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.rpc import RpcError
 from pagewire.v1 import (
     admin_pb2,
@@ -196,13 +196,14 @@ class FakeTokenizer(
         self.vector_calls: list[VectorsRequest] = []
         self.num_cancelled = 0  # of them, and of searches
         self.searches: list[GenerateRequest] = []
+        self.tenants: list[tenants.Tenant] = []  # of vector calls and searches
         self.status = admin_pb2.GetStatusResponse(services=[admin_pb2.ServiceStatus(service="tokenizer")])
         self._server: rpc.Server | None = None
 
     # The process.
 
     async def start(self, address: str) -> None:
-        server = rpc.Server([address], shutdown_timeout=0.1)
+        server = rpc.Server([address], shutdown_timeout=0.1, interceptors=[tenants.TenantInterceptor()])
         server.add(self, inference_pb2_grpc.add_InferenceServiceServicer_to_server, "pagewire.v1.InferenceService")
         add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
         server.add(self, add_link, "pagewire.v1.InferenceLinkService")
@@ -308,6 +309,7 @@ class FakeTokenizer(
     async def Generate(self, request, context) -> AsyncIterator[GenerateResponse]:
         """A search: of the outputs of best_of seeds, or of n, the last are the best."""
         self.searches.append(request)
+        self.tenants.append(tenants.present.get())
         try:
             await self.running.wait()
         except asyncio.CancelledError:
@@ -355,6 +357,7 @@ class FakeTokenizer(
     async def _read_inputs(self, request: VectorsRequest, inputs: Sequence[inference_pb2.InputText]) -> list[int]:
         """Tokens of each."""
         self.vector_calls.append(request)
+        self.tenants.append(tenants.present.get())
         try:
             await self.running.wait()
         except asyncio.CancelledError:
