@@ -56,7 +56,7 @@ class Gateway:
         self.batches = Batches(store, self.files)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
-        self.link = TokenizerLink(self.channel, config.recovery_timeout)
+        self.link = TokenizerLink(self.channel, config.recovery_timeout, config.hang_timeout)
         log = OutputLog(store, config.response_store_size, config.response_store_ttl)
         self.background = Background(self.link, store, self.responses, log)
         bounds = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)

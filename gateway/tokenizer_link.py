@@ -7,7 +7,7 @@ import grpc
 
 from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice, Reply
 from pagewire.rpc import RpcError
-from pagewire.streams import ResubmittingLink
+from pagewire.streams import Pings, ResubmittingLink
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
@@ -19,9 +19,11 @@ TOKEN_BYTES = 4
 class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectResponse]):
     """Submits the choices of replies and hands them their outputs; `run()` keeps the stream up."""
 
-    def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float) -> None:
-        """recovery_timeout: seconds without the tokenizer service after which generations end with UNAVAILABLE."""
-        super().__init__("tokenizer service", InferenceLinkServiceStub(channel).Connect, recovery_timeout)
+    def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float, hang_timeout: float = 0.0) -> None:
+        """recovery_timeout: seconds without the tokenizer service after which generations end with UNAVAILABLE.
+        hang_timeout: seconds without a sign of life after which it is taken to hang; 0 = never."""
+        pings = Pings(channel, "pagewire.v1.InferenceService", hang_timeout)
+        super().__init__("tokenizer service", InferenceLinkServiceStub(channel).Connect, recovery_timeout, pings)
 
     def generate(
         self,

@@ -118,7 +118,7 @@ def _service(name: str, argv: list[str]) -> int:
 
     telemetry.setup(name, settings)
     try:
-        rpc.run(module.serve(settings))
+        rpc.run(module.serve(settings), settings.hang_timeout)
     except StartupError as error:
         logger.error("%s", error)
         return 1

@@ -8,6 +8,7 @@ from functools import partial
 from pagewire import launch, logs
 from pagewire.config import GatewayConfig
 from pagewire.supervisor import Service, Supervisor
+from pagewire.watchdog import watched
 
 logger = logging.getLogger(__name__)
 
@@ -16,8 +17,20 @@ def run(config: GatewayConfig) -> int:
     """Keeps config.api_server_count gateways running until a signal; the exit code. Raises StartupError."""
     logs.setup("gateway", config)
     config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
-    supervisor = Supervisor(services(config), shutdown_timeout=config.shutdown_timeout, stop_together=True)
-    return asyncio.run(supervisor.run(lambda: logger.info("%d gateway processes are ready", config.api_server_count)))
+    supervisor = Supervisor(
+        services(config),
+        shutdown_timeout=config.shutdown_timeout,
+        stop_together=True,
+        hang_timeout=config.hang_timeout,
+    )
+
+    def announce() -> None:
+        logger.info("%d gateway processes are ready", config.api_server_count)
+
+    async def serve() -> int:
+        return await watched(supervisor.run(announce), config.hang_timeout)
+
+    return asyncio.run(serve())
 
 
 def services(config: GatewayConfig) -> list[Service]:

@@ -50,7 +50,9 @@ def run(config: ServeConfig) -> int:
             model = served_model(_address(directory, "tokenizer"))
             print(banner(config, model, time.monotonic() - started), flush=True)
 
-        supervisor = Supervisor(services(config, directory), shutdown_timeout=config.shutdown_timeout)
+        supervisor = Supervisor(
+            services(config, directory), shutdown_timeout=config.shutdown_timeout, hang_timeout=config.hang_timeout
+        )
         with running.announced(config, shared=True):
             return asyncio.run(supervisor.run(announce))
 
@@ -66,7 +68,9 @@ def run_for(
     with _sockets(config.uds_dir) as directory:
         config = _resolved(config, directory)
         supervisor = Supervisor(
-            services(config, directory)[0 if with_rest else 1 :], shutdown_timeout=config.shutdown_timeout
+            services(config, directory)[0 if with_rest else 1 :],
+            shutdown_timeout=config.shutdown_timeout,
+            hang_timeout=config.hang_timeout,
         )
         return asyncio.run(_serve_for(supervisor, lambda: work(config)))
 

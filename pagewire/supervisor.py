@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from pagewire.errors import StartupError
 from pagewire.process import PARENT_PID
+from pagewire.watchdog import HEARTBEAT_FD, SUPERVISOR_MARGIN_S, Silence
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,10 @@ class Service:
 class _Keeper:
     """One service's process through all its restarts."""
 
-    def __init__(self, service: Service, stable_after: float) -> None:
+    def __init__(self, service: Service, stable_after: float, hang_timeout: float) -> None:
         self.service = service
         self._stable_after = stable_after
+        self._hang_timeout = hang_timeout
         self.is_ready = asyncio.Event()
         self.task = asyncio.create_task(self._keep(), name=f"keep-{service.name}")
         self._process: asyncio.subprocess.Process | None = None
@@ -97,25 +99,51 @@ class _Keeper:
 
     async def _run(self) -> int:
         """One life of the process; its exit code, negative for a signal."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self.service.command,
-            env={**self.service.environment, PARENT_PID: str(os.getpid())},
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        beats, beats_of_child = os.pipe()
+        os.set_blocking(beats, False)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.service.command,
+                env={
+                    **self.service.environment,
+                    PARENT_PID: str(os.getpid()),
+                    HEARTBEAT_FD: str(beats_of_child),
+                },
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(beats_of_child,),
+            )
+        finally:
+            os.close(beats_of_child)
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         started = time.monotonic()
         self._ready_at = None
-        probing = asyncio.create_task(self._probe(started))
+        watching = asyncio.create_task(self._watch(started, beats))
         try:
             return await self._process.wait()
         finally:
-            probing.cancel()
+            watching.cancel()
+            os.close(beats)
             self.is_ready.clear()
             # Whatever the service itself started goes with it.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _watch(self, started: float, beats: int) -> None:
+        """Waits until the service is ready; from then on it is killed if it hangs. What starting takes is nobody's to
+        know. SIGTERM would not reach a process that is stopped."""
+        await self._probe(started)
+        if not self._hang_timeout:
+            return
+        silence, has_beaten = Silence(self._hang_timeout + SUPERVISOR_MARGIN_S), False
+        while not (has_beaten and silence.lasts()):
+            await asyncio.sleep(silence.step)
+            if _drain(beats):
+                silence.broken()
+                has_beaten = True
+        logger.error("%s hangs: no sign of life for %g s (--hang-timeout): killed", self.service.name, silence.timeout)
+        self._signal(signal.SIGKILL)
 
     async def _probe(self, started: float) -> None:
         while True:
@@ -137,12 +165,16 @@ class Supervisor:
         *,
         shutdown_timeout: float,
         stop_together: bool = False,
+        hang_timeout: float = 0.0,
         stable_after: float = STABLE_S,
     ) -> None:
-        """stable_after: seconds of being ready after which a service that dies is started again without more delay than
-        the first time."""
+        """hang_timeout: seconds without a sign of life after which a service is killed; 0 = never.
+
+        stable_after: seconds of being ready after which one that dies is started again without more delay than the
+        first time.
+        """
         self._services = services
-        self._stable_after = stable_after
+        self._stable_after, self._hang_timeout = stable_after, hang_timeout
         self._stop_together = stop_together
         self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
         self._keepers: list[_Keeper] = []
@@ -161,7 +193,7 @@ class Supervisor:
             signals.append(signal.SIGHUP)
         for number in signals:
             loop.add_signal_handler(number, self._on_signal)
-        self._keepers = [_Keeper(service, self._stable_after) for service in self._services]
+        self._keepers = [_Keeper(service, self._stable_after, self._hang_timeout) for service in self._services]
         stopping = asyncio.create_task(self._stop.wait())
         announcing = asyncio.create_task(self._announce(on_ready))
         try:
@@ -217,6 +249,13 @@ class Supervisor:
             for task in waits:
                 task.cancel()
         on_ready()
+
+
+def _drain(pipe: int) -> bool:
+    """Whether there was something in it."""
+    with suppress(BlockingIOError):
+        return bool(os.read(pipe, 65536))
+    return False
 
 
 def _ending(code: int) -> str:

@@ -26,6 +26,13 @@ class ServiceConfig:
     shutdown_timeout: float = flag(
         30.0, "seconds that requests in flight have to finish after SIGTERM", group="recovery", valid=NOT_NEGATIVE
     )
+    hang_timeout: float = flag(
+        8.0,
+        "seconds without progress, beyond what a step is expected to take, after which a process counts as hung and is "
+        "replaced; 0 = never",
+        group="recovery",
+        valid=NOT_NEGATIVE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

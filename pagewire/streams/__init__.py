@@ -7,7 +7,18 @@ sent yet are merged, so that a slow reader delays its own requests only, and nev
 
 from pagewire.streams.link import MAX_BACKOFF_S, BidiCall, Link, LinkOwner
 from pagewire.streams.outbox import Outbox
+from pagewire.streams.pings import Pings
 from pagewire.streams.resubmitting_link import LinkedRequest, ResubmittingLink
 from pagewire.streams.session import Session
 
-__all__ = ["MAX_BACKOFF_S", "BidiCall", "Link", "LinkOwner", "LinkedRequest", "Outbox", "ResubmittingLink", "Session"]
+__all__ = [
+    "MAX_BACKOFF_S",
+    "BidiCall",
+    "Link",
+    "LinkOwner",
+    "LinkedRequest",
+    "Outbox",
+    "Pings",
+    "ResubmittingLink",
+    "Session",
+]

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 
 from pagewire.rpc import RpcError
+from pagewire.streams.pings import Pings
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +62,19 @@ class Link(Generic[Request, Response]):
         name: str,
         open_call: OpenCall[Request, Response],
         owner: LinkOwner[Request, Response],
+        pings: Pings | None = None,
+        on_ping: Callable[[], None] = lambda: None,
     ) -> None:
-        """open_call starts the call (`stub.Connect`); name is for the log ("scheduler")."""
+        """open_call starts the call (`stub.Connect`); name is for the log ("scheduler"). pings: break the stream if the
+        other side hangs; on_ping: `pings.is_serving` may have changed."""
         self._name = name
         self._open_call = open_call
         self._owner = owner
         self._call: BidiCall[Request, Response] | None = None
         self._write_lock = asyncio.Lock()
+        self._pings, self._on_ping = pings, on_ping
+        self._was_heard = False
+        self._hang: str | None = None  # why the stream was broken off
 
     async def send(self, message: Request) -> None:
         """Sends in call order. Without a stream the message is dropped: on_connect has to say it all again."""
@@ -101,11 +108,14 @@ class Link(Generic[Request, Response]):
         call = self._open_call(wait_for_ready=True)
         self._call = call
         was_up = False
-        reason = "stream ended"
+        reason, self._hang = "stream ended", None
+        pinging: asyncio.Task[None] | None = None
         try:
             was_up = bool(await self._owner.on_connect(self.send))
             while (message := await call.read()) is not grpc.aio.EOF:
-                was_up = True
+                was_up = self._was_heard = True
+                if pinging is None and self._pings is not None:
+                    pinging = asyncio.create_task(self._break_if_silent(call, self._pings), name=f"{self._name} pings")
                 self._owner.on_message(message)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
@@ -114,7 +124,7 @@ class Link(Generic[Request, Response]):
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            reason = "stream cancelled"
+            reason = self._hang or "stream cancelled"
         except RpcError as error:
             was_up, reason = False, f"{error.code.name}: {error.message}"
         except Exception:
@@ -123,9 +133,19 @@ class Link(Generic[Request, Response]):
         finally:
             self._call = None
             call.cancel()
+            if pinging is not None:
+                pinging.cancel()
             self._owner.on_disconnect(reason)
         if was_up:
             logger.warning("lost the stream to the %s (%s); reconnecting", self._name, reason)
         else:
             logger.debug("no stream to the %s yet (%s)", self._name, reason)
         return was_up
+
+    async def _break_if_silent(self, call: BidiCall[Request, Response], pings: Pings) -> None:
+        self._hang = await pings.until_silent(self._has_heard, self._on_ping)
+        call.cancel()
+
+    def _has_heard(self) -> bool:
+        was_heard, self._was_heard = self._was_heard, False
+        return was_heard

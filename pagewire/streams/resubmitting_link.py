@@ -12,6 +12,7 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.streams.link import MAX_BACKOFF_S, Link, OpenCall
+from pagewire.streams.pings import Pings
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,15 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     A subclass builds the messages and reads them.
     """
 
-    def __init__(self, name: str, open_call: OpenCall[Out, In], recovery_timeout: float) -> None:
-        """open_call starts the call (`stub.Connect`); name is for the log and for errors ("tokenizer service")."""
+    def __init__(
+        self, name: str, open_call: OpenCall[Out, In], recovery_timeout: float, pings: Pings | None = None
+    ) -> None:
+        """open_call starts the call (`stub.Connect`); name is for the log and for errors ("tokenizer service"). pings:
+        have a hang count as a death."""
         self._name = name
         self._recovery_timeout = recovery_timeout
-        self._link: Link[Out, In] = Link(name, open_call, self)
+        self._link: Link[Out, In] = Link(name, open_call, self, pings, self._notify)
+        self._pings = pings
         self._numbers = itertools.count(1)
         self._live: dict[int, R] = {}
         self._unsent: dict[int, R] = {}  # those of the live ones that this stream has not carried
@@ -97,8 +102,13 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         return self._has_been_up and not self._given_up
 
     @property
+    def is_ready(self) -> bool:
+        """Whether requests would be served now: the other side is there, and says that it is ready."""
+        return self.is_up and (self._pings is None or self._pings.is_serving)
+
+    @property
     def changed(self) -> asyncio.Event:
-        """Set once `is_available` may differ from now; get it before you look."""
+        """Set once `is_available` or `is_ready` may differ from now; get it before you look."""
         return self._changed
 
     @property
@@ -212,6 +222,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
                 if request.lost_at is None:
                     request.lost_at = self._away_since
             self._watch()
+            self._notify()
 
     # -- the bound on recovery ---------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from pagewire.services.executor.step_context import StepContext, StepImages
 from pagewire.services.executor.upload import upload_into
 
 PADDING_ROW = -1
+# Attending to so many tokens costs as much as the rest of a token's pass, or less.
+_CONTEXT_OF_A_TOKEN = 1000
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -63,6 +65,7 @@ class InputBatch:
     num_samples: np.ndarray | None  # int64 [R], positions that each is sampled at, its drafts + 1; None = one each
     sample_rows: np.ndarray  # int64 [S], sampled position -> row
     offsets: np.ndarray | None  # int64 [S], drafts before each position; None = none
+    load: float  # what it costs to compute, in tokens of no context
 
     @property
     def shape(self) -> BatchShape:
@@ -95,6 +98,7 @@ def make_batch(
             f"it has {known[index]} tokens and blocks for {num_slots[index]}"
         )
     num_tokens = int(query_lens.sum())
+    load = float((query_lens * (1 + seq_lens / _CONTEXT_OF_A_TOKEN)).sum())
     if num_tokens > max_tokens:
         raise InvalidStep(f"step {step.step_id} has {num_tokens} tokens; max_num_batched_tokens is {max_tokens}")
     sampled, vectors = np.flatnonzero(reached == known), _NONE
@@ -108,11 +112,13 @@ def make_batch(
         raise InvalidStep(f"a request grows beyond max_model_len {state.max_model_len}")
     sampled_rows = rows[sampled]
     if drafts is None:
-        return InputBatch(rows, query_lens, num_tokens, sampled, sampled_rows, vectors, None, sampled_rows, None)
+        return InputBatch(rows, query_lens, num_tokens, sampled, sampled_rows, vectors, None, sampled_rows, None, load)
     num_samples = drafts[sampled] + 1
     sample_rows = np.repeat(sampled_rows, num_samples)
     offsets = np.arange(len(sample_rows)) - np.repeat(num_samples.cumsum() - num_samples, num_samples)
-    return InputBatch(rows, query_lens, num_tokens, sampled, sampled_rows, vectors, num_samples, sample_rows, offsets)
+    return InputBatch(
+        rows, query_lens, num_tokens, sampled, sampled_rows, vectors, num_samples, sample_rows, offsets, load
+    )
 
 
 def _check_drafts(

@@ -20,6 +20,7 @@ from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
 from pagewire.services.executor.worker import DeviceError, Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,12 @@ async def serve(config: ExecutorConfig) -> None:
     """
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
-    worker = Worker(lambda: start_runner(config, str(find_model(config)), progress), on_cuda=on_cuda)
+    watchdog = Watchdog(config.hang_timeout)
+    worker = Worker(
+        lambda: start_runner(config, str(find_model(config)), progress),
+        on_cuda=on_cuda,
+        pulse=watchdog.pulse("the device"),
+    )
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
     servicer = ExecutorServicer(worker, lambda info: make_grammars(config, info))
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
@@ -65,6 +71,7 @@ async def serve(config: ExecutorConfig) -> None:
     await server.start()
     telemetry.serve_metrics(config.metrics_port)
     worker.start()
+    watchdog.start()
     stopping = asyncio.create_task(rpc.wait_for_signal())
     try:
         if await _first(worker.loaded, stopping):

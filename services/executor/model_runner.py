@@ -117,10 +117,11 @@ class ModelRunner:
         return len(self._state)
 
     @torch.inference_mode()
-    def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
+    def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         """Launches one step. Raises InvalidStep, after which the state is undefined until `reset()`.
 
-        launching: called before the forward pass, when everything it reads is on its way to the device.
+        launching: called before the forward pass, when everything it reads is on its way to the device, with the step's
+        load (`InputBatch.load`).
         """
         self._state.settle()
         step = self._images.update(step)
@@ -134,7 +135,7 @@ class ModelRunner:
         graphs = self._graphs if images is None else self._eager
         shape = graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_tables, shape)
-        launching()
+        launching(batch.load)
         self._propose(batch)
         hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
         sampled = self._sample(hidden, batch, shape, graphs) if len(batch.sampled) else None

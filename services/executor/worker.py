@@ -21,7 +21,9 @@ from pagewire.services.executor import convert, stats
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step, StepOutput
+from pagewire.services.executor.step_watch import StepWatch
 from pagewire.v1 import executor_pb2
+from pagewire.watchdog import Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +115,12 @@ class Clock:
 class Worker:
     """Owns the device thread. `loaded` resolves when steps can be executed, `failed` with a fatal device error."""
 
-    def __init__(self, start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]], *, on_cuda: bool) -> None:
-        """start_runner is called on the device thread; its errors go to `loaded`."""
+    def __init__(
+        self, start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]], *, on_cuda: bool, pulse: Pulse | None = None
+    ) -> None:
+        """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
+        that is done on."""
+        self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
         self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | None] = SimpleQueue()
@@ -165,7 +171,9 @@ class Worker:
     def _serve(self, runner: ModelRunner) -> None:
         try:
             while (item := self._submitted.get()) is not None:
+                self._watch.begin(encodes_images=runner.smallest_image > 0)
                 self._handle(runner, item)
+                self._watch.end()
         except BaseException as error:
             self._fail(error)
         self._end_session(None, "the executor stops")
@@ -196,7 +204,7 @@ class Worker:
         if self._on_cuda:
             self._launched.put(item)
         else:
-            _return(item)
+            self._return(item)
 
     def _end_session(self, successor: Session | None, reason: str) -> None:
         self._spans.end_all(reason)
@@ -207,17 +215,37 @@ class Worker:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
         clock = Clock(self._on_cuda, received_ns)
-        output = runner.execute(step, clock.launching)
+
+        def launching(load: float) -> None:
+            self._watch.launching(load)
+            clock.launching()
+
+        output = runner.execute(step, launching)
         clock.launched()
+        self._watch.launched()
         self._spans.update(step)
         return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
 
     def _return_results(self) -> None:
         try:
             while (launched := self._launched.get()) is not None:
-                _return(launched)
+                self._return(launched)
         except BaseException as error:
             self._fail(error)
+
+    def _return(self, item: _Launched | _Closed) -> None:
+        """Waits for what was launched and delivers it."""
+        if isinstance(item, _Closed):
+            item.session.deliver(item.error)
+            return
+        clock, session = item.clock, item.session
+        execute_ns = clock.wait_ns()
+        self._watch.done(execute_ns / 1e9)
+        idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
+        session.last_clock = clock
+        tokens = item.output.wait()
+        session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
+        stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
     def _fail(self, cause: BaseException) -> None:
         """The device is in an unknown state: the stream ends with the error and the process is to be restarted."""
@@ -228,17 +256,3 @@ class Worker:
             session.deliver(error)
         if not self.failed.done():
             self.failed.set_exception(error)
-
-
-def _return(item: _Launched | _Closed) -> None:
-    """Waits for what was launched and delivers it."""
-    if isinstance(item, _Closed):
-        item.session.deliver(item.error)
-        return
-    clock, session = item.clock, item.session
-    execute_ns = clock.wait_ns()
-    idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
-    session.last_clock = clock
-    tokens = item.output.wait()
-    session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
-    stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)

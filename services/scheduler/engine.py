@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Drives one scheduler and its replicas, one executor each, on behalf of many clients.
 
-    `availability` tells of every change between "requests are served" and "requests are refused".
+    `availability` tells of every change between "requests are served" and "requests wait, or are refused".
     """
 
     def __init__(self, config: SchedulerConfig, executor_channels: Sequence[grpc.aio.Channel]) -> None:
@@ -49,7 +49,7 @@ class Engine:
         self._stats = stats.Stats(self.scheduler)
         term = time.time_ns()  # a scheduler that starts later has a higher one
         self._drivers = [
-            ReplicaDriver(self.scheduler, replica, channel, address, term, self, self._stats)
+            ReplicaDriver(self.scheduler, replica, channel, address, term, self, self._stats, config.hang_timeout)
             for replica, channel, address in zip(
                 self.scheduler.replicas, executor_channels, config.executor_addresses, strict=True
             )
@@ -264,7 +264,7 @@ class Engine:
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
         self._deliver()
-        self._undelivered = outputs = self.scheduler.update(replica, result)
+        self._undelivered = outputs = self.scheduler.update(replica, result, clock.execute_seconds)
         # The sender wakes first: the device gets its next step before anybody is told about this one. Another replica
         # may be the one to take who waits, now that this one runs somebody less.
         if self.scheduler.num_waiting:
@@ -297,6 +297,7 @@ class Engine:
         self._stats.refresh()
         self._note_info()
         if self.scheduler.info is None:
+            self.availability.put_nowait(False)
             self._start_watchdog()
         self._wake()
 

@@ -10,7 +10,7 @@ import grpc
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepClock, StepResult
-from pagewire.streams import Link
+from pagewire.streams import Link, Pings
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.common_pb2 import Grammar
 
@@ -41,8 +41,11 @@ class ExecutorClient:
     it has answered that: one that a later scheduler has refuses us, again and again until that one leaves it.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, term: int, listener: ExecutorListener) -> None:
-        """address: for the log."""
+    def __init__(
+        self, channel: grpc.aio.Channel, address: str, term: int, listener: ExecutorListener, hang_timeout: float = 0.0
+    ) -> None:
+        """address: for the log. hang_timeout: seconds without a sign of life after which the executor is lost; 0 =
+        never."""
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self._address = address
         self._term = term
@@ -50,7 +53,9 @@ class ExecutorClient:
         self._description: executor_pb2.DescribeResponse | None = None  # of a stream that was opened
         self._is_open = False
         self._was_refused = False
-        self._link: Link[executor_pb2.StepRequest, executor_pb2.StepResult] = Link("executor", self._stub.Execute, self)
+        self._link: Link[executor_pb2.StepRequest, executor_pb2.StepResult] = Link(
+            "executor", self._stub.Execute, self, Pings(channel, "", hang_timeout)
+        )
 
     async def run(self) -> None:
         await self._link.run()

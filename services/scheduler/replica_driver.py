@@ -52,12 +52,13 @@ class ReplicaDriver:
         term: int,
         listener: ReplicaListener,
         statistics: stats.Stats,
+        hang_timeout: float = 0.0,
     ) -> None:
         self._scheduler = scheduler
         self._replica = replica
         self._listener = listener
         self._stats = statistics
-        self._client = ExecutorClient(channel, address, term, self)
+        self._client = ExecutorClient(channel, address, term, self, hang_timeout)
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
         self._in_flight: deque[tuple[int, int]] = deque()  # requests and tokens of steps

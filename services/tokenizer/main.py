@@ -46,7 +46,12 @@ async def serve(config: TokenizerConfig) -> None:
 
 
 async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio.Channel) -> None:
-    link = SchedulerLink(channel, config.scheduler_address, recovery_timeout=config.recovery_timeout)
+    link = SchedulerLink(
+        channel,
+        config.scheduler_address,
+        recovery_timeout=config.recovery_timeout,
+        hang_timeout=config.hang_timeout,
+    )
     generator = make_generator(config, pool, link)
     servers = make_servers(config, generator, channel)
     for server in servers:
@@ -152,9 +157,9 @@ def served_names(config: TokenizerConfig) -> tuple[str, ...]:
 
 
 async def report_availability(link: SchedulerLink, *servers: rpc.Server) -> None:
-    """Ready while requests can be served: not before the model is known, nor after the scheduler was given up."""
+    """Ready while the scheduler is there and ready. Until it is back, requests wait."""
     while True:
         changed = link.changed
         for server in servers:
-            await server.set_serving(link.is_available)
+            await server.set_serving(link.is_ready)
         await changed.wait()

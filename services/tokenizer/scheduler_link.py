@@ -10,7 +10,7 @@ import grpc
 from pagewire import error_details
 from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
-from pagewire.streams import LinkedRequest, ResubmittingLink
+from pagewire.streams import LinkedRequest, Pings, ResubmittingLink
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
     SchedulerLinkServiceConnectRequest,
@@ -79,9 +79,13 @@ class SchedulerLink(
 ):
     """Submits requests and hands out their tokens; `run()` keeps the stream up."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, *, recovery_timeout: float) -> None:
-        """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE."""
-        super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout)
+    def __init__(
+        self, channel: grpc.aio.Channel, address: str, *, recovery_timeout: float, hang_timeout: float = 0.0
+    ) -> None:
+        """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE. hang_timeout:
+        seconds without a sign of life after which it is taken to hang; 0 = never."""
+        pings = Pings(channel, "pagewire.v1.SchedulerService", hang_timeout)
+        super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout, pings)
         self._address = address
         self._model_info: ModelInfo | None = None
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)

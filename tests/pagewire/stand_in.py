@@ -21,6 +21,7 @@ from typing import Any
 from pagewire import process
 from pagewire.errors import StartupError
 from pagewire.supervisor import Service, Supervisor
+from pagewire.watchdog import HEARTBEAT_FD
 
 _CHILD = "import time; from pagewire.process import die_with"
 
@@ -64,6 +65,11 @@ def serve(directory: Path, name: str, behaviour: str) -> int:
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(note(f"stop {name}") * 0))
     (directory / f"{name}.ready").touch()
+    if behaviour == "hangs" and events.read_text().count(f"start {name} ") == 1:
+        for _ in range(3):
+            time.sleep(0.2)
+            os.write(int(os.environ[HEARTBEAT_FD]), b".")
+        os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         time.sleep(600)
 

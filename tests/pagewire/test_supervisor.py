@@ -104,6 +104,14 @@ def test_deaths_far_apart_do_not_add_up(stack: Stack) -> None:
     wait_until(lambda: stack.output.count("restarting it in 0.2 s") == 4)
 
 
+def test_what_hangs_is_killed_and_started_again(stack: Stack) -> None:
+    """One that has never given a sign of life does not know that it should."""
+    stack.start({"hang_timeout": 0.5}, scheduler="ok", executor="hangs").wait_ready()
+    wait_until(lambda: len(stack.pids("executor")) == 2)
+    assert "executor hangs: no sign of life for 1.5 s (--hang-timeout): killed" in stack.output
+    assert len(stack.pids("scheduler")) == 1
+
+
 def test_what_a_dead_service_started_goes_with_it(stack: Stack) -> None:
     stack.start(tokenizer="with_child").wait_ready()
     child = stack.pids("tokenizer-child")[0]

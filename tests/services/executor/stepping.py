@@ -238,7 +238,7 @@ def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: Samplin
 class BrokenRunner(ModelRunner):
     """Its device fails at the second step of a stream."""
 
-    def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
+    def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         if step.step_id == 2:
             raise RuntimeError("unspecified launch failure")
         return super().execute(step, launching)

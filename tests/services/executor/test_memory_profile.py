@@ -28,7 +28,7 @@ class RecordingRunner(ModelRunner):
         self.steps: list[Step] = []
         super().__init__(tiny_llama(directory), LIMITS, 1, CPU)
 
-    def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
+    def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         self.steps.append(step)
         return super().execute(step, launching)
 

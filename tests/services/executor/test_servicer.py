@@ -188,7 +188,7 @@ async def test_steps_that_lie_ready_find_no_idle_device(
     all_are_there = threading.Event()
 
     class PatientRunner(ModelRunner):
-        def execute(self, step: Step, launching: Callable[[], None] = lambda: None) -> StepOutput:
+        def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
             assert all_are_there.wait(30)
             return super().execute(step, launching)
 

@@ -1,0 +1,81 @@
+"""A failure while another is being mended, while the line drains, while nobody asks for anything."""
+
+import asyncio
+
+import pytest
+
+from tests.e2e.line import Line
+from tests.e2e.prompts import PROMPTS
+
+MAX_TOKENS = 48
+
+
+async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
+    text = ""
+    async with line.openai() as client:
+        async for chunk in await client.completions.create(
+            model="m",
+            prompt=PROMPTS[16] * 3,
+            max_tokens=MAX_TOKENS,
+            temperature=0.8,
+            seed=number,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        ):
+            text += chunk.choices[0].text
+            begun.set()
+    return text
+
+
+async def started(line: Line) -> list[asyncio.Task[str]]:
+    begun = [asyncio.Event() for _ in range(4)]
+    tasks = [asyncio.create_task(complete(line, number, event)) for number, event in enumerate(begun)]
+    await asyncio.gather(*(event.wait() for event in begun))
+    assert not all(task.done() for task in tasks), "nothing was left to lose"
+    return tasks
+
+
+@pytest.fixture(scope="module")
+def undisturbed(line: Line) -> list[str]:
+    async def run() -> list[str]:
+        return await asyncio.gather(*await started(line))
+
+    return asyncio.run(run())
+
+
+async def test_an_executor_dies_again_as_it_recomputes(line: Line, undisturbed: list[str]) -> None:
+    tasks = await started(line)
+    line.restart("executor")
+    await line.wait_blocks(0)
+    while not (await line.load()).num_running:  # noqa: ASYNC110 - the state of a service
+        await asyncio.sleep(0.005)
+    line.restart("executor")
+    assert await asyncio.gather(*tasks) == undisturbed
+    await line.wait_ready()
+
+
+async def test_a_tokenizer_dies_as_the_scheduler_comes_back(line: Line, undisturbed: list[str]) -> None:
+    tasks = await started(line)
+    line.restart("scheduler")
+    line.restart("tokenizer")
+    await line.wait_ready("scheduler")
+    line.restart("scheduler")
+    assert await asyncio.gather(*tasks) == undisturbed
+    await line.wait_ready()
+
+
+async def test_a_gateway_that_drains_outlives_its_neighbour(line: Line, undisturbed: list[str]) -> None:
+    tasks = await started(line)
+    line.processes["gateway"].terminate()
+    line.restart("executor")
+    assert await asyncio.gather(*tasks) == undisturbed
+    await asyncio.to_thread(line.processes["gateway"].wait, 30)
+    line.start("gateway")
+    await line.wait_ready()
+
+
+@pytest.mark.parametrize("victim", ["executor", "scheduler", "tokenizer"])
+async def test_a_death_while_idle_costs_no_request(line: Line, undisturbed: list[str], victim: str) -> None:
+    line.restart(victim)
+    assert await complete(line, 0, asyncio.Event()) == undisturbed[0]
+    await line.wait_ready()
