@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagewire.config.shared import BatchConfig, PublicListenConfig, RecoveryConfig
-from pagewire.fields import NOT_NEGATIVE, Range, flag
+from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,29 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     executor_address: str = flag(
         "localhost:50053", "the executor services, one per replica, comma separated", group="network"
     )
+    target_itl_ms: float | None = flag(
+        None,
+        "longest time between two tokens of a request while prompts are computed beside it, milliseconds; 0 = no "
+        "limit (default: 50, or twice what a step takes without prompts)",
+        group="scheduling",
+        valid=NOT_NEGATIVE,
+    )
+    max_num_partial_prefills: int = flag(
+        4, "prompts that may be computed piece by piece at the same time", group="scheduling", valid=POSITIVE
+    )
+    max_long_partial_prefills: int = flag(
+        1, "how many of these may be long; shorter ones overtake those that wait", group="scheduling", valid=POSITIVE
+    )
     long_prefill_token_threshold: int = flag(
         0,
-        "longest prefill chunk of one request while others run, tokens; 0 = no limit",
+        "a prompt with more tokens to compute is long, and gets no more in one step while others run; 0 = no such "
+        "limit, and a quarter of max-num-batched-tokens is long",
         group="scheduling",
         kind="size",
         valid=NOT_NEGATIVE,
+    )
+    max_running_per_tenant: int | None = flag(
+        None, "requests of one tenant that may run at once (default: unlimited)", group="scheduling", valid=POSITIVE
     )
     enable_prefix_caching: bool = flag(True, "reuse the KV blocks of prompts that begin alike", group="scheduling")
     enable_chunked_prefill: bool = flag(True, "split long prompts over several steps", group="scheduling")

@@ -37,6 +37,8 @@ def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission) 
         second_text_start=message.second_text_start,
         images=PromptImages(submission.images, len(message.prompt_token_ids)) if submission.images else NO_IMAGES,
         cache_salt=message.cache_salt,
+        tenant=submission.context.tenant,
+        tenant_weight=submission.context.tenant_weight,
     )
 
 

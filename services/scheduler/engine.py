@@ -264,7 +264,7 @@ class Engine:
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
         self._deliver()
-        self._undelivered = outputs = self.scheduler.update(replica, result)
+        self._undelivered = outputs = self.scheduler.update(replica, result, clock.execute_seconds)
         # The sender wakes first: the device gets its next step before anybody is told about this one. Another replica
         # may be the one to take who waits, now that this one runs somebody less.
         if self.scheduler.num_waiting:

@@ -17,6 +17,9 @@ class StepLimits:
         self._whole_prompts = info is not None and info.whole_prompts
         self._enable_chunked_prefill = config.enable_chunked_prefill and not self._whole_prompts
         self._long_prefill_token_threshold = config.long_prefill_token_threshold
+        self.max_num_partial_prefills = config.max_num_partial_prefills
+        self.max_long_partial_prefills = config.max_long_partial_prefills
+        self.max_running_per_tenant = config.max_running_per_tenant
         if info is not None:
             self.max_num_batched_tokens = min(
                 config.max_num_batched_tokens or info.max_num_batched_tokens, info.max_num_batched_tokens
@@ -25,6 +28,15 @@ class StepLimits:
             self.max_num_seqs = min(
                 config.max_num_seqs or info.max_num_seqs, info.max_num_seqs, self.max_num_batched_tokens
             )
+
+    @property
+    def splits_prompts(self) -> bool:
+        return self._enable_chunked_prefill
+
+    @property
+    def long_prompt_tokens(self) -> int:
+        """A prompt of which more tokens are to be computed is long."""
+        return self._long_prefill_token_threshold or self.max_num_batched_tokens // 4
 
     def chunk(self, num_new_tokens: int, budget: int, is_alone: bool) -> int:
         """How many of a prefill's missing tokens to compute in this step; 0 = none for now. is_alone: nobody else is

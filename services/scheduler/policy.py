@@ -1,9 +1,10 @@
-"""Who goes first: the order of waiting requests and, from the other end, of preemption."""
+"""Who goes first: the order of requests and, from the other end, of preemption."""
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from operator import attrgetter
 
+from pagewire.services.scheduler.fairness import Account
 from pagewire.services.scheduler.kv_cache import KVCacheManager
 from pagewire.services.scheduler.request import Request
 
@@ -31,45 +32,36 @@ def has_priority(waiting: Request, running: Request) -> bool:
     return waiting.order[0] < running.order[0]
 
 
-def num_victims(request: Request, running: Sequence[Request], num_open_rows: int, kv: KVCacheManager) -> int:
-    """How many of the last of `running` have to be preempted to let a waiting request of higher priority in; 0 if
-    nobody has to, or if all that may would not suffice."""
+def keeping_order(running: Iterable[Request]) -> list[Request]:
+    """Of several tenants: who keeps their blocks longest comes first, whoever's tenant was served least."""
+    return sorted(running, key=lambda request: (request.account.served, request.order))
+
+
+def victims_of(request: Request, running: Sequence[Request], is_contended: bool) -> list[Request]:
+    """Who of those that run may be preempted for a waiting request, in this order: those of lower priority. With
+    several tenants these are its own; one of which nobody runs may also take from others that run several, first from
+    the one that was served most, but leaves each its first."""
+    if not is_contended:
+        return list(takewhile(lambda victim: has_priority(request, victim), reversed(running)))
+    account = request.account
+    if account.num_running:
+        own = (victim for victim in reversed(running) if victim.account is account)
+        return list(takewhile(lambda victim: has_priority(request, victim), own))
+    seen = set[Account]()
+    firsts = {victim for victim in running if not (victim.account in seen or seen.add(victim.account))}  # type: ignore[func-returns-value]
+    return [victim for victim in reversed(keeping_order(running)) if victim not in firsts]
+
+
+def choose_victims(
+    request: Request, candidates: Sequence[Request], num_open_rows: int, kv: KVCacheManager
+) -> Sequence[Request]:
+    """The first of the candidates that have to be preempted to let a waiting request in; none if nobody has to, or if
+    all of them would not suffice."""
     num_missing_rows = 1 - num_open_rows
     missing = kv.num_missing_blocks(request, kv.get_computed_blocks(request), keep_free=True)  # by group
-    for count, victim in enumerate(reversed(running)):
+    for count, victim in enumerate(candidates):
         if num_missing_rows <= 0 and max(missing, default=0) <= 0:
-            return count
-        if not has_priority(request, victim):
-            return 0
+            return candidates[:count]
         num_missing_rows -= 1
         missing = [lack - freed for lack, freed in zip(missing, kv.num_exclusive_blocks(victim), strict=True)]
-    return len(running) if num_missing_rows <= 0 and max(missing, default=0) <= 0 else 0
-
-
-class WaitingQueue:
-    """Requests in the policy's order. A preempted request returns to its place, which under fcfs is the front."""
-
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def push(self, request: Request) -> None:
-        insort(self._requests, request, key=by_order)
-
-    def __getitem__(self, place: int) -> Request:
-        return self._requests[place]
-
-    def peek(self) -> Request:
-        return self._requests[0]
-
-    def pop(self, place: int = 0) -> Request:
-        return self._requests.pop(place)
-
-    def remove(self, request: Request) -> None:
-        """Takes a request out that is known to wait here."""
-        del self._requests[bisect_left(self._requests, request.order, key=by_order)]
+    return candidates if num_missing_rows <= 0 and max(missing, default=0) <= 0 else ()

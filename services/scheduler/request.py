@@ -11,6 +11,7 @@ from pagewire.sampling_params import (
     check_token_ids,
 )
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.fairness import NO_ACCOUNT
 from pagewire.services.scheduler.group_blocks import HeldBlocks
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.v1.common_pb2 import SamplingParams
@@ -64,6 +65,7 @@ class Request:
     """
 
     __slots__ = (
+        "account",
         "awaited",
         "block_hashes",
         "cache_salt",
@@ -74,6 +76,7 @@ class Request:
         "held_blocks",
         "images",
         "is_accepted",
+        "is_long",
         "is_resubmitted",
         "max_num_tokens",
         "num_cached_blocks",
@@ -93,6 +96,8 @@ class Request:
         "status",
         "stop_token_id",
         "stop_token_ids",
+        "tenant",
+        "tenant_weight",
         "token_ids",
         "yields_vector",
     )
@@ -109,6 +114,8 @@ class Request:
         second_text_start: int = 0,
         images: PromptImages = NO_IMAGES,
         cache_salt: str = "",
+        tenant: str = "",
+        tenant_weight: float = 0.0,
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -118,12 +125,18 @@ class Request:
         texts, where in the prompt the second begins; 0: there is only one.
 
         cache_salt: it shares blocks only with requests of the same.
+
+        tenant: whose it is. tenant_weight: 0 stands for 1.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
         self.second_text_start = second_text_start
         self.images = images
         self.cache_salt = cache_salt
+        self.tenant = tenant
+        self.tenant_weight = tenant_weight
+        self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
+        self.is_long = False  # much of its prompt was not found in the prefix cache
         self.sampling_params = sampling_params
         # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector

@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.fairness import Account, Ledger
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.placement import is_placed_on
-from pagewire.services.scheduler.policy import POLICIES, WaitingQueue
+from pagewire.services.scheduler.policy import POLICIES
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.waiting import WaitingQueue
 
 
 class QueueFull(Exception):
@@ -38,9 +40,10 @@ class Scheduler:
         self._config = config
         self._policy = POLICIES[config.scheduling_policy]
         self._num_arrivals = 0
-        self._waiting = WaitingQueue()
+        self._ledger = Ledger()
+        self._waiting = WaitingQueue(self._ledger)
         self._has_leftovers = False  # the last step could not take all that waited
-        self.replicas = tuple(Replica(replica_id, config) for replica_id in range(num_replicas))
+        self.replicas = tuple(Replica(replica_id, config, self._ledger) for replica_id in range(num_replicas))
 
     # -- executors ---------------------------------------------------------------------------------------------------
 
@@ -98,18 +101,18 @@ class Scheduler:
 
         Raises:
             InvalidRequest: it cannot be served.
-            QueueFull: max_waiting_requests wait already, and the request was not let in by an earlier attempt.
+            QueueFull: max_waiting_requests wait already, and the request was not let in by an earlier attempt. A tenant
+                with less than its share of them is let in nevertheless, until twice as many wait.
         """
         if self.info is not None:
             self._resolve(request)
             if reason := self._find_early_end(request):
                 request.finish(reason)
                 return False
-        limit = self._config.max_waiting_requests
-        if limit is not None and not request.is_resubmitted and len(self._waiting) >= limit + self._num_open_rows():
-            raise QueueFull(
-                f"{len(self._waiting)} requests are waiting and {limit} may (max_waiting_requests); try again later"
-            )
+        request.account = self._ledger.account(request.tenant, request.tenant_weight)
+        if not request.is_resubmitted:
+            self._check_queue(request.account)
+        request.is_long = self._is_long(request)
         request.order = self._policy(request, self._num_arrivals)
         self._num_arrivals += 1
         self._waiting.push(request)
@@ -135,9 +138,9 @@ class Scheduler:
         self._has_leftovers = left is not None and not any(other.has_room_for(left) for other in others)
         return step
 
-    def update(self, replica: Replica, result: StepResult) -> Outputs:
+    def update(self, replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in what the replica's oldest step in flight brought; see `Replica.update`."""
-        return replica.update(result)
+        return replica.update(result, seconds)
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
@@ -155,9 +158,18 @@ class Scheduler:
         return len(self._waiting)
 
     def waiting_before(self, request: Request) -> list[Request]:
-        """Those who have their turn before a request that has yet to be added."""
+        """Those who have their turn before a request that has yet to be added: of its tenant by policy, of each other
+        tenant as many at most. Where long ones wait for one that runs, others overtake them."""
         order = self._policy(request, self._num_arrivals)
-        return [waiting for waiting in self._waiting if waiting.order < order]
+        is_long = self._is_long(request) or not all(
+            replica.holds_long_back for replica in self.replicas if replica.info
+        )
+        before: dict[str, list[Request]] = {request.tenant: []}
+        for waiting in self._waiting:
+            if waiting.tenant != request.tenant or (waiting.order < order and waiting.is_long <= is_long):
+                before.setdefault(waiting.tenant, []).append(waiting)
+        num_own = len(before[request.tenant])
+        return [waiting for waitings in before.values() for waiting in waitings[:num_own]]
 
     def requests(self) -> Iterator[Request]:
         """All live requests, running ones first, each part in the policy's order."""
@@ -182,6 +194,18 @@ class Scheduler:
         for replica in self.replicas:
             replica.check(request)
 
+    def _check_queue(self, account: Account) -> None:
+        """Raises QueueFull if none of this tenant may join those who wait."""
+        limit = self._config.max_waiting_requests
+        if limit is None or self.num_waiting < limit + (num_open := self._num_open_rows()):
+            return
+        # Whoever fills the queue keeps no other tenant out. Names are many: the second bound is for all of them.
+        has_less = account.num_waiting < max(1.0, limit * self._ledger.share(account))
+        if not has_less or self.num_waiting >= 2 * limit + num_open:
+            raise QueueFull(
+                f"{self.num_waiting} requests are waiting and {limit} may (max_waiting_requests); try again later"
+            )
+
     def _end_waiting(self, request: Request, reason: FinishReason) -> None:
         self._waiting.remove(request)
         request.finish(reason)
@@ -189,6 +213,10 @@ class Scheduler:
     def _find_early_end(self, request: Request) -> FinishReason | None:
         """Why a request that brings output along is complete already."""
         return request.find_end() if request.num_output_tokens else None
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether it would be on every replica that has an executor."""
+        return self.info is not None and all(replica.is_long(request) for replica in self.replicas if replica.info)
 
     def _num_open_rows(self) -> int:
         """Rows that newcomers would get in the next steps. If a step left requests behind, newcomers wait too."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewire.services.scheduler.cost_model import StepWork
 from pagewire.services.scheduler.images import MAX_STEP_IMAGE_BYTES, NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
@@ -74,6 +75,8 @@ class ScheduledStep:
     drafts_of: dict[int, int] = field(default_factory=dict)
     # Not sent. Who yields a vector, in batch order, with the epoch; the executor answers these after those sampled.
     yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
+    # Not sent. What it computes.
+    work: StepWork = field(default_factory=StepWork)
 
     @property
     def takes_more(self) -> bool:

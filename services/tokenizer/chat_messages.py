@@ -3,11 +3,9 @@
 import json
 from typing import Any
 
-import grpc
-
-from pagewire.rpc import RpcError
+from pagewire.sampling_params import InvalidRequest
 from pagewire.services.tokenizer.chat import Chat
-from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.v1 import inference_pb2
 
 # Violations that a message names; the details of the status have more.
@@ -33,7 +31,10 @@ class Arguments(dict[str, Any]):
 
 def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
     """Raises RpcError (INVALID_ARGUMENT)."""
-    _check_messages(prompt)
+    try:
+        check_messages(prompt)
+    except InvalidRequest as error:
+        raise invalid_request(error) from error
     if prompt.HasField("add_generation_prompt"):
         add_generation_prompt = prompt.add_generation_prompt
     else:
@@ -68,20 +69,24 @@ def json_object(text: str, name: str, field: str) -> dict[str, Any]:
     return value
 
 
-def _check_messages(prompt: inference_pb2.ChatPrompt) -> None:
-    """Raises RpcError (INVALID_ARGUMENT), naming every message that is wrong."""
+def check_messages(prompt: inference_pb2.ChatPrompt) -> None:
+    """Raises InvalidRequest, naming every message that is wrong."""
     violations = []
     for index, message in enumerate(prompt.messages):
         where = f"chat.messages[{index}]"
         if not message.role:
             violations.append((f"{where}.role", f"{where}.role is empty; it says who speaks, for instance user"))
+        has_content = message.HasField("content") or message.parts
+        if message.role != "assistant" and not has_content:
+            field = f"{where}.content"
+            violations.append((field, f"{field} of a {message.role!r} message is required; set content or parts"))
         for part_index, part in enumerate(message.parts):
             if part.WhichOneof("part") is None:
                 field = f"{where}.parts[{part_index}]"
                 violations.append((field, f"{field} is empty; set text or image"))
     if violations:
         what_is_wrong = "; ".join(description for _, description in violations[:MAX_TOLD])
-        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what_is_wrong, violations)
+        raise InvalidRequest(what_is_wrong, violations=violations)
 
 
 def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-import grpc
-
 from pagewire.config import TokenizerConfig
 from pagewire.damaged_file import remedy
 from pagewire.errors import StartupError
 from pagewire.models import is_of_hub
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.image_processor import (
     ImageError,
     ImageProcessorSource,
@@ -124,14 +123,16 @@ class ImageWorkers:
                 image = await self._process(await fetch)
             except (MediaError, ImageError) as error:
                 stats.IMAGES.labels("refused").inc()
-                raise _invalid(f"image {index + 1} of {len(fetches)} cannot be read: {error}") from error
+                message = f"image {index + 1} of {len(fetches)} cannot be read: {error}"
+                raise invalid(message, image_field(index)) from error
             stats.IMAGES.labels("read").inc()
             images.append(image)
             num_bytes += sum(len(tensor.data) for tensor in image.tensors.values())
             if num_bytes > MAX_TENSOR_BYTES:
-                raise _invalid(
+                raise invalid(
                     f"image {index + 1} of {len(fetches)}: the images take more than {MAX_TENSOR_BYTES} bytes as the "
-                    "model reads them; send fewer or smaller ones, or have them reduced (--mm-processor-kwargs)"
+                    "model reads them; send fewer or smaller ones, or have them reduced (--mm-processor-kwargs)",
+                    image_field(index),
                 )
         return images
 
@@ -290,5 +291,11 @@ def _tensor(tensor: PlainTensor) -> common_pb2.Tensor:
     return common_pb2.Tensor(data=tensor.data, shape=tensor.shape, dtype=tensor.dtype)
 
 
+def image_field(index: int) -> str:
+    """What an image is called by those who do not know where the request has it."""
+    return f"images[{index}]"
+
+
 def _invalid(message: str) -> RpcError:
-    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+    """What is wrong with all of them together."""
+    return invalid(message, "chat.messages")

@@ -9,7 +9,8 @@ from pagewire.rpc import RpcError
 from pagewire.services.tokenizer.chat import ChatError
 from pagewire.services.tokenizer.chat_messages import to_chat
 from pagewire.services.tokenizer.errors import invalid
-from pagewire.services.tokenizer.images import prompt_images
+from pagewire.services.tokenizer.image_processor import ProcessedImage
+from pagewire.services.tokenizer.images import image_field, prompt_images
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.text_limit import Room, TextTooLong
 from pagewire.v1 import common_pb2, inference_pb2
@@ -43,8 +44,7 @@ async def encode_prompt(pool: TokenizerPool, request: Request, room: Room | None
 
 
 async def _encode_chat(pool: TokenizerPool, request: Request, room: Room | None) -> Prompt:
-    urls = image_urls(request.chat)
-    images = await pool.images.read(urls) if urls else []
+    images = await _read_images(pool, request.chat)
     try:
         token_ids = await pool.encode_chat(
             to_chat(request.chat),
@@ -107,6 +107,25 @@ def _room(wanted: int, params: common_pb2.SamplingParams, max_model_len: int) ->
 
 def image_urls(prompt: inference_pb2.ChatPrompt) -> list[str]:
     return [part.image.url for message in prompt.messages for part in message.parts if part.HasField("image")]
+
+
+async def _read_images(pool: TokenizerPool, prompt: inference_pb2.ChatPrompt) -> list[ProcessedImage]:
+    """Raises RpcError (INVALID_ARGUMENT), naming the part of the message that is wrong."""
+    urls = image_urls(prompt)
+    if not urls:
+        return []
+    try:
+        return await pool.images.read(urls)
+    except RpcError as error:
+        fields = [
+            f"chat.messages[{i}].parts[{j}].image.url"
+            for i, message in enumerate(prompt.messages)
+            for j, part in enumerate(message.parts)
+            if part.HasField("image")
+        ]
+        for index, field in enumerate(fields):
+            error = error.renamed(image_field(index), field)
+        raise error from None
 
 
 def adds_special_tokens(request: Request) -> bool:

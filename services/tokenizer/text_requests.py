@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from pagewire.sampling_params import MAX_BAD_WORDS, InvalidRequest, check_all, resolve
+from pagewire.services.tokenizer.chat_messages import check_messages
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.prompts import Prompt
 from pagewire.services.tokenizer.text_stream import OutputOptions
@@ -21,7 +22,7 @@ MAX_TOKENS = 2_000_000
 
 
 def check_parameters(request: inference_pb2.GenerateRequest, params: common_pb2.SamplingParams) -> None:
-    """What can be checked without knowing the prompt and the model, all of it at once, so that the client is told all
+    """What can be checked without the prompt's tokens and the model, all of it at once, so that the client is told all
     that is wrong. params: of the request, with defaults. Raises RpcError (INVALID_ARGUMENT)."""
     try:
         check_all(
@@ -29,6 +30,7 @@ def check_parameters(request: inference_pb2.GenerateRequest, params: common_pb2.
                 partial(_check_texts, "stop", request.stop, MAX_STOP_STRINGS, "strings"),
                 partial(_check_texts, "bad_words", request.bad_words, MAX_BAD_WORDS, "words"),
                 partial(resolve, params),
+                partial(check_messages, request.chat),
             )
         )
     except InvalidRequest as error:

@@ -299,8 +299,7 @@ class FakeTokenizer(
             if response.finish_reason:
                 del live[number]
         for number, error in errors.items():
-            failed = error.to_message()
-            responses.append(NumberedResponse(number=number, error=failed))
+            responses.append(NumberedResponse(number=number, error=error.to_message()))
         errors.clear()
         return responses
 

@@ -296,3 +296,22 @@ async def test_api_key(fake: FakeTokenizer, address: str) -> None:
         error_of(await client.post(CHAT, json={"messages": MESSAGES}, headers=wrong), 401)
         right = {"authorization": "Bearer sésame".encode()}
         assert (await client.post(CHAT, json={"messages": MESSAGES}, headers=right)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("sampling_params.top_p", "top_p"),
+        ("token_ids.ids", "prompt"),
+        ("chat.messages[2].parts[0].image.url", "messages"),
+        ("chat.tools", None),
+        ("stop[1]", "stop[1]"),
+    ],
+)
+async def test_what_the_line_refuses_is_named_as_the_route_calls_it(
+    client: httpx.AsyncClient, fake: FakeTokenizer, field: str, param: str | None
+) -> None:
+    fake.error = RpcError(grpc.StatusCode.INVALID_ARGUMENT, "it is wrong", [(field, "it is wrong")])
+    response = await client.post("/v1/completions", json={"prompt": "p"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param

@@ -63,6 +63,27 @@ async def test_a_status_says_what_a_message_of_any_length_begins_and_ends_with(
     await server.stop()
 
 
+async def test_bytes_that_are_no_request_are_refused_with_one_line_for_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire.undecodable.Deserializer._last_logged", float("-inf"))
+    server = rpc.Server([f"unix:{tmp_path}/s.sock"], shutdown_timeout=0)
+    add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
+    server.add(_Refusing(AssertionError("it was called")), add, "pagewire.v1.InferenceService")
+    await server.start()
+    async with rpc.channel(f"unix:{tmp_path}/s.sock") as channel:
+        for name in ("Tokenize", "Generate", "Tokenize"):
+            method = f"/pagewire.v1.InferenceService/{name}"
+            call = channel.unary_stream if name == "Generate" else channel.unary_unary
+            with pytest.raises(grpc.aio.AioRpcError, match=f"the request of {method} cannot be read") as caught:
+                answer = call(method)(b"\xff\xff\xff")
+                await (answer.read() if name == "Generate" else answer)
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+    await server.stop()
+    [record] = caplog.records
+    assert record.getMessage().startswith("requests that could not be read: 1;") and record.exc_info is None
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.disable()

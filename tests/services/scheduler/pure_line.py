@@ -105,6 +105,8 @@ class PureLine:
         yields_vector: bool = False,
         images: PromptImages = NO_IMAGES,
         cache_salt: str = "",
+        tenant: str = "",
+        tenant_weight: float = 0.0,
         **params: Any,
     ) -> Request:
         self._num_requests += 1
@@ -118,6 +120,8 @@ class PureLine:
             yields_vector=yields_vector,
             images=images,
             cache_salt=cache_salt,
+            tenant=tenant,
+            tenant_weight=tenant_weight,
         )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []

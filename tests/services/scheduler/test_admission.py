@@ -101,7 +101,15 @@ def test_who_waits_for_nobody_is_let_in_however_long_its_prompt_takes() -> None:
 
 @pytest.mark.parametrize("num_blocks", [100, 300])
 def test_where_memory_is_short_forecasts_wait_for_it(num_blocks: int) -> None:
-    simulation, requests = Simulation(max_wait=MAX_WAIT, num_rows=64, num_blocks=num_blocks), arrivals(12, 30)
+    # In order of arrival: a long prompt that is overtaken waits for longer than was foreseen.
+    simulation = Simulation(
+        max_wait=MAX_WAIT,
+        num_rows=64,
+        num_blocks=num_blocks,
+        max_num_partial_prefills=64,
+        max_long_partial_prefills=64,
+    )
+    requests = arrivals(12, 30)
     simulation.run(requests)
     waits = sorted(one.first_token_at - one.time for one in requests if one.first_token_at is not None)
     assert any(one.num_refusals for one in requests)

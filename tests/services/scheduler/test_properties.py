@@ -31,6 +31,7 @@ class Arrival:
     priority: int
     prompt_logprobs: int | None
     has_image: bool
+    tenant: str
 
     @property
     def prompt(self) -> list[int]:
@@ -65,6 +66,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         priority=draw(st.integers(0, 2)),
         prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
         has_image=draw(st.booleans()),
+        tenant=draw(st.sampled_from(["", "", "a", "b"])),
     )
 
 
@@ -140,6 +142,9 @@ def lines(
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=must_chunk or draw(st.booleans()),
         long_prefill_token_threshold=draw(st.sampled_from([0, 1, 5])),
+        max_num_partial_prefills=draw(st.integers(1, 3)),
+        max_long_partial_prefills=draw(st.integers(1, 2)),
+        max_running_per_tenant=draw(st.sampled_from([None, None, 1])),
     )
 
 
@@ -156,6 +161,7 @@ def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
         ignore_eos=arrival.ignore_eos,
         priority=arrival.priority,
         prompt_logprobs=arrival.prompt_logprobs,
+        tenant=arrival.tenant,
         images=PromptImages([image(1, 0, 1)], len(arrival.prompt)) if arrival.has_image else NO_IMAGES,
     )
     return request, expected[len(resumed) :]

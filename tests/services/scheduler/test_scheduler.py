@@ -57,7 +57,7 @@ def test_decodes_go_first_then_running_prefills_then_waiting() -> None:
 
 
 def test_a_long_prefill_is_capped_only_beside_others() -> None:
-    line = make_line(budget=32, pipeline_depth=1, long_prefill_token_threshold=6)
+    line = make_line(budget=32, pipeline_depth=1, long_prefill_token_threshold=6, max_long_partial_prefills=2)
     line.add(prompt_of(1, 40), max_tokens=9)
     assert step_once(line) == {1: 32}
     line.add(prompt_of(2, 20), max_tokens=9)
@@ -213,7 +213,7 @@ def test_a_request_that_lacks_blocks_is_looked_up_again_only_when_some_came_free
     line.add(prompt_of(2, 4), max_tokens=6)
     step_once(line)
     line.add(prompt_of(3, 40), max_tokens=2)
-    manager = line.replica._kv
+    manager = line.replica._rows.kv
     assert manager is not None
     lookups: list[int] = []
     get_computed_blocks = manager.get_computed_blocks
@@ -306,6 +306,33 @@ def test_the_queue_is_bounded_beyond_free_rows() -> None:
     assert resubmitted.status is RequestStatus.WAITING, "who was let in before is not turned away"
     line.run()
     line.add(prompt_of(7), max_tokens=2)
+
+
+def fill(line: PureLine, tenant: str, weight: float = 0.0) -> int:
+    """As many requests of a tenant as are let in."""
+    for number in range(1000):
+        try:
+            line.add(prompt_of(number), max_tokens=5, tenant=tenant, tenant_weight=weight)
+        except QueueFull:
+            return number
+    raise AssertionError("there is no bound")
+
+
+def test_a_tenant_that_fills_the_queue_keeps_no_other_out() -> None:
+    line = make_line(max_num_seqs=1, max_waiting_requests=8)
+    line.add(prompt_of(0), max_tokens=50, tenant="flood")
+    line.schedule()
+    assert [fill(line, "flood"), fill(line, "other"), fill(line, "third")] == [8, 4, 3]
+    assert [fill(line, "flood"), fill(line, "other")] == [0, 0], "what the others were let in for is not theirs"
+    assert fill(line, "fourth") == 1, "twice the bound wait by now, whoever asks"
+    assert fill(line, "fifth") == 0
+
+
+def test_the_queue_is_shared_by_weight() -> None:
+    line = make_line(max_num_seqs=1, max_waiting_requests=8)
+    line.add(prompt_of(0), max_tokens=50, tenant="flood")
+    line.schedule()
+    assert [fill(line, "flood"), fill(line, "heavy", 3.0)] == [8, 6]
 
 
 def test_a_bound_of_zero_means_run_now_or_never() -> None:

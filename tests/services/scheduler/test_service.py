@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
-from pagewire import rpc
+from pagewire import error_details, rpc
 from pagewire.services.scheduler.main import MAX_PUBLIC_BYTES, make_public_server
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
@@ -392,9 +392,9 @@ async def test_an_end_from_outside_takes_no_token_away(tmp_path: Path) -> None:
         update = line.engine.scheduler.update
         num_left = 0
 
-        def update_then_abort(replica: Replica, result: StepResult) -> Outputs:
+        def update_then_abort(replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
             nonlocal num_left
-            outputs = update(replica, result)
+            outputs = update(replica, result, seconds)
             num_left -= len(outputs.requests)
             if num_left == 0:
                 # Runs before the callback that delivers.
@@ -650,6 +650,21 @@ async def test_prompts_read_whole_are_no_longer_than_a_step(tmp_path):
     async with ServiceLine(tmp_path, executor, max_num_batched_tokens=100).running() as line:
         await line.wait_for_executor(present=True)
         assert (await line.load()).model_info.max_model_len == 4096
+
+
+async def test_violations_are_named_from_the_request_on(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        await line.wait_for_executor(True)
+        for request, expected in (
+            (generate_request([1], top_p=3, temperature=-1), ["temperature", "top_p"]),
+            (generate_request([]), None),
+            (generate_request([VOCAB_SIZE]), None),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await collect(line, request)
+            fields = [field for field, _ in error_details.violations_of(error.value)]
+            paths = ["prompt_token_ids"] if expected is None else [f"sampling_params.{name}" for name in expected]
+            assert fields == [f"request.{path}" for path in paths]
 
 
 async def test_public_server_generates_and_has_no_link(tmp_path: Path) -> None:

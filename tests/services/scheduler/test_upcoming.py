@@ -24,7 +24,9 @@ def make_line(num_blocks: int = 64, *, num_replicas: int = 1, num_rows: int = 8,
         FakeExecutor(num_blocks=num_blocks, block_size=4, max_num_seqs=num_rows, max_num_batched_tokens=64)
         for _ in range(num_replicas)
     ]
-    return PureLine(*executors, **{"pipeline_depth": 1, "long_prefill_token_threshold": 8} | config)
+    return PureLine(
+        *executors, **{"pipeline_depth": 1, "long_prefill_token_threshold": 8, "max_long_partial_prefills": 8} | config
+    )
 
 
 def add(line: PureLine, *own: int, common: int = 40, **kwargs: Any) -> Request:

@@ -111,6 +111,10 @@ async def test_what_cannot_be_read_is_refused_by_name(served):
         with pytest.raises(RpcError, match=message) as caught:
             await encode_prompt(pool, request)
         assert caught.value.code.name == "INVALID_ARGUMENT"
+        [(field, why)] = caught.value.violations
+        assert why in caught.value.message
+        expected = {"3 images; 2 are possible": "chat.messages", "no text may contain its placeholder": "chat"}
+        assert field == expected[message] if message in expected else field.endswith(".image.url"), (message, field)
     assert len((await encode_prompt(pool, chat(good))).images) == 1
 
 

@@ -900,6 +900,14 @@ def details_of(error: grpc.aio.AioRpcError, kind: type) -> list:
             {"chat": {"messages": [{"content": "a"}, {"role": "user", "parts": [{}]}]}},
             ["chat.messages[0].role", "chat.messages[1].parts[0]"],
         ),
+        (
+            {"chat": {"messages": [{"role": "user"}, {"role": "assistant"}]}, "sampling_params": {"top_p": 3}},
+            ["sampling_params.top_p", "chat.messages[0].content"],
+        ),
+        (
+            {"chat": {"messages": [{"role": "user", "parts": [{"text": "a"}, {"image": {"url": "data:,x"}}]}]}},
+            ["chat.messages"],
+        ),
         ({"text": "Say", "n": 500}, ["n"]),
     ],
 )

@@ -1,0 +1,103 @@
+"""Fairness among tenants: who was served least goes first.
+
+Each tenant has a virtual token counter (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
+what it was served, in tokens of prompt, of which a token of output counts as two, divided by its weight. The waiting
+request of the tenant with the lowest counter is next; among a tenant's own, the policy decides. Nobody saves up: a
+tenant that comes back is lifted to the lowest counter of those that are there. While there is only one, nothing is
+counted.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+# VTC's weights of tokens.
+_OUTPUT_CHARGE = 2.0
+# Tenants without requests whose counters are kept. Of one that is forgotten, only an excess over others is.
+_MAX_IDLE = 1024
+
+
+class Account:
+    """What a tenant was served, and how much of it is here."""
+
+    __slots__ = ("num_running", "num_waiting", "served", "tenant", "weight")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.weight = 1.0
+        self.served = 0.0
+        self.num_running = 0
+        self.num_waiting = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.num_running + self.num_waiting > 0
+
+
+# Of requests that nobody has entered into a ledger; never counted.
+NO_ACCOUNT = Account("")
+
+
+class Ledger:
+    """The accounts of all tenants that have requests, and of some that had."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Account] = {}
+        self._idle: OrderedDict[str, Account] = OrderedDict()
+        self._last_served = 0.0  # of whoever left last
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether several tenants have requests: else there is nothing to divide."""
+        return len(self._live) > 1
+
+    @property
+    def live(self) -> Iterable[Account]:
+        return self._live.values()
+
+    def account(self, tenant: str, weight: float = 1.0) -> Account:
+        """The tenant's, with this weight from now on; 0 stands for 1."""
+        account = self._live.get(tenant) or self._idle.get(tenant) or Account(tenant)
+        account.weight = weight if weight > 0 else 1.0
+        return account
+
+    def share(self, account: Account) -> float:
+        """The tenant's part, above 0 and at most 1, of what it and all that have requests divide by weight."""
+        total = sum(other.weight for other in self._live.values())
+        return account.weight / (total if account.is_live else total + account.weight)
+
+    def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
+        """So many requests more of this tenant wait or run."""
+        was_live = account.is_live
+        account.num_waiting += waiting
+        account.num_running += running
+        if account.is_live and not was_live:
+            self._enter(account)
+        elif was_live and not account.is_live:
+            self._leave(account)
+
+    def charge_prompt(self, account: Account, num_tokens: int) -> None:
+        """A request is admitted that has so many tokens to compute."""
+        if self.is_contended:
+            account.served += num_tokens / account.weight
+
+    def charge_outputs(self, accounts: Iterable[Account], num_tokens: Iterable[int]) -> None:
+        """Requests have gained tokens."""
+        for account, num in zip(accounts, num_tokens, strict=True):
+            account.served += _OUTPUT_CHARGE * num / account.weight
+
+    def least_served_running(self) -> float:
+        """The lowest counter of those who run something."""
+        return min((account.served for account in self._live.values() if account.num_running), default=float("inf"))
+
+    def _enter(self, account: Account) -> None:
+        self._idle.pop(account.tenant, None)
+        lowest = min((other.served for other in self._live.values()), default=self._last_served)
+        account.served = max(account.served, lowest)
+        self._live[account.tenant] = account
+
+    def _leave(self, account: Account) -> None:
+        del self._live[account.tenant]
+        self._last_served = account.served
+        self._idle[account.tenant] = account
+        if len(self._idle) > _MAX_IDLE:
+            self._idle.popitem(last=False)

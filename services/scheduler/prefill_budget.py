@@ -1,0 +1,74 @@
+"""How much of a step prompts may take, so that those who decode have their next token in time.
+
+A step with decodes in it should not take longer than --target-itl-ms. What it would take without prompts is known from
+experience (`cost_model.py`), and the rest of the time is theirs. Prompts always get something: a third of what the
+decodes take, by default as much as these. A step in which nobody decodes may take longer, as it delays only those who
+arrive meanwhile, and a request that is alone takes what it likes.
+"""
+
+from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.cost_model import StepCosts, StepWork
+
+# Smaller pieces are not worth their overhead.
+MIN_CHUNK = 16
+_DEFAULT_TARGET = 0.05  # seconds
+_LEAST_SHARE = 1 / 3  # of the time that decodes take
+_WITHOUT_DECODES = 4.0  # times the target
+# Of the time that decodes take, where they are of tenants that were served less: these keep more than half their rate.
+_MODEST_SHARE = 3 / 4
+NO_LIMIT = float("inf")
+
+
+class PrefillTarget:
+    """Says how many seconds of a step prompts may take."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
+
+    def seconds(self, costs: StepCosts, num_decodes: int, *, is_alone: bool, is_contended: bool) -> float:
+        """is_alone: there is one request. is_contended: there are several tenants, one of which may be about to come
+        that was served less, so that also a step in which nobody decodes is to be short."""
+        if self._target == 0 or is_alone:
+            return NO_LIMIT
+        decodes = costs.seconds(StepWork(num_decodes))
+        if self._target is None:
+            target, least = _DEFAULT_TARGET, decodes
+        else:
+            target, least = self._target, decodes * _LEAST_SHARE
+        if num_decodes == 0 and not is_contended:
+            target *= _WITHOUT_DECODES
+        return max(target - decodes, least)
+
+    def modest_seconds(self, costs: StepCosts, num_decodes: int) -> float:
+        """Of tenants that were served more than others that run."""
+        if self._target == 0 or num_decodes == 0:
+            return NO_LIMIT
+        return _MODEST_SHARE * costs.seconds(StepWork(num_decodes))
+
+
+class PrefillBudget:
+    """What is left of a step for prompts."""
+
+    def __init__(self, costs: StepCosts, num_tokens: int, seconds: float, min_chunk: int = MIN_CHUNK) -> None:
+        """min_chunk: tokens; where time allows no more than a smaller piece, there is none."""
+        self._costs = costs
+        self._min_chunk = min_chunk
+        self._all_tokens = self.num_tokens = num_tokens
+        self._all_seconds = self._seconds = seconds
+
+    def fit(self, start: int, wanted: int, *, kept: float = 0.0, least: int = 0) -> int:
+        """How many of `wanted` tokens of a prompt, from position `start` on, fit.
+
+        kept: the part of the whole that is left to others. least: so many fit however long they take.
+        """
+        tokens = min(wanted, int(self.num_tokens - kept * self._all_tokens))
+        if self._all_seconds != NO_LIMIT and tokens > 0:
+            within = self._costs.prompt_tokens_within(self._seconds - kept * self._all_seconds, start)
+            if within < tokens:
+                tokens = int(within) if within >= self._min_chunk else 0
+        return max(tokens, min(least, wanted, self.num_tokens))
+
+    def spend(self, start: int, num_tokens: int) -> None:
+        self.num_tokens -= num_tokens
+        if self._all_seconds != NO_LIMIT:
+            self._seconds -= self._costs.prompt_seconds(start, num_tokens)

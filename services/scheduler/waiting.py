@@ -1,0 +1,86 @@
+"""Who waits, and whose turn it is.
+
+Requests wait in lanes: one for a tenant's short prompts and one for its long ones, each in the policy's order. Of the
+lanes that may be served, the one whose tenant was served least goes first, and among its own, or where there is only
+one tenant, the request that comes first by policy. So everybody goes in that order, until the long ones have to wait
+for each other.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import merge
+
+from pagewire.services.scheduler.fairness import Account, Ledger
+from pagewire.services.scheduler.policy import by_order
+from pagewire.services.scheduler.request import Request
+
+_Lane = tuple[Account, bool]  # whose, and whether of long prompts
+
+
+class WaitingQueue:
+    """Waiting requests. A preempted one returns to its place, which under fcfs is the front of its lane."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.lanes: dict[_Lane, list[Request]] = {}  # none is empty
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Request]:
+        """In the policy's order."""
+        return merge(*self.lanes.values(), key=by_order)
+
+    def push(self, request: Request) -> None:
+        lane = (request.account, request.is_long)
+        if lane not in self.lanes:
+            self.lanes[lane] = []
+        insort(self.lanes[lane], request, key=by_order)
+        self._size += 1
+        self.ledger.count(request.account, waiting=1)
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out that is known to wait here."""
+        lane = self.lanes[request.account, request.is_long]
+        del lane[bisect_left(lane, request.order, key=by_order)]
+        if not lane:
+            del self.lanes[request.account, request.is_long]
+        self._size -= 1
+        self.ledger.count(request.account, waiting=-1)
+
+
+class Turns:
+    """Goes through the waiting requests in the order of their turns, while some are taken out."""
+
+    def __init__(self, queue: WaitingQueue, max_running_per_tenant: int | None = None) -> None:
+        """max_running_per_tenant: a tenant with so many has no turn."""
+        self._queue = queue
+        self._max_running = max_running_per_tenant
+        self._places = dict.fromkeys(queue.lanes, 0)  # of the next in each lane that has turns
+
+    def next(self) -> Request | None:
+        """Whose turn it is."""
+        is_contended = self._queue.ledger.is_contended
+        best: Request | None = None
+        for (account, is_long), place in self._places.items():
+            lane = self._queue.lanes.get((account, is_long), ())
+            if place >= len(lane) or (self._max_running is not None and account.num_running >= self._max_running):
+                continue
+            if best is None or _goes_before(lane[place], best, is_contended):
+                best = lane[place]
+        return best
+
+    def pass_over(self, request: Request) -> None:
+        """It is not taken, and has had its turn."""
+        self._places[request.account, request.is_long] += 1
+
+    def close(self, request: Request) -> None:
+        """Nor is anybody else of its lane."""
+        self._places.pop((request.account, request.is_long), None)
+
+
+def _goes_before(request: Request, other: Request, is_contended: bool) -> bool:
+    if is_contended and request.account is not other.account:
+        return (request.account.served, request.order) < (other.account.served, other.order)
+    return request.order < other.order

@@ -1,0 +1,72 @@
+"""What steps cost, learned from steps whose cost a formula knows."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.services.scheduler.cost_model import StepCosts, StepWork
+from pagewire.services.scheduler.prefill_budget import PrefillBudget
+
+coefficients = st.tuples(st.floats(1e-3, 0.05), st.floats(1e-5, 2e-3), st.floats(1e-5, 2e-3), st.floats(0, 2e-7))
+
+
+def learned(truth: tuple[float, ...], noise: float = 0.0, hiccups: float = 0.0) -> StepCosts:
+    """From 200 steps, some with prompts; hiccups: how many of them take 50 ms longer."""
+    costs, draw = StepCosts(), random.Random(7)
+    for _ in range(200):
+        work = StepWork(draw.choice([0, 1, 8, 32]))
+        if draw.random() < 0.5 or not work.num_decodes:
+            work.add_prompt(draw.randint(0, 4000), draw.randint(1, 400))
+        seconds = seconds_of(work, truth) * draw.uniform(1 - noise, 1 + noise)
+        costs.learn(work, seconds + (0.05 if draw.random() < hiccups else 0))
+    return costs
+
+
+def seconds_of(work: StepWork, truth: tuple[float, ...]) -> float:
+    fixed, per_decode, per_token, per_pair = truth
+    return fixed + per_decode * work.num_decodes + per_token * work.num_prompt_tokens + per_pair * work.num_pairs
+
+
+@settings(deadline=None, max_examples=60)
+@given(coefficients)
+def test_linear_costs_are_found(truth: tuple[float, ...]) -> None:
+    costs = learned(truth)
+    work = StepWork(16)
+    assert costs.seconds(work) == pytest.approx(seconds_of(work, truth), rel=0.35)
+    work.add_prompt(1000, 200)
+    assert costs.seconds(work) == pytest.approx(seconds_of(work, truth), rel=0.35)
+
+
+def test_noise_and_hiccups_do_not_mislead() -> None:
+    truth = (0.003, 0.0005, 0.0004, 1e-7)
+    costs, work = learned(truth, noise=0.15, hiccups=0.05), StepWork(8)
+    work.add_prompt(500, 100)
+    assert costs.seconds(work) == pytest.approx(seconds_of(work, truth), rel=0.3)
+
+
+def test_hours_of_decoding_say_nothing_about_prompts() -> None:
+    truth = (0.003, 0.0005, 0.0004, 1e-7)
+    costs = learned(truth)
+    before = costs.prompt_tokens_within(0.04, 0)
+    for _ in range(30_000):
+        costs.learn(StepWork(1), 0.0035)
+    assert costs.prompt_tokens_within(0.04, 0) == pytest.approx(before, rel=0.3)
+
+
+def test_while_nothing_is_known_nothing_is_limited() -> None:
+    assert PrefillBudget(StepCosts(), 2048, 0.01).fit(0, 5000) == 2048
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.floats(0.001, 1), st.integers(0, 8000), st.integers(1, 4000), st.integers(1, 2048), st.sampled_from([0, 0.25])
+)
+def test_what_fits_takes_no_longer_than_there_is(
+    seconds: float, start: int, wanted: int, tokens: int, kept: float
+) -> None:
+    costs = learned((0.003, 0.0005, 0.0004, 1e-7))
+    fitting = PrefillBudget(costs, tokens, seconds).fit(start, wanted, kept=kept)
+    assert 0 <= fitting <= min(wanted, tokens)
+    assert costs.prompt_seconds(start, fitting) <= seconds * (1 - kept) + 1e-9

@@ -1,0 +1,157 @@
+"""Who waits for whom when steps take time: decodes beside prompts, short prompts beside long ones, tenants beside each
+other. The clock is the simulation's."""
+
+import pytest
+
+from benchmarks.scheduling import BEFORE, Simulation, flood, warm
+
+
+def test_a_stream_goes_on_beside_long_prompts_and_a_chat_overtakes_them() -> None:
+    before, after = flood(("", ""), **BEFORE), flood(("", ""))
+    assert before.ttft > 10 and before.rate < 2, "this is what it is about"
+    assert after.ttft < 0.15
+    assert after.rate > 18, "a token in 50 ms"
+    assert after.seconds < 1.05 * before.seconds
+
+
+def test_another_tenants_flood_costs_half_at_most() -> None:
+    of_order, fair = flood(("a", "b"), **BEFORE), flood(("a", "b"))
+    assert fair.ttft < 2 * fair.ttft_alone
+    assert fair.rate > 0.5 * fair.rate_alone
+    assert fair.seconds < of_order.seconds / 0.95
+
+
+@pytest.mark.parametrize("target_itl_ms", [30, 100])
+def test_steps_with_decodes_keep_to_the_target(target_itl_ms: float) -> None:
+    simulation = Simulation(target_itl_ms=target_itl_ms)
+    start = warm(simulation)
+    num_steps = len(simulation.steps)
+    for i in range(4):
+        simulation.add(start, 40, 400)
+        simulation.add(start + 0.2 * i, 2000, 8)
+    simulation.run()
+    mixed = [seconds for work, seconds in simulation.steps[num_steps:] if work.num_decodes and work.num_prompt_tokens]
+    assert len(mixed) > 20
+    assert max(mixed) < 1.25 * target_itl_ms / 1000
+
+
+def test_prompts_go_on_where_decodes_alone_exceed_the_target() -> None:
+    simulation = Simulation(target_itl_ms=1)
+    start = warm(simulation)
+    simulation.add(start, 40, 2000)
+    prompt = simulation.add(start + 0.5, 1000, 1)
+    simulation.run()
+    assert prompt.ttft < 2
+
+
+def test_a_request_that_is_alone_gets_whole_steps() -> None:
+    simulation = Simulation()
+    start = warm(simulation)
+    num_steps = len(simulation.steps)
+    simulation.add(start, 5000, 1)
+    simulation.run()
+    assert [work.num_prompt_tokens for work, _ in simulation.steps[num_steps:] if work.num_prompt_tokens] == [
+        *(2048, 2048, 904)
+    ]
+
+
+def test_a_long_prompt_goes_on_however_many_short_ones_come() -> None:
+    """It keeps a quarter of every step: four times as long as alone, and somewhat more."""
+    alone = Simulation()
+    long_alone = alone.add(warm(alone), 4000, 1)
+    alone.run()
+    simulation = Simulation()
+    start = warm(simulation)
+    long = simulation.add(start, 4000, 1)
+    for i in range(2000):
+        simulation.add(start + 0.001 + 0.02 * i, 100, 1)
+    simulation.run(until=start + 40)
+    assert long.ttft < 6 * long_alone.ttft
+
+
+def test_as_many_prompts_are_computed_at_once_as_may_be() -> None:
+    simulation = Simulation(max_num_partial_prefills=2, max_long_partial_prefills=1)
+    start = warm(simulation)
+    simulation.add(start, 20, 1000)
+    for i in range(8):
+        simulation.add(start + 0.1, 1500 if i % 2 else 400, 4)
+    most_long = most = 0
+    while simulation.now < start + 6:
+        simulation.run(until=simulation.now + 1e-6)
+        running = [
+            r for r in simulation.scheduler.replicas[0].running if 0 < r.num_computed_tokens < r.num_prompt_tokens
+        ]
+        most, most_long = max(most, len(running)), max(most_long, sum(r.num_prompt_tokens == 1500 for r in running))
+    assert (most, most_long) == (2, 1)
+
+
+def jain(values: list[float]) -> float:
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def served(simulation: Simulation, tenant: str) -> float:
+    """Tokens of prompts that were computed, and twice those of outputs."""
+    streams = [stream for stream in simulation.streams if stream.request.tenant == tenant]
+    return sum(stream.request.num_prompt_tokens + 2 * len(stream.times) for stream in streams if stream.times)
+
+
+def backlog(
+    simulation: Simulation, start: float, num: int, tenant: str, weight: float, tokens: tuple[int, int]
+) -> None:
+    for _ in range(num):
+        simulation.add(start, *tokens, tenant, weight)
+
+
+def test_equal_tenants_are_served_alike_whatever_they_send() -> None:
+    simulation = Simulation(max_num_seqs=16)
+    start = warm(simulation)
+    kinds = {"long prompts": (1000, 8), "chats": (100, 100), "short": (30, 20), "texts": (20, 300)}
+    for tenant, tokens in kinds.items():
+        backlog(simulation, start, 600, tenant, 1, tokens)
+    simulation.run(until=start + 30)
+    assert jain([served(simulation, tenant) for tenant in kinds]) > 0.95
+
+
+def test_tenants_are_served_by_weight() -> None:
+    simulation = Simulation(max_num_seqs=16)
+    start = warm(simulation)
+    for tenant, weight in (("heavy", 3.0), ("light", 1.0)):
+        backlog(simulation, start, 1000, tenant, weight, (100, 40))
+    simulation.run(until=start + 30)
+    assert served(simulation, "heavy") / served(simulation, "light") == pytest.approx(3, rel=0.15)
+
+
+def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
+    simulation = Simulation(max_num_seqs=16)
+    start = warm(simulation)
+    simulation.add(start, 20, 4, "late")
+    backlog(simulation, start, 1000, "early", 1, (100, 40))
+    backlog(simulation, start + 10, 1000, "late", 1, (100, 40))
+    simulation.run(until=start + 10)
+    before = served(simulation, "early"), served(simulation, "late")
+    simulation.run(until=start + 30)
+    gained = [served(simulation, tenant) - was for tenant, was in zip(("early", "late"), before, strict=True)]
+    assert jain(gained) > 0.95
+
+
+def test_a_tenant_whose_rows_others_have_gets_one() -> None:
+    """A tenant's streams have all rows for a minute; another's chat takes one of them."""
+    simulation = Simulation(max_num_seqs=8)
+    start = warm(simulation)
+    for _ in range(50):
+        simulation.add(start, 20, 4000, "a")
+    chat = simulation.add(start + 1, 20, 10, "b")
+    simulation.run(until=start + 3)
+    assert chat.ttft < 0.2 and len(chat.times) == 10
+
+
+def test_no_tenant_runs_more_than_it_may() -> None:
+    simulation = Simulation(max_num_seqs=8, max_running_per_tenant=2)
+    start = warm(simulation)
+    backlog(simulation, start, 20, "a", 1, (20, 100))
+    simulation.run(until=start + 0.2)
+    assert simulation.scheduler.num_running == 2
+    chat = simulation.add(start + 0.3, 20, 10, "b")
+    simulation.run()
+    assert chat.ttft < 0.2
+    assert all(len(stream.times) == stream.request.sampling_params.max_tokens for stream in simulation.streams)
