@@ -1,6 +1,6 @@
 """Whose the present request is: decided here, for HTTP, gRPC and what is done later.
 
-A tenant has a fair part of the machine; it is no login. Its name is believed where --tenant-header says so.
+Of a key with an owner, it is the owner's. Otherwise a header says it, where --tenant-header lets it be believed.
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import grpc
 
+from pagewire.keys import caller
 from pagewire.rpc import RpcError
 from pagewire.v1.common_pb2 import RequestContext
 
@@ -27,9 +28,14 @@ NOBODY = Tenant()
 present: ContextVar[Tenant] = ContextVar("tenant", default=NOBODY)
 
 
-def named(header: str, values: Sequence[str]) -> Tenant:
-    """header: of --tenant-header. values: all that came with a request. Raises ValueError."""
-    if not values:
+def of_client(header: str | None, values: Sequence[str]) -> Tenant:
+    """The owner of the present key, or whom a header names. header: of --tenant-header. values: all that came with it.
+
+    Raises ValueError.
+    """
+    if (key := caller.get()) is not None and key.name:
+        return Tenant(key.name, key.weight)
+    if header is None or not values:
         return NOBODY
     if len(values) > 1 or not _NAMES.fullmatch(values[0]):
         raise ValueError(f"{header} names a tenant: give it once, with 1 to 128 printable ASCII characters")
@@ -48,11 +54,24 @@ def metadata() -> list[tuple[str, str]]:
     return [(_NAME, name), (_WEIGHT, str(weight))] if name else []
 
 
-class TenantInterceptor(grpc.aio.ServerInterceptor):
-    """Finds out whose each call is."""
+class ServiceTenants(grpc.aio.ServerInterceptor):
+    """Whose the calls of other services are, as they say."""
 
-    def __init__(self, header: str | None = None) -> None:
-        """header: in which clients say it; None: the callers are services."""
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        told = {key: _text(value) for key, value in handler_call_details.invocation_metadata or ()}
+        present.set(Tenant(told.get(_NAME, ""), float(told.get(_WEIGHT, 0))))  # for the handler: it runs in this task
+        return await continuation(handler_call_details)
+
+
+class ClientTenants(grpc.aio.ServerInterceptor):
+    """Whose the calls of clients are. Behind that of keys."""
+
+    def __init__(self, header: str | None) -> None:
+        """header: of --tenant-header."""
         self._header = header
 
     async def intercept_service(
@@ -60,22 +79,13 @@ class TenantInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        given = [(key, _text(value)) for key, value in handler_call_details.invocation_metadata or ()]
-        if self._header is None:
-            told = dict(given)
-            tenant = Tenant(told.get(_NAME, ""), float(told.get(_WEIGHT, 0)))
-        else:
-            try:
-                tenant = named(self._header, [value for key, value in given if key == self._header.lower()])
-            except ValueError as error:
-                return _refusing(RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)))
-        present.set(tenant)  # for the handler, too: it runs in this task
+        name = (self._header or "").lower()
+        given = [_text(value) for key, value in handler_call_details.invocation_metadata or () if key == name]
+        try:
+            present.set(of_client(self._header, given))
+        except ValueError as error:
+            return _refusing(RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)))
         return await continuation(handler_call_details)
-
-
-def of_clients(header: str | None) -> Sequence[TenantInterceptor]:
-    """Of a server that clients reach. header: of --tenant-header."""
-    return () if header is None else (TenantInterceptor(header),)
 
 
 def _text(value: str | bytes) -> str:

@@ -36,13 +36,26 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TenantConfig:
-    """What the services have that clients call: whose requests are."""
+class KeysConfig:
+    """What the services have that clients call: who may, and whose requests are."""
 
+    api_key: str | None = flag(
+        None,
+        "required as `Authorization: Bearer KEY` on every REST route except probes and the page, and of every public "
+        "RPC except health",
+        group="network",
+        secret=True,
+    )
+    api_key_file: str | None = flag(
+        None,
+        "file of the keys that are taken, each with its owner and limits, made by `pagewire keys add`; read again when "
+        "it changes",
+        group="network",
+    )
     tenant_header: str | None = flag(
         None,
-        "header, over gRPC metadata, that says whose a request is, as X-Tenant-ID: tenants share fairly; set it where "
-        "only a proxy reaches the stack (default: none is believed)",
+        "header, over gRPC metadata, that says whose a request is where its key does not, as X-Tenant-ID: give it only "
+        "where a proxy sets it, as whoever sends it is believed (default: none is)",
         group="network",
     )
 
@@ -61,7 +74,7 @@ class ListenConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicListenConfig(TenantConfig, ListenConfig):
+class PublicListenConfig(KeysConfig, ListenConfig):
     """What the services have that clients call."""
 
     public_listen: str = flag(

@@ -8,11 +8,12 @@ from pagewire import rpc, telemetry
 from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
+from pagewire.keys.interceptor import interceptors
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.link_servicer import SchedulerLinkServicer
 from pagewire.services.scheduler.servicer import SchedulerServicer
 from pagewire.services.scheduler.status import describe
-from pagewire.tenants import of_clients
+from pagewire.tenants import ClientTenants
 from pagewire.v1 import scheduler_link_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 # Of a message of clients that are no tokenizers: two million tokens at up to five bytes, and parameters.
@@ -64,8 +65,8 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
 
 def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
     """The gRPC server for clients, without the link, on which tokenizer services are believed."""
-    tenants = of_clients(config.tenant_header)
-    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES, tenants)
+    door = [*interceptors(config.api_key, config.api_key_file), ClientTenants(config.tenant_header)]
+    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES, door)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 

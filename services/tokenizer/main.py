@@ -12,6 +12,7 @@ from pagewire import rpc, telemetry
 from pagewire.admin import Neighbour
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
+from pagewire.keys.interceptor import interceptors
 from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
 from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import read_template
@@ -24,7 +25,7 @@ from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.servicer import InferenceServicer
 from pagewire.services.tokenizer.text_generator import TextGenerator
-from pagewire.tenants import TenantInterceptor, of_clients
+from pagewire.tenants import ClientTenants, ServiceTenants
 from pagewire.v1 import inference_link_pb2, inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -135,10 +136,10 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grp
     servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
     link = InferenceLinkServicer(generator)
     behind = [Neighbour("scheduler", config.scheduler_address, channel)]
-    servers = [rpc.Server(config.listen.split(","), config.shutdown_timeout, interceptors=[TenantInterceptor()])]
+    servers = [rpc.Server(config.listen.split(","), config.shutdown_timeout, interceptors=[ServiceTenants()])]
     if config.public_listen:
-        tenants = of_clients(config.tenant_header)
-        servers.append(rpc.Server(config.public_listen.split(","), config.shutdown_timeout, interceptors=tenants))
+        door = [*interceptors(config.api_key, config.api_key_file), ClientTenants(config.tenant_header)]
+        servers.append(rpc.Server(config.public_listen.split(","), config.shutdown_timeout, interceptors=door))
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         server.add_admin("tokenizer", behind, link.describe)

@@ -203,7 +203,7 @@ class FakeTokenizer(
     # The process.
 
     async def start(self, address: str) -> None:
-        server = rpc.Server([address], shutdown_timeout=0.1, interceptors=[tenants.TenantInterceptor()])
+        server = rpc.Server([address], shutdown_timeout=0.1, interceptors=[tenants.ServiceTenants()])
         server.add(self, inference_pb2_grpc.add_InferenceServiceServicer_to_server, "pagewire.v1.InferenceService")
         add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
         server.add(self, add_link, "pagewire.v1.InferenceLinkService")

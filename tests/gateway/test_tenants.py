@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from pagewire.keys.entry import Key, digest_of
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
@@ -114,3 +116,17 @@ async def test_an_idempotency_key_is_the_tenants_own(client: httpx.AsyncClient, 
         for name in ("a", "b", "a")
     ]
     assert ids[0] == ids[2] != ids[1]
+
+
+async def test_a_keys_owner_wins_over_the_header(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(Key(name="owner", digest=digest_of(b"k1"), weight=2).line() + "\n")
+    async with running_gateway(address, tenant_header=HEADER, api_key_file=str(keys), api_key="k2") as client:
+        await wait_ready(client)
+        for key in ("k1", "k2"):
+            headers = ACME | {"authorization": f"Bearer {key}"}
+            assert (await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)).status_code == 200
+            assert (await client.post(CHAT, json=BODY, headers=headers)).status_code == 200
+    contexts = [submission.context for submission in fake.submissions]
+    assert [(context.tenant, context.tenant_weight) for context in contexts] == [("owner", 2), ("acme & sons", 0)]
+    assert fake.tenants == [("owner", 2), ("acme & sons", 0)], "the key of --api-key has no owner"

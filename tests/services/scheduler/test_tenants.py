@@ -21,9 +21,9 @@ FLOOD, OTHER = 1, 900  # first tokens of prompts
 async def public_stub(
     directory: Path, **config: str
 ) -> AsyncIterator[tuple[ServiceLine, scheduler_pb2_grpc.SchedulerServiceStub]]:
-    executor = FakeExecutorServicer(lambda: FakeExecutor(max_num_seqs=1), step_seconds=0.002)
+    executor = FakeExecutorServicer(lambda: FakeExecutor(max_num_seqs=1, num_blocks=1024), step_seconds=0.002)
     config |= {"public_listen": f"unix:{directory}/public.sock"}
-    async with ServiceLine(directory, executor, **config).running() as line:
+    async with ServiceLine(directory, executor, max_queue_time=0, **config).running() as line:
         await line.wait_for_executors(1)
         server = make_public_server(line.config, line.engine)
         await server.start()
@@ -32,31 +32,44 @@ async def public_stub(
         await server.stop()
 
 
-async def order_of_prompts(directory: Path, **config: str) -> list[int]:
-    """First tokens of the prompts, as the executor gets them: 10 requests of one tenant wait, then another's comes."""
-    async with public_stub(directory, **config) as (line, stub):
+async def ask(stub: scheduler_pb2_grpc.SchedulerServiceStub, first: int, tenant: str, max_tokens: int = 3) -> None:
+    request = generate_request([first, 2, 3], max_tokens=max_tokens, ignore_eos=True)
+    async for _ in stub.Generate(request, metadata=[("x-tenant-id", tenant)]):
+        pass
 
-        async def ask(first: int, tenant: str, max_tokens: int = 3) -> None:
-            request = generate_request([first, 2, 3], max_tokens=max_tokens, ignore_eos=True)
-            async for _ in stub.Generate(request, metadata=[("x-tenant-id", tenant)]):
-                pass
 
-        asking = [asyncio.create_task(ask(FLOOD, "flood", 100))]
-        asking += [asyncio.create_task(ask(FLOOD, "flood")) for _ in range(10)]
-        await line.wait_for_waiting(10)
-        asking.append(asyncio.create_task(ask(OTHER, "other")))
-        await line.wait_for_waiting(11)
-        await asyncio.gather(*asking)
-        return [new.prompt_token_ids[0] for new in line.executor.new_requests]
+async def flood(line: ServiceLine, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> list[asyncio.Task[None]]:
+    """One request of a tenant runs for long, and 10 wait."""
+    asking = [asyncio.create_task(ask(stub, FLOOD, "flood", 3000))]
+    async with asyncio.timeout(10):
+        while not line.executor.new_requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    asking += [asyncio.create_task(ask(stub, FLOOD, "flood")) for _ in range(10)]
+    await line.wait_for_waiting(10)
+    return asking
+
+
+def prompts(line: ServiceLine) -> list[int]:
+    """First tokens, as the executor got them."""
+    return [new.token_ids[0] for new in line.executor.new_requests]
 
 
 async def test_a_tenants_flood_lets_anothers_request_pass(tmp_path: Path) -> None:
-    order = await order_of_prompts(tmp_path, tenant_header="X-Tenant-ID")
-    assert order.index(OTHER) == 1, "next after the one that ran when it came"
+    async with public_stub(tmp_path, tenant_header="X-Tenant-ID") as (line, stub):
+        asking = await flood(line, stub)
+        await ask(stub, OTHER, "other")
+        assert prompts(line)[:2] == [FLOOD, OTHER], "next after the one that ran when it came"
+        await rpc.cancel(asking)
 
 
 async def test_who_is_not_believed_waits_for_all(tmp_path: Path) -> None:
-    assert (await order_of_prompts(tmp_path)).index(OTHER) == 11
+    async with public_stub(tmp_path) as (line, stub):
+        asking = await flood(line, stub)
+        last = asyncio.create_task(ask(stub, OTHER, "other"))
+        await line.wait_for_waiting(11)
+        asking[0].cancel()
+        await asyncio.gather(*asking[1:], last)
+        assert prompts(line).index(OTHER) == 11
 
 
 @pytest.mark.parametrize("names", [[""], ["x" * 129], ["a", "a"]])
