@@ -1,4 +1,4 @@
-"""gRPC, the same for every service: server and channel options, health, reflection, errors, signals, trace context."""
+"""gRPC, the same for every service: server and channel options, health, reflection, signals, trace context."""
 
 import asyncio
 import gc
@@ -7,9 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import uvloop
@@ -19,7 +19,8 @@ from pagewire import error_details
 from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
-from pagewire.undecodable import Deserializer, Undecodable
+from pagewire.rpc_error import RpcError as RpcError
+from pagewire.status_interceptor import StatusInterceptor
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pagewire.watchdog import watched
 
@@ -56,147 +57,6 @@ _CHANNEL_OPTIONS = [
     # A channel of its own per neighbour: nothing else may share, or shut, its connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-
-_CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
-
-
-# Statuses travel as HTTP/2 headers, of which gRPC takes 8 KiB; what is not ASCII has up to 12 bytes a character there.
-_MAX_DETAILS = 2000
-_MAX_DETAILS_NOT_ASCII = 600
-
-
-def _clipped(message: str) -> str:
-    """What a status can carry. The beginning and the end: a message may quote what a client sent."""
-    limit = _MAX_DETAILS if message.isascii() else _MAX_DETAILS_NOT_ASCII
-    return message if len(message) <= limit else f"{message[: limit // 2]} ... {message[-limit // 3 :]}"
-
-
-class RpcError(Exception):
-    """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
-
-    def __init__(
-        self,
-        code: grpc.StatusCode,
-        message: str,
-        violations: Sequence[error_details.Violation] = (),
-        retry_delay: float | None = None,
-    ) -> None:
-        """violations: (field, description) of all that is wrong with the request, if that is the cause.
-
-        retry_delay: seconds after which the same request will probably be taken; None: nobody knows."""
-        message = _clipped(message)
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.violations = tuple(violations)
-        self.retry_delay = retry_delay
-
-    @classmethod
-    def from_call(cls, error: grpc.aio.AioRpcError) -> Self:
-        """A failed call's."""
-        violations, retry_delay = error_details.violations_of(error), error_details.retry_delay_of(error)
-        return cls(error.code(), error.details() or error.code().name, violations, retry_delay)
-
-    @classmethod
-    def from_message(cls, error: common_pb2.RequestError) -> Self:
-        """As a multiplexed stream carried it; UNKNOWN for codes nobody knows."""
-        code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
-        retry_delay = error_details.seconds(error.retry_delay) if error.HasField("retry_delay") else None
-        return cls(code, error.message, [(one.field, one.description) for one in error.violations], retry_delay)
-
-    def to_message(self) -> common_pb2.RequestError:
-        violations = [common_pb2.FieldViolation(field=field, description=why) for field, why in self.violations]
-        delay = None if self.retry_delay is None else error_details.duration(self.retry_delay)
-        return common_pb2.RequestError(code=self.number, message=self.message, violations=violations, retry_delay=delay)
-
-    def renamed(self, field: str, prefix: str) -> Self:
-        """As a client knows it whose request has `prefix` for `field`, or, if that is "", before all fields."""
-        if not field:
-            violations = [(f"{prefix}.{path}", why) for path, why in self.violations]
-            return type(self)(self.code, self.message, violations, self.retry_delay)
-        if not any(path == field for path, _ in self.violations):
-            return self
-        violations = [
-            (prefix, why.replace(field, prefix)) if path == field else (path, why) for path, why in self.violations
-        ]
-        return type(self)(self.code, self.message.replace(field, prefix), violations)
-
-    async def abort(self, context: grpc.aio.ServicerContext) -> None:
-        """Ends a call with it."""
-        trailers = error_details.trailers(self.code, self.message, self.violations, self.retry_delay)
-        await context.abort(self.code, self.message, trailers)
-
-    @property
-    def number(self) -> int:
-        """The google.rpc.Code number, as RequestError carries it."""
-        return int(self.code.value[0])
-
-
-class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Turns exceptions of handlers into gRPC statuses: RpcError as it says, everything else INTERNAL and logged."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or not method.startswith("/pagewire."):
-            return handler
-        deserialize = handler.request_deserializer
-        if not handler.request_streaming:  # a stream is a neighbor's, and ends
-            deserialize = Deserializer(method, deserialize)
-        if handler.response_streaming:
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            inner_stream = handler.stream_stream or handler.unary_stream
-
-            # A coroutine that writes, not a generator: when the call is cancelled, wherever it is, the handler's own
-            # cleaning up happens now and not when somebody collects it.
-            async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
-                try:
-                    _check_decoded(request)
-                    async with aclosing(inner_stream(request, context)) as responses:
-                        async for response in responses:
-                            await context.write(response)
-                except RpcError as error:
-                    await error.abort(context)
-                except (grpc.aio.AbortError, asyncio.CancelledError):
-                    raise
-                except Exception as error:
-                    await _abort_internal(context, method, error)
-
-            return make(stream, deserialize, handler.response_serializer)
-        inner_unary = handler.stream_unary or handler.unary_unary
-
-        async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            try:
-                _check_decoded(request)
-                return await inner_unary(request, context)
-            except RpcError as error:
-                await error.abort(context)
-            except (grpc.aio.AbortError, asyncio.CancelledError):
-                raise
-            except Exception as error:
-                await _abort_internal(context, method, error)
-
-        return grpc.unary_unary_rpc_method_handler(unary, deserialize, handler.response_serializer)
-
-
-def _check_decoded(request: Any) -> None:
-    """Raises RpcError INTERNAL, which is what gRPC says of bytes that are no message."""
-    if isinstance(request, Undecodable):
-        raise RpcError(grpc.StatusCode.INTERNAL, request.reason)
-
-
-async def _abort_internal(context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
-    logger.error("unexpected error in %s", method, exc_info=error)
-    await RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}").abort(context)
 
 
 def channel(address: str) -> grpc.aio.Channel:
@@ -254,13 +114,14 @@ class Server:
     addresses: Sequence[str]
     shutdown_timeout: float = 30.0
     max_request_bytes: int = MAX_MESSAGE_BYTES
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
     _is_serving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=self._options())
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), *self.interceptors], options=self._options())
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

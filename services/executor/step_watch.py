@@ -11,6 +11,8 @@ from pagewire.watchdog import Pulse
 _MARGIN = 3.0
 # For the first step of its size, which may compile kernels.
 _FIRST_S = 60.0
+# For the images of a step: a CPU may take half a minute for a large one.
+IMAGES_S = 120.0
 _DECAY = 0.98  # of the slowest step of a size, with each that follows
 
 
@@ -51,19 +53,21 @@ class StepWatch:
         self._pulse = pulse
         self._times = StepTimes()
         self._lock = threading.Lock()
-        self._is_busy = False
+        self._preparing: float | None = None  # seconds that it may take beyond the pulse's own bound; None = idle
         self._launching: tuple[float, float | None] | None = None  # load, expected seconds
         self._launched: deque[tuple[float, float | None]] = deque()
 
-    def begin(self) -> None:
-        """The device thread has something to do."""
+    def begin(self, encodes_images: bool = False) -> None:
+        """The device thread has something to do. encodes_images: that may include images, of any size, before the step
+        is launched."""
         with self._lock:
-            self._is_busy = True
+            self._preparing = IMAGES_S if encodes_images else 0.0
             self._beat()
 
     def launching(self, load: float) -> None:
         """A step of this load begins."""
         with self._lock:
+            self._preparing = 0.0
             self._launching = (load, self._times.expect(load))
             self._beat()
 
@@ -77,7 +81,7 @@ class StepWatch:
     def end(self) -> None:
         """The device thread has nothing to do."""
         with self._lock:
-            self._is_busy, self._launching = False, None
+            self._preparing, self._launching = None, None
             self._beat()
 
     def done(self, seconds: float) -> None:
@@ -91,7 +95,8 @@ class StepWatch:
     def _beat(self) -> None:
         expected = [seconds for _, seconds in self._launched]
         expected += [self._launching[1]] if self._launching else []
-        if None in expected or not (self._is_busy or expected):
+        expected += [self._preparing] if self._preparing is not None else []
+        if None in expected or not expected:
             self._pulse.beat(None)
         else:
             self._pulse.beat(sum(seconds for seconds in expected if seconds is not None))

@@ -171,7 +171,7 @@ class Worker:
     def _serve(self, runner: ModelRunner) -> None:
         try:
             while (item := self._submitted.get()) is not None:
-                self._watch.begin()
+                self._watch.begin(encodes_images=runner.smallest_image > 0)
                 self._handle(runner, item)
                 self._watch.end()
         except BaseException as error:

@@ -60,6 +60,11 @@ class Ledger:
         account.weight = weight if weight > 0 else 1.0
         return account
 
+    def share(self, account: Account) -> float:
+        """The tenant's part, above 0 and at most 1, of what it and all that have requests divide by weight."""
+        total = sum(other.weight for other in self._live.values())
+        return account.weight / (total if account.is_live else total + account.weight)
+
     def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
         """So many requests more of this tenant wait or run."""
         was_live = account.is_live

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.fairness import Ledger
+from pagewire.services.scheduler.fairness import Account, Ledger
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.placement import is_placed_on
 from pagewire.services.scheduler.policy import POLICIES
@@ -101,19 +101,17 @@ class Scheduler:
 
         Raises:
             InvalidRequest: it cannot be served.
-            QueueFull: max_waiting_requests wait already, and the request was not let in by an earlier attempt.
+            QueueFull: max_waiting_requests wait already, and the request was not let in by an earlier attempt. A tenant
+                with less than its share of them is let in nevertheless, until twice as many wait.
         """
         if self.info is not None:
             self._resolve(request)
             if reason := self._find_early_end(request):
                 request.finish(reason)
                 return False
-        limit = self._config.max_waiting_requests
-        if limit is not None and not request.is_resubmitted and len(self._waiting) >= limit + self._num_open_rows():
-            raise QueueFull(
-                f"{len(self._waiting)} requests are waiting and {limit} may (max_waiting_requests); try again later"
-            )
         request.account = self._ledger.account(request.tenant, request.tenant_weight)
+        if not request.is_resubmitted:
+            self._check_queue(request.account)
         request.is_long = self._is_long(request)
         request.order = self._policy(request, self._num_arrivals)
         self._num_arrivals += 1
@@ -195,6 +193,18 @@ class Scheduler:
         request.resolve(self.info)
         for replica in self.replicas:
             replica.check(request)
+
+    def _check_queue(self, account: Account) -> None:
+        """Raises QueueFull if none of this tenant may join those who wait."""
+        limit = self._config.max_waiting_requests
+        if limit is None or self.num_waiting < limit + (num_open := self._num_open_rows()):
+            return
+        # Whoever fills the queue keeps no other tenant out. Names are many: the second bound is for all of them.
+        has_less = account.num_waiting < max(1.0, limit * self._ledger.share(account))
+        if not has_less or self.num_waiting >= 2 * limit + num_open:
+            raise QueueFull(
+                f"{self.num_waiting} requests are waiting and {limit} may (max_waiting_requests); try again later"
+            )
 
     def _end_waiting(self, request: Request, reason: FinishReason) -> None:
         self._waiting.remove(request)

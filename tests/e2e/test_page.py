@@ -21,8 +21,8 @@ expect = playwright.expect
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("PAGEWIRE_TEST_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
-# What the browser itself says of an answer that is an error.
-_REFUSED = re.compile("Failed to load resource: the server responded with a status of 4")
+# What the browser itself says of an answer that is an error, and of a gateway that is away.
+_REFUSED = re.compile(r"Failed to load resource: (the server responded with a status of 4|net::ERR_(CONN|INC|EMPTY))")
 PROMPT = "Count from one to fifty in words."
 ANSWER = "#messages .assistant:last-child > .prose"
 
@@ -157,6 +157,73 @@ async def test_the_engine_at_work(page: Any, line: Line) -> None:
         await expect(page.locator("#tiles .figure").first).not_to_have_text("0.0 tokens/s")
         await stream.close()
     await expect(page.locator("#tiles")).to_contain_text("0 running")
+
+
+async def test_the_oldest_turns_make_room(page: Any) -> None:
+    turns = [{"role": role, "content": f"{n} " + "word " * 480} for n in range(6) for role in ("user", "assistant")]
+    await page.evaluate("turns => sessionStorage.setItem('pagewire.messages', JSON.stringify(turns))", turns)
+    await page.reload()
+    await choose(page, max_tokens=8)
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request) if request.url.endswith("/chat/completions") else None)
+    await ask(page, "And now?")
+    assert await wait_for_end(page)
+    # Of 4096 tokens 8 are for the answer; of 12 turns with about 490 each, 8 fit beside the question.
+    sent = json.loads(asked[-1].post_data)["messages"]
+    assert [message["content"].split()[0] for message in sent] == [*"22334455", "And"]
+    note = page.locator("#messages .assistant:last-child .left-out")
+    await expect(note).to_have_text("The model takes 4,096 tokens: it is no longer told the oldest 4 messages.")
+    await expect(page.locator("#messages > li")).to_have_count(14)
+
+    await ask(page, "word " * 5000)
+    await expect(page.locator(".assistant:last-child .error")).to_contain_text("4096")
+    assert len(json.loads(asked[-1].post_data)["messages"]) == 15, "nothing makes room for it: the server refuses it"
+
+
+async def test_keys_are_enough(page: Any) -> None:
+    async def press_until_focused(selector: str, key: str = "Tab") -> None:
+        for _ in range(20):
+            if await page.evaluate("selector => document.activeElement.matches(selector)", selector):
+                return
+            await page.keyboard.press(key)
+        raise AssertionError(f"no {selector} by {key}")
+
+    async def outline() -> str:
+        return str(await page.evaluate("getComputedStyle(document.activeElement).outlineStyle"))
+
+    await choose(page, max_tokens=3000, temperature=0)
+    await press_until_focused("#prompt", "Shift+Tab")
+    await page.keyboard.type(PROMPT)
+    await press_until_focused("#send")
+    assert await outline() == "solid"
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#prompt")).to_be_focused()
+    await expect(page.locator(ANSWER)).not_to_be_empty()
+    await press_until_focused("#stop")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#prompt")).to_be_focused()
+    await press_until_focused(".user .actions button:last-child", "Shift+Tab")
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Escape")
+    await expect(page.locator(".user .actions button:last-child")).to_be_focused()
+    await press_until_focused("#to-engine", "Shift+Tab")
+    await page.keyboard.press("Enter")
+    await press_until_focused("#engine")
+    assert await outline() == "solid"
+
+
+async def test_charts_go_on_when_the_gateway_is_back(page: Any, line: Line) -> None:
+    await page.click("#to-engine")
+    chart = page.locator("#tiles .sparkline .line").first
+    await expect(chart).to_have_attribute("d", re.compile("^M.*L"))
+    line.kill("gateway")
+    await expect(page.locator("#health-text")).to_have_text("Gateway away")
+    await expect(page.locator("#engine")).to_have_class(re.compile("stale"))
+    line.start("gateway")
+    await line.wait_ready()
+    await expect(page.locator("#health-text")).to_have_text("Ready")
+    await expect(page.locator("#engine")).not_to_have_class(re.compile("stale"))
+    await expect(chart).to_have_attribute("d", re.compile("^M[^M]*M.*L"))
 
 
 async def test_what_a_model_says_is_not_trusted(page: Any) -> None:

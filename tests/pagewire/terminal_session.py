@@ -61,9 +61,17 @@ class TerminalSession:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def expect(self, pattern: str) -> re.Match[str]:
-        """Waits for what is seen behind what was expected before."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def insist(self, text: str, pattern: str) -> re.Match[str]:
+        """Types it until the pattern is seen: readline misses a signal that comes just before it waits for a key."""
+        for _ in range(20):
+            self.type(text)
+            with contextlib.suppress(AssertionError):
+                return self.expect(pattern, 1.0)
+        raise AssertionError(f"typing {text!r} again and again shows no {pattern!r}: {self.seen!r}")
+
+    def expect(self, pattern: str, patience: float = _PATIENCE_S) -> re.Match[str]:
+        """Waits for what is seen behind what was expected before, so many seconds."""
+        deadline = time.monotonic() + patience
         while True:
             if match := re.compile(pattern).search(self.seen, self._expected):
                 self._expected = match.end()

@@ -152,6 +152,20 @@ async def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(service: Service) -> 
     await asyncio.to_thread(person)
 
 
+async def test_ctrl_c_at_the_prompt_forgets_the_line_and_says_how_to_leave(service: Service) -> None:
+    def person() -> None:
+        with chatting(service) as terminal:
+            terminal.type("half a mess")
+            terminal.expect("half a mess")
+            terminal.insist(CTRL_C, "Ctrl-D leaves.*\n.*> ")
+            say(terminal, f"whole{ENTER}")
+            assert service.server.messages() == [("user", "whole")]
+            terminal.type(CTRL_D)
+            assert terminal.wait() == 0 and "Traceback" not in terminal.seen
+
+    await asyncio.to_thread(person)
+
+
 async def test_the_oldest_turns_make_room(service: Service, tmp_path: Path) -> None:
     turns = [
         {"role": role, "content": f"{number} " + "word " * 29} for number in range(4) for role in ("user", "assistant")

@@ -1,6 +1,7 @@
 // The conversation: what was said, and the answer that is being given.
 
 import { ApiError, events, request } from "./api.js";
+import { makeRoom } from "./context.js";
 import { byId, make } from "./dom.js";
 import { MessageView } from "./message.js";
 import * as settings from "./settings.js";
@@ -13,7 +14,7 @@ let views = [];
 let running = null; // the AbortController of the answer that is being given
 
 function store() {
-  const kept = messages.map(({ role, content, reasoning, figures, error }) => ({ role, content, reasoning, figures, error }));
+  const kept = messages.map(({ role, content, reasoning, figures, error, note }) => ({ role, content, reasoning, figures, error, note }));
   sessionStorage.setItem(STORED, JSON.stringify(kept));
 }
 
@@ -62,33 +63,49 @@ function say(content) {
   answer();
 }
 
-function body() {
-  const said = messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
-  const system = settings.systemPrompt();
+/** What the model is told of these messages; `message`, the answer, says what it is not told. */
+async function body(said, message, signal) {
+  const model = byId("model").value || undefined;
+  const prompt = settings.systemPrompt();
+  const system = prompt ? [{ role: "system", content: prompt }] : [];
+  const parameters = settings.parameters();
+  const { leftOut, limit } = await makeRoom(model, system, said, parameters.max_tokens, signal);
+  if (leftOut) message.note = `The model takes ${limit.toLocaleString("en-US")} tokens: it is no longer told the oldest ${leftOut} messages.`;
   return {
-    model: byId("model").value || undefined,
-    messages: system ? [{ role: "system", content: system }, ...said] : said,
+    model,
+    messages: [...system, ...said.slice(leftOut)],
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
-    ...settings.parameters(),
+    ...parameters,
   };
 }
 
+/** Focus that was on what is gone now goes to the prompt, but never opens a keyboard on a screen that is touched. */
+function keepFocus() {
+  const focused = document.activeElement;
+  const isLost = focused === document.body || !focused.checkVisibility();
+  if (isLost && matchMedia("(hover: hover)").matches) byId("prompt").focus({ preventScroll: true });
+}
+
 function setRunning(controller) {
+  const isStopFocused = document.activeElement === byId("stop");
   running = controller;
   byId("send").hidden = Boolean(controller);
   byId("stop").hidden = !controller;
   document.body.classList.toggle("answering", Boolean(controller));
+  if (controller || isStopFocused) keepFocus();
 }
 
 async function answer() {
-  const sent = body();
+  const said = messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
   const message = { role: "assistant", content: "", reasoning: "", figures: {}, isStreaming: true };
   const view = add(message);
   const controller = new AbortController();
   setRunning(controller);
   scrollToEnd();
   try {
+    const sent = await body(said, message, controller.signal);
+    view.show();
     await receive(await send(sent, controller, message), message, view);
   } catch (error) {
     if (controller.signal.aborted) message.figures.stopped = true;
@@ -100,7 +117,7 @@ async function answer() {
   if (follows) scrollToEnd();
   setRunning(null);
   store();
-  byId("announcement").textContent = message.error ? "" : message.figures.stopped ? "Stopped" : "Answer complete";
+  byId("announcement").textContent = message.error ? "" : message.figures.stopped ? "Stopped" : ["Answer complete", message.note].filter(Boolean).join(". ");
 }
 
 function send(sent, controller, message) {
@@ -119,6 +136,7 @@ async function receive(response, message, view) {
     }
     message.content += delta.content ?? "";
     message.reasoning += delta.reasoning ?? "";
+    if (chunk.choices[0]?.finish_reason === "length") message.figures.cut = true;
     const tokens = chunk.usage?.completion_tokens;
     if (tokens) message.figures.tokens = tokens;
     if (tokens > 1 && now > firstAt && chunk.choices.length) message.figures.rate = (tokens - 1) / ((now - firstAt) / 1000);

@@ -84,12 +84,15 @@ export function show(status) {
     tile.note.textContent = tile.below(status);
     tile.line.add(tile.value(status));
   }
+  byId("engine").classList.remove("stale");
   showReplicas(status);
   showServices(status);
 }
 
 /** The gateway does not answer. */
 export function showGone() {
+  byId("engine").classList.add("stale");
+  for (const { line } of tiles) line.add(null);
   showServices({ services: [{ service: "gateway", state: "unreachable", address: "", detail: "It does not answer this page.", pid: 0, uptime_seconds: 0 }], num_gateways: 0 });
 }
 

@@ -11,22 +11,24 @@ export function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
 }
 
-function figures({ tokens, first, rate, stopped }) {
+function figures({ tokens, first, rate, stopped, cut }) {
   const parts = [];
   if (tokens) parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
   if (rate) parts.push(`${rate.toFixed(1)} tokens/s`);
   if (first) parts.push(`first after ${seconds(first)}`);
   if (stopped) parts.push("stopped");
+  if (cut) parts.push("cut off, no more tokens were allowed");
   return parts.join(" · ");
 }
 
-/** Shows `message`: {role, content, reasoning, error, figures}. `actions`: {edit, regenerate}. */
+/** Shows `message`: {role, content, reasoning, error, note, figures}. `actions`: {edit, regenerate}. */
 export class MessageView {
   #message;
   #reasoning = make("div", { class: "prose" });
   #fold;
   #content = make("div", { class: "prose" });
   #error = make("p", { class: "error", role: "alert", hidden: true });
+  #note = make("p", { class: "note left-out", hidden: true });
   #figures = make("span", { class: "figures" });
   #actions = make("span", { class: "actions" });
   #next = 0;
@@ -41,7 +43,7 @@ export class MessageView {
     else this.#actions.append(this.#button("Regenerate", actions.regenerate));
     const foot = make("div", { class: "message-foot" }, this.#figures, this.#actions);
     this.element = make("li", { class: `message ${message.role}` }, make("span", { class: "hidden", textContent: isUser ? "You" : "Answer" }));
-    this.element.append(this.#fold, this.#content, this.#error, foot);
+    this.element.append(this.#note, this.#fold, this.#content, this.#error, foot);
     this.show();
   }
 
@@ -63,13 +65,15 @@ export class MessageView {
   show() {
     clearTimeout(this.#timer);
     this.#timer = null;
-    const { role, content, reasoning, error, isStreaming } = this.#message;
+    const { role, content, reasoning, error, note, isStreaming } = this.#message;
     this.element.setAttribute("aria-busy", String(Boolean(isStreaming)));
     if (role === "user") this.#content.textContent = content;
     else this.#content.replaceChildren(render(content));
     this.#fold.hidden = !reasoning;
     this.#fold.classList.toggle("running", Boolean(isStreaming && !content));
     if (reasoning) this.#reasoning.replaceChildren(render(reasoning));
+    this.#note.hidden = !note;
+    this.#note.textContent = note ?? "";
     this.#error.hidden = !error;
     this.#error.textContent = error ?? "";
     this.#figures.textContent = this.#message.figures ? figures(this.#message.figures) : "";
@@ -78,7 +82,10 @@ export class MessageView {
   /** Lets the text be changed in its place; calls `done` with the new one. */
   edit(done) {
     const area = make("textarea", { value: this.#message.content, rows: 3, "aria-label": "Edit message" });
-    const close = () => form.replaceWith(this.#content);
+    const close = () => {
+      form.replaceWith(this.#content);
+      this.#actions.lastChild.focus();
+    };
     const save = make("button", { type: "submit", class: "primary", textContent: "Send" });
     const cancel = make("button", { type: "button", class: "quiet", textContent: "Cancel", onclick: close });
     const form = make("form", { class: "edit" }, area, make("div", { class: "composer-row" }, cancel, save));

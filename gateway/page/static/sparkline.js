@@ -2,7 +2,7 @@
 
 import { make } from "./dom.js";
 
-const LENGTH = 120;
+const [SPAN_S, GAP_S] = [120, 4]; // what is shown; without a number for longer than the other, the line is broken
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [240, 44];
 
@@ -13,7 +13,7 @@ function svg(tag, attributes) {
 }
 
 export class Sparkline {
-  #values = []; // null: there was none
+  #points = []; // [seconds, number], null: there was none
   #line = svg("path", { class: "line" });
   #area = svg("path", { class: "area" });
 
@@ -25,27 +25,30 @@ export class Sparkline {
   }
 
   add(value) {
-    this.#values.push(value);
-    if (this.#values.length > LENGTH) this.#values.shift();
+    const time = performance.now() / 1000;
+    this.#points.push([time, value]);
+    while (this.#points[0][0] < time - SPAN_S) this.#points.shift();
     this.draw();
   }
 
   draw() {
-    const highest = Math.max(...this.#values, 1e-9) * 1.1;
-    const from = LENGTH - this.#values.length;
-    let line = "", area = "", start = null;
+    const highest = Math.max(...this.#points.map(([, value]) => value), 1e-9) * 1.1;
+    const until = this.#points.at(-1)?.[0];
+    let line = "", area = "", start = null, before = 0;
     const close = () => {
       if (start !== null) area += `V${HEIGHT}H${start}Z`;
       start = null;
     };
-    this.#values.forEach((value, index) => {
-      if (value === null) return close();
-      const x = (((from + index) / (LENGTH - 1)) * WIDTH).toFixed(1);
+    for (const [time, value] of this.#points) {
+      if (value === null || time - before > GAP_S) close();
+      before = time;
+      if (value === null) continue;
+      const x = ((1 - (until - time) / SPAN_S) * WIDTH).toFixed(1);
       const y = (HEIGHT - 1 - (value / highest) * (HEIGHT - 3)).toFixed(1);
       line += `${start === null ? "M" : "L"}${x} ${y}`;
       area += `${start === null ? "M" : "L"}${x} ${y}`;
       start ??= x;
-    });
+    }
     close();
     this.#line.setAttribute("d", line);
     this.#area.setAttribute("d", area);

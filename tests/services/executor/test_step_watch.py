@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.services.executor.step_watch import StepTimes, StepWatch
+from pagewire.services.executor.step_watch import IMAGES_S, StepTimes, StepWatch
 from pagewire.watchdog import Pulse
 
 TIMEOUT = 8.0
@@ -64,6 +64,16 @@ def test_a_step_in_flight_that_never_ends_is_noticed() -> None:
     device.watch.end()
     assert device.is_silent(TIMEOUT)
     assert not device.is_silent(1.5)
+
+
+@pytest.mark.parametrize("encodes_images", [True, False])
+def test_images_may_take_long_to_encode(encodes_images: bool) -> None:
+    device = Device()
+    assert all(device.step(load=1.2, seconds=0.1) for _ in range(50))
+    device.watch.begin(encodes_images=encodes_images)
+    assert device.is_silent(IMAGES_S) == encodes_images
+    device.watch.launching(1.2)
+    assert not device.is_silent(TIMEOUT + 1.5), "what follows is bounded as ever"
 
 
 def test_an_idle_device_is_let_be() -> None:

@@ -308,6 +308,33 @@ def test_the_queue_is_bounded_beyond_free_rows() -> None:
     line.add(prompt_of(7), max_tokens=2)
 
 
+def fill(line: PureLine, tenant: str, weight: float = 0.0) -> int:
+    """As many requests of a tenant as are let in."""
+    for number in range(1000):
+        try:
+            line.add(prompt_of(number), max_tokens=5, tenant=tenant, tenant_weight=weight)
+        except QueueFull:
+            return number
+    raise AssertionError("there is no bound")
+
+
+def test_a_tenant_that_fills_the_queue_keeps_no_other_out() -> None:
+    line = make_line(max_num_seqs=1, max_waiting_requests=8)
+    line.add(prompt_of(0), max_tokens=50, tenant="flood")
+    line.schedule()
+    assert [fill(line, "flood"), fill(line, "other"), fill(line, "third")] == [8, 4, 3]
+    assert [fill(line, "flood"), fill(line, "other")] == [0, 0], "what the others were let in for is not theirs"
+    assert fill(line, "fourth") == 1, "twice the bound wait by now, whoever asks"
+    assert fill(line, "fifth") == 0
+
+
+def test_the_queue_is_shared_by_weight() -> None:
+    line = make_line(max_num_seqs=1, max_waiting_requests=8)
+    line.add(prompt_of(0), max_tokens=50, tenant="flood")
+    line.schedule()
+    assert [fill(line, "flood"), fill(line, "heavy", 3.0)] == [8, 6]
+
+
 def test_a_bound_of_zero_means_run_now_or_never() -> None:
     line = make_line(max_num_seqs=1, max_waiting_requests=0)
     line.add(prompt_of(1), max_tokens=5)

@@ -1,0 +1,80 @@
+"""What a server makes of calls that fail."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from pagewire.rpc_error import RpcError
+from pagewire.undecodable import Deserializer, Undecodable
+
+logger = logging.getLogger(__name__)
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Turns exceptions of handlers into gRPC statuses: RpcError as it says, everything else INTERNAL and logged."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith("/pagewire."):
+            return handler
+        deserialize = handler.request_deserializer
+        if not handler.request_streaming:  # a stream is a neighbor's, and ends
+            deserialize = Deserializer(method, deserialize)
+        if handler.response_streaming:
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            inner_stream = handler.stream_stream or handler.unary_stream
+
+            # A coroutine that writes, not a generator: when the call is cancelled, wherever it is, the handler's own
+            # cleaning up happens now and not when somebody collects it.
+            async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
+                try:
+                    _check_decoded(request)
+                    async with aclosing(inner_stream(request, context)) as responses:
+                        async for response in responses:
+                            await context.write(response)
+                except RpcError as error:
+                    await error.abort(context)
+                except (grpc.aio.AbortError, asyncio.CancelledError):
+                    raise
+                except Exception as error:
+                    await _abort_internal(context, method, error)
+
+            return make(stream, deserialize, handler.response_serializer)
+        inner_unary = handler.stream_unary or handler.unary_unary
+
+        async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            try:
+                _check_decoded(request)
+                return await inner_unary(request, context)
+            except RpcError as error:
+                await error.abort(context)
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                await _abort_internal(context, method, error)
+
+        return grpc.unary_unary_rpc_method_handler(unary, deserialize, handler.response_serializer)
+
+
+def _check_decoded(request: Any) -> None:
+    """Raises RpcError INTERNAL, which is what gRPC says of bytes that are no message."""
+    if isinstance(request, Undecodable):
+        raise RpcError(grpc.StatusCode.INTERNAL, request.reason)
+
+
+async def _abort_internal(context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
+    logger.error("unexpected error in %s", method, exc_info=error)
+    await RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}").abort(context)
