@@ -72,7 +72,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
 ONE, NONE = st.just(1), st.just(0)
 NO_WINDOWS = st.just(list[int]())
 NO_STATES = st.just(0)
-NO_LIMIT = st.just(None)
+NO_LIMIT = st.just(4096)
 
 
 @st.composite
@@ -115,7 +115,7 @@ def lines(
     max_draft_tokens: st.SearchStrategy[int] = NONE,
     windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
     states: st.SearchStrategy[int] = NO_STATES,
-    max_waiting: st.SearchStrategy[int | None] = NO_LIMIT,
+    max_waiting: st.SearchStrategy[int] = NO_LIMIT,
 ) -> PureLine:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     replicas = [draw(executors(block_size, max_draft_tokens, windows, states)) for _ in range(draw(num_replicas))]
