@@ -37,6 +37,7 @@ from pagewire.gateway.schema.responses import (
 from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.status import routes as status_routes
 from pagewire.gateway.vectors import routes as vectors_routes
+from pagewire.keys import Door
 from pagewire.v1 import inference_pb2
 
 router = APIRouter(route_class=JsonRoute)
@@ -47,7 +48,7 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.add_middleware(
         RequestMiddleware,
-        api_key=config.api_key,
+        door=Door(config.api_key, config.api_key_file),
         shutdown=gateway.shutdown,
         max_timeout=config.request_timeout,
         body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},

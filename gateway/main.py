@@ -80,7 +80,7 @@ async def serve(
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store)
     app = create_app(config, gateway)
-    worker = BatchWorker(gateway, InProcess(app, config.api_key), config.batch_concurrency)
+    worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
     server = _Server(
         uvicorn.Config(

@@ -4,11 +4,11 @@ Plain ASGI: Starlette's own middleware base costs a task and a queue per request
 """
 
 import asyncio
-import hmac
 import logging
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway import metrics
-from pagewire.gateway.errors import ApiError, error_response
+from pagewire.gateway.errors import ApiError, error_response, from_rpc
 from pagewire.gateway.page.routes import needs_no_key
 from pagewire.gateway.request_context import (
     IN_PROCESS,
@@ -28,7 +28,10 @@ from pagewire.gateway.request_context import (
     request_context,
 )
 from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
+from pagewire.keys import Door, caller
+from pagewire.keys.door import bearer
 from pagewire.memory_return import return_memory_after
+from pagewire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +71,7 @@ class RequestMiddleware:
         self,
         app: ASGIApp,
         *,
-        api_key: str | None,
+        door: Door,
         shutdown: GracefulShutdown,
         body_limits: Mapping[str, int],
         max_timeout: float | None = None,
@@ -78,7 +81,7 @@ class RequestMiddleware:
         self._max_timeout = max_timeout
         self._app = app
         self._body_limits = body_limits
-        self._api_key = api_key.encode() if api_key else None
+        self._door = door
         self._shutdown = shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +107,11 @@ class RequestMiddleware:
             _record(scope, context, quiet)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        refusal = self._refuse(scope, headers) or self._set_deadline(scope, headers)
+        with ExitStack() as held:
+            refusal = self._refuse(scope, headers) or self._set_deadline(scope, headers) or self._admit(scope, held)
+            await self._answer_unless(refusal, scope, receive, send)
+
+    async def _answer_unless(self, refusal: ApiError | None, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal is not None:
             await error_response(refusal, scope)(scope, receive, send)
             return
@@ -123,9 +130,10 @@ class RequestMiddleware:
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
         path = scope["path"]
+        caller.set(None)
         if path in PROBES:
             return None
-        if self._api_key is not None and not needs_no_key(path) and not self._authorized(headers):
+        if not self._is_let_in(scope, headers):
             message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return ApiError(401, message, code="invalid_api_key")
         if OVER_LIMIT in scope and path not in _QUIET:
@@ -150,12 +158,21 @@ class RequestMiddleware:
     def _body_limit(self, path: str) -> int:
         return self._body_limits.get(path, MAX_BODY_BYTES)
 
-    def _authorized(self, headers: dict[bytes, bytes]) -> bool:
-        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
-        given = [bearer] if scheme.lower() == b"bearer" else []
-        given.append(headers.get(b"x-api-key", b""))
-        assert self._api_key is not None
-        return any(hmac.compare_digest(key.strip(), self._api_key) for key in given)
+    def _is_let_in(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """With a key, where one is needed; lines of batches came in with the batch."""
+        if self._door.is_open or needs_no_key(scope["path"]) or IN_PROCESS in scope:
+            return True
+        caller.set(self._door.find([bearer(headers.get(b"authorization", b"")), headers.get(b"x-api-key", b"")]))
+        return caller.get() is not None
+
+    def _admit(self, scope: Scope, held: ExitStack) -> ApiError | None:
+        """As often as the key allows, if the request is one that may compute."""
+        if scope["method"] == "POST" and (key := caller.get()) is not None:
+            try:
+                held.enter_context(self._door.admit(key))
+            except RpcError as error:
+                return from_rpc(error)
+        return None
 
 
 def _speaks_anthropic(path: str, headers: dict[bytes, bytes]) -> bool:

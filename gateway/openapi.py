@@ -13,8 +13,8 @@ from pagewire.sampling_params import INT64_MAX
 DESCRIPTION = """
 OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
 
-With `--api-key`, every route but the page's files, `/livez`, `/readyz`, `/ready`, `/health` and `/ping` needs the
-header `Authorization: Bearer KEY`, or `x-api-key: KEY`.
+With `--api-key` or `--api-key-file`, every route but the page's files, `/livez`, `/readyz`, `/ready`, `/health`
+and `/ping` needs the header `Authorization: Bearer KEY`, or `x-api-key: KEY`.
 A parameter that is not supported is refused by name, never ignored; `null` means unset.
 `X-Request-Id` is taken from the request, or made, and returned.
 """

@@ -41,6 +41,9 @@ Models and stacks on this machine:
   rm MODEL           delete one
   ps                 stacks that run
 
+Let others in:
+  keys add FILE NAME make an API key with an owner and limits, for --api-key-file
+
 Prepare a model:
   quantize [MODEL]   make a 4-bit or 8-bit checkpoint (AWQ, GPTQ) from a 16-bit one
 
@@ -209,6 +212,12 @@ def _batch(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def _keys(argv: list[str]) -> int:
+    from pagewire.keys import command
+
+    return command.main(argv)
+
+
 def _quantize(argv: list[str]) -> int:
     from pagewire.quantize.config import QuantizeConfig
 
@@ -237,6 +246,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run-batch": _batch,  # vLLM's name
     **{command: _on_this_machine(command) for command in ("pull", "list", "rm", "ps")},
     "bench": _bench,
+    "keys": _keys,
     "quantize": _quantize,
 }
 

@@ -1,5 +1,6 @@
 """An asynchronous Python client of the public text-level gRPC service."""
 
+import os
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -16,6 +17,7 @@ from pagewire.generate_request import (
     pair,
     tokenize_request,
 )
+from pagewire.keys.interceptor import metadata
 from pagewire.rpc import RpcError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
@@ -26,8 +28,10 @@ class Client:
     Every call raises `pagewire.rpc.RpcError` with a gRPC status; UNAVAILABLE if nothing answers at the address.
     """
 
-    def __init__(self, address: str = "localhost:8001") -> None:
-        """address: "host:port" or "unix:/path"."""
+    def __init__(self, address: str = "localhost:8001", api_key: str | None = None) -> None:
+        """address: "host:port" or "unix:/path". api_key: of a stack that asks for one (default: $PAGEWIRE_API_KEY)."""
+        api_key = api_key or os.environ.get("PAGEWIRE_API_KEY")
+        self._metadata = metadata(api_key) if api_key else None
         self.address = address
         self._channel = rpc.channel(address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
@@ -62,7 +66,7 @@ class Client:
         Raises TypeError for an option that does not exist, ValueError for one of another form, OSError for a file that
         cannot be read.
         """
-        call = self._stub.Generate(generate_request(prompt, options), timeout=timeout)
+        call = self._stub.Generate(generate_request(prompt, options), timeout=timeout, metadata=self._metadata)
         try:
             async for response in call:
                 yield response
@@ -154,6 +158,6 @@ class Client:
 
     async def _unary(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request)
+            return await method(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise RpcError.from_call(error) from error

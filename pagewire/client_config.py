@@ -35,6 +35,9 @@ class ClientConfig(SamplingFlags):
     """What the command-line clients of the public gRPC API have in common."""
 
     address: str = flag("localhost:8001", "public gRPC address of a running stack", group="connection")
+    api_key: str | None = flag(
+        None, "key of a stack that asks for one (default: $PAGEWIRE_API_KEY)", group="connection", secret=True
+    )
     model: str = flag("", "served model name (default: the only one)", group="connection")
     seed: int | None = flag(
         None,

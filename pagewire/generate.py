@@ -19,7 +19,7 @@ async def generate(config: GenerateConfig) -> int:
     config = replace(config, address=grpc_address(config.address))
     prompt = valid_text(lambda: sys.stdin.read() if config.prompt is None else config.prompt)
     messages = [{"role": "user", "content": prompt}] if config.chat else prompt
-    async with Client(config.address) as client:
+    async with Client(config.address, config.api_key) as client:
         try:
             async for response in client.generate(messages, **options(config)):
                 print(response.text, end="", flush=True)
@@ -49,4 +49,6 @@ def explain(error: RpcError, config: ClientConfig) -> StartupError:
     """An error of a call, in words for the person at the terminal."""
     if error.code == grpc.StatusCode.UNAVAILABLE:
         return StartupError(unanswered(config.address, error.message))
+    if error.code == grpc.StatusCode.UNAUTHENTICATED:
+        return StartupError(f"{config.address} wants an API key: --api-key KEY, or the variable PAGEWIRE_API_KEY")
     return StartupError(f"{error.message} ({error.code.name})")

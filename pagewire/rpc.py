@@ -114,13 +114,14 @@ class Server:
     addresses: Sequence[str]
     shutdown_timeout: float = 30.0
     max_request_bytes: int = MAX_MESSAGE_BYTES
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
     _is_serving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=self._options())
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), *self.interceptors], options=self._options())
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

@@ -44,7 +44,7 @@ def run(config: ServeConfig) -> int:
     logs.setup("serve", config)
     with _sockets(config.uds_dir) as directory:
         config = _resolved(config, directory)
-        _warn_of_open_grpc(config)
+        _warn_of_plain_text(config)
 
         def announce() -> None:
             model = served_model(_address(directory, "tokenizer"))
@@ -115,14 +115,12 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
     )
 
 
-def _warn_of_open_grpc(config: ServeConfig) -> None:
-    if config.api_key and not is_loopback(config.host):
+def _warn_of_plain_text(config: ServeConfig) -> None:
+    if (config.api_key or config.api_key_file) and not is_loopback(config.host):
         logger.warning(
-            "gRPC on %s has no authentication: whoever reaches it bypasses --api-key. Block the port for others,"
-            " or serve on loopback (--host 127.0.0.1) behind a proxy",
-            " and ".join(
-                endpoint(config.host, port) for port in (config.grpc_port, config.scheduler_grpc_port) if port
-            ),
+            "keys travel unencrypted to %s: let clients of a network that you do not trust come by a proxy with TLS,"
+            " and serve on loopback (--host 127.0.0.1)",
+            config.host or "every address",
         )
 
 

@@ -12,18 +12,15 @@ from pagewire.gateway.request_context import IN_PROCESS
 
 
 class InProcess:
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._headers = [(b"content-type", b"application/json")]
-        if api_key:
-            self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
 
     async def post(self, path: str, body: Mapping[str, Any], request_id: str) -> Answer:
         """The answer, whatever its status. If this is cancelled, the request is aborted like one of a client that has
         gone away."""
         content = json.dumps(body).encode()
         headers = [
-            *self._headers,
+            (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(content)),
             (b"x-request-id", request_id.encode()),
         ]

@@ -18,6 +18,7 @@ from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept import Kept, Line
 from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.request_context import RequestContext, request_context, time_left
+from pagewire.keys import name_caller
 from pagewire.rpc import RpcError
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest
@@ -135,6 +136,7 @@ class GenerationResponse(Response):
         """told: what travels with the requests. Raises RpcError UNAVAILABLE."""
         if (left := time_left()) is not None:
             told.timeout.CopyFrom(error_details.duration(left))
+        name_caller(told)
         if self._kept is not None:
             return self._kept.generate(self._link, self._requests, told)
         return self._link.generate(self._requests, streaming=self._streaming, context=told)

@@ -19,7 +19,7 @@ from pagewire.gateway.responses.events import EVENTS
 from pagewire.gateway.responses.items import MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
 from pagewire.gateway.responses.requests import CreateResponse
-from pagewire.gateway.responses.stored import Stored, new_id, stored_input, stored_response
+from pagewire.gateway.responses.stored import PREFIX, Stored, new_id, stored_input, stored_response
 from pagewire.gateway.responses.translate import generate_request, new_response
 from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
@@ -36,12 +36,17 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
     responses = gateway.responses
+    kept = await gateway.keeper.open(request, body)
     own, generate = await _read(gateway, body)
-    head = replace(await head_of(request, body, "resp"), id=new_id())
+    head = replace(await head_of(request, body, "resp"), id=new_id() if kept is None else PREFIX + kept.id)
     response = new_response(body, head.id, head.created, head.model)
     input = stored_input(head.id, own)
+    stored = None if kept is None else await responses.find(head.id)
+    if stored is not None and not body.stream:
+        return _told(stored)
     if body.background:
-        await gateway.background.add(response, input, generate)
+        if stored is None:
+            await gateway.background.add(response, input, generate)
         return await _events(gateway, head.id, 0) if body.stream else json_response(response)
     answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))
 
@@ -49,7 +54,12 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
         await responses.save(head.id, stored_response(answer.response, input))
 
     return GenerationResponse(
-        gateway.link, [generate], answer, stream=bool(body.stream), ended=keep if response.store else None
+        gateway.link,
+        [generate],
+        answer,
+        stream=bool(body.stream),
+        ended=keep if response.store else None,
+        kept=kept,
     )
 
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.shared import RecoveryConfig, ServiceConfig
+from pagewire.config.shared import KeysConfig, RecoveryConfig, ServiceConfig
 from pagewire.fields import PORT, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(RecoveryConfig, ServiceConfig):
+class GatewayConfig(RecoveryConfig, KeysConfig, ServiceConfig):
     """REST, OpenAI-compatible."""
 
     host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")
@@ -19,12 +19,6 @@ class GatewayConfig(RecoveryConfig, ServiceConfig):
         valid=POSITIVE,
     )
     reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
-    api_key: str | None = flag(
-        None,
-        "required as `Authorization: Bearer KEY` on every REST route except probes; gRPC has no authentication",
-        group="network",
-        secret=True,
-    )
     request_timeout: float | None = flag(
         None,
         "seconds that a REST request may take at most, and takes if it has no X-Request-Timeout; then it ends with 504 "

@@ -36,6 +36,25 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeysConfig:
+    """What the services have that clients call: who may."""
+
+    api_key: str | None = flag(
+        None,
+        "required as `Authorization: Bearer KEY` on every REST route except probes and the page, and of every public "
+        "RPC except health",
+        group="network",
+        secret=True,
+    )
+    api_key_file: str | None = flag(
+        None,
+        "file of the keys that are taken, each with its owner and limits, made by `pagewire keys add`; read again when "
+        "it changes",
+        group="network",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListenConfig(ServiceConfig):
     """What every gRPC service has."""
 
@@ -49,7 +68,7 @@ class ListenConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicListenConfig(ListenConfig):
+class PublicListenConfig(KeysConfig, ListenConfig):
     """What the services have that clients call."""
 
     public_listen: str = flag(

@@ -26,7 +26,7 @@ _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
 async def chat(config: ChatConfig) -> int:
     """Reads questions from the terminal, or one per line from a pipe, until the end. The exit code."""
     config = replace(config, address=grpc_address(config.address))
-    async with Client(config.address) as client:
+    async with Client(config.address, config.api_key) as client:
         try:
             return await _Chat(client, config, await _model(client, config)).run()
         except RpcError as error:
@@ -35,7 +35,7 @@ async def chat(config: ChatConfig) -> int:
 
 async def answer_once(config: ChatConfig, question: str) -> int:
     """Prints the answer to one question. The exit code."""
-    async with Client(config.address) as client:
+    async with Client(config.address, config.api_key) as client:
         try:
             answer = await _Chat(client, config, await _model(client, config)).answer(question)
         except RpcError as error:

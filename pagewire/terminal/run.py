@@ -39,7 +39,7 @@ _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for 
 # What ends with the conversation has no ports that anybody knows, and keeps nothing.
 _NOT_OFFERED = (
     *SET_BY_STACK,
-    *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key"),
+    *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key", "api_key_file"),
     *("data_dir", "batch_concurrency", "max_file_bytes", "file_store_size"),
 )
 

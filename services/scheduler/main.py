@@ -8,6 +8,7 @@ from pagewire import rpc, telemetry
 from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
+from pagewire.keys.interceptor import interceptors
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.link_servicer import SchedulerLinkServicer
 from pagewire.services.scheduler.servicer import SchedulerServicer
@@ -63,7 +64,8 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
 
 def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
     """The gRPC server for clients, without the link, on which tokenizer services are believed."""
-    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES)
+    door = interceptors(config.api_key, config.api_key_file)
+    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES, door)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from pagewire import rpc
+from pagewire.keys import name_caller
 from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.request_output import MAX_UNREAD, new_outbox
@@ -22,6 +23,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
         told = RequestContext(traceparent=rpc.traceparent_of(context))
         rpc.set_timeout(told, context)
+        name_caller(told)
         submission = TokenSubmission(request=request.request, context=told)
         outbox = new_outbox()
         try:

@@ -12,6 +12,7 @@ from pagewire import rpc, telemetry
 from pagewire.admin import Neighbour
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
+from pagewire.keys.interceptor import interceptors
 from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
 from pagewire.process import release_unused_memory
 from pagewire.services.tokenizer.chat import read_template
@@ -134,11 +135,10 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grp
     servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
     link = InferenceLinkServicer(generator)
     behind = [Neighbour("scheduler", config.scheduler_address, channel)]
-    servers = [
-        rpc.Server(addresses.split(","), config.shutdown_timeout)
-        for addresses in (config.listen, config.public_listen)
-        if addresses
-    ]
+    servers = [rpc.Server(config.listen.split(","), config.shutdown_timeout)]
+    if config.public_listen:
+        door = interceptors(config.api_key, config.api_key_file)
+        servers.append(rpc.Server(config.public_listen.split(","), config.shutdown_timeout, interceptors=door))
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         server.add_admin("tokenizer", behind, link.describe)

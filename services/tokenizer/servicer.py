@@ -8,6 +8,7 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pagewire import rpc
+from pagewire.keys import name_caller
 from pagewire.services.tokenizer.choices.choices import sampled
 from pagewire.services.tokenizer.choices.search_requests import searched
 from pagewire.services.tokenizer.errors import invalid
@@ -34,6 +35,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         told = RequestContext(traceparent=rpc.traceparent_of(context))
         rpc.set_timeout(told, context)
+        name_caller(told)
         submission = GenerateSubmission(request=request, context=told)
         if request.HasField("beam_search"):
             first, *others = await searched(self._generator, submission)

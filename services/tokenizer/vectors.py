@@ -10,6 +10,7 @@ from operator import mul
 
 import grpc
 
+from pagewire.keys import name_caller
 from pagewire.rpc import MAX_MESSAGE_BYTES, RpcError
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
@@ -182,6 +183,7 @@ class Vectors:
         """In order. If one fails, or nobody waits any more, all end."""
         span = Span(call.span_name, call.traceparent, serves=True)
         context = common_pb2.RequestContext(traceparent=span.traceparent)
+        name_caller(context)
         messages = [
             TokenSubmission(
                 request=TokenRequest(

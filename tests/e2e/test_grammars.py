@@ -124,9 +124,14 @@ async def generate(
         sampling_params=SamplingParams(grammar=grammar, **{"seed": 1, "max_tokens": 400} | params),
     )
     output = Output(list(resumed or ()))
-    collected = await stub.submit(TokenSubmission(request=request, resume_token_ids=resumed))
-    output.token_ids += collected.token_ids[0]
-    (output.reason,) = collected.finish_reasons[0]
+    if resumed:
+        collected = await stub.submit(TokenSubmission(request=request, resume_token_ids=resumed))
+        output.token_ids += collected.token_ids[0]
+        (output.reason,) = collected.finish_reasons[0]
+        return output
+    async for response in stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)):
+        output.token_ids += response.token_ids
+        output.reason = response.finish_reason
     return output
 
 
@@ -216,9 +221,9 @@ async def test_a_resumed_output_goes_on_where_it_was(stub: Stub) -> None:
     beginnings = [whole.token_ids[:known] for known in range(1, len(whole.token_ids), 5)]
     resumed = (generate(stub, grammar, resumed=known, temperature=0.7) for known in beginnings)
     assert await asyncio.gather(*resumed) == [whole] * len(beginnings)
-    with pytest.raises(grpc.aio.AioRpcError, match="does not fit") as raised:
+    with pytest.raises(rpc.RpcError, match="does not fit") as raised:
         await generate(stub, grammar, resumed=[*whole.token_ids[:4], 9, 9, 9])
-    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.code == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_preemption_changes_nothing(tmp_path: Path, tiny: Tiny, stub: Stub) -> None:

@@ -37,11 +37,13 @@ class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
         self.Connect = SchedulerLinkServiceStub(channel).Connect
 
     async def submit(self, submission: TokenSubmission) -> Collected:
-        """What a tokenizer service's submission yields, by its request_id."""
+        """What a tokenizer service's submission yields, by its request_id. Raises RpcError."""
         call, collected = self.Connect(), Collected()
         await call.write(SchedulerLinkServiceConnectRequest(requests=[submission]))
         await collected.read_until_finished(call, submission.request_id)
         call.cancel()
+        if submission.request_id in collected.errors:
+            raise rpc.RpcError.from_message(collected.errors[submission.request_id])
         return collected
 
 

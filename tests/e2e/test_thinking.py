@@ -44,9 +44,14 @@ async def generate(
         sampling_params=SamplingParams(thinking=thinking, seed=seed, **params),
     )
     output = Output(list(resumed or ()))
-    collected = await stub.submit(TokenSubmission(request=request, resume_token_ids=resumed))
-    output.token_ids += collected.token_ids[0]
-    (output.reason,) = collected.finish_reasons[0]
+    if resumed:
+        collected = await stub.submit(TokenSubmission(request=request, resume_token_ids=resumed))
+        output.token_ids += collected.token_ids[0]
+        (output.reason,) = collected.finish_reasons[0]
+        return output
+    async for response in stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request)):
+        output.token_ids += response.token_ids
+        output.reason = response.finish_reason
     return output
 
 

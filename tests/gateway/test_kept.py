@@ -1,6 +1,7 @@
 """Generations that outlive their connection: an Idempotency-Key, Last-Event-ID, and gateways that die."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pagewire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
+from tests.gateway.test_background_responses import ended
 from tests.gateway.test_responses import THINKS_SAYS_CALLS, TOOL
 
 CHAT = "/v1/chat/completions"
@@ -43,11 +45,22 @@ KINDS = {
         },
         True,
     ),
+    "response": ("/v1/responses", {"input": "hi", "max_output_tokens": 24, "stream": True}, False),
+    "response with calls": (
+        "/v1/responses",
+        {"input": "hi", "max_output_tokens": 24, "stream": True, "tools": [TOOL], "store": False},
+        True,
+    ),
 }
 
 
 def events(text: str) -> list[str]:
     return text.split("\n\n")[:-1]
+
+
+def timeless(text: str) -> str:
+    """Without the time at which a response was told to its end."""
+    return re.sub(r'"completed_at":[0-9.]+', "", text)
 
 
 def id_of(event: str) -> str:
@@ -127,12 +140,29 @@ async def test_any_gateway_goes_on_after_the_last_event(fake: FakeTokenizer, add
             last = id_of(events(begun)[-1])
             rest = await second.post(path, json=body, headers={"Last-Event-ID": last})
             again = await second.post(path, json=body, headers=headers)
-            assert begun + rest.text == again.text
-            assert (await first.post(path, json=body, headers=headers)).text == again.text
+            assert timeless(begun + rest.text) == timeless(again.text)
+            assert timeless((await first.post(path, json=body, headers=headers)).text) == timeless(again.text)
             if kind == "chat":
                 assert said(again.text) == expected_text(PROMPT, 3)
     again_submitted = [one for one in fake.submissions if one.resubmitted and not one.request.request_id.endswith("-1")]
     assert all(one.resume_token_ids for one in again_submitted), "other choices are let in with the first"
+
+
+async def test_a_response_with_a_key_is_made_and_stored_once(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    body = {"input": "hi", "max_output_tokens": 24}
+    first = await client.post("/v1/responses", json=body, headers=KEY)
+    again = await client.post("/v1/responses", json=body, headers=KEY)
+    assert again.content == first.content
+    stored = await client.get(f"/v1/responses/{first.json()['id']}")
+    assert stored.content == first.content
+    behind = [
+        (await client.post("/v1/responses", json=body | {"background": True}, headers={"Idempotency-Key": "k2"})).json()
+        for _ in range(2)
+    ]
+    assert behind[0]["id"] == behind[1]["id"] != first.json()["id"]
+
+    await ended(client, behind[0]["id"])
+    assert len(fake.received) == 2
 
 
 async def test_two_who_ask_at_once_share_one_generation(fake: FakeTokenizer, address: str) -> None:

@@ -48,10 +48,10 @@ def test_each_service_gets_its_flags_and_addresses(tmp_path: Path) -> None:
     assert {config.log_format for config in parsed.values()} == {"json"}
 
 
-def test_the_key_reaches_only_the_gateway_and_no_command_line(tmp_path: Path) -> None:
+def test_the_key_reaches_those_whom_clients_reach_and_no_command_line(tmp_path: Path) -> None:
     for service in stack.services(CONFIG, tmp_path):
         assert "hunter2" not in " ".join(service.command)
-        assert ("hunter2" in service.environment.values()) == (service.name == "gateway")
+        assert ("hunter2" in service.environment.values()) == (service.name != "executor")
 
 
 def test_configuration_in_the_environment_does_not_reach_children_twice(
@@ -119,11 +119,11 @@ def test_banner_suggests_only_what_the_model_does(
         ("localhost", "hunter2", False),
     ],
 )
-def test_a_key_that_grpc_does_not_ask_for_is_warned_of(
+def test_keys_that_a_network_can_read_are_warned_of(
     host: str, api_key: str | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stack._warn_of_open_grpc(ServeConfig(host=host, api_key=api_key))
-    assert ("has no authentication" in caplog.text) == warned
+    stack._warn_of_plain_text(ServeConfig(host=host, api_key=api_key))
+    assert ("keys travel unencrypted" in caplog.text) == warned
     assert "hunter2" not in caplog.text
 
 

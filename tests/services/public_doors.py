@@ -1,0 +1,48 @@
+"""Calls every RPC of a server that clients reach, whatever it serves."""
+
+from collections.abc import Iterator, Sequence
+
+import grpc
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
+
+async def served_methods(channel: grpc.aio.Channel) -> list[str]:
+    """Of all services but that of health, which says what there is, and needs no key."""
+    health = health_pb2_grpc.HealthStub(channel)
+    listed = await health.List(health_pb2.HealthListRequest())
+    return [*_methods([name for name in listed.statuses if name]), *(f"/{n}/ServerReflectionInfo" for n in REFLECTION)]
+
+
+def _methods(names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        service = descriptor_pool.Default().FindServiceByName(name)
+        yield from (f"/{name}/{method.name}" for method in service.methods)
+
+
+async def status_of(channel: grpc.aio.Channel, method: str, **metadata: str) -> grpc.StatusCode:
+    """How a call with an empty message ends; OK as soon as anything is answered."""
+    call = channel.stream_stream(method)(metadata=list(metadata.items()), timeout=10)
+    try:
+        await call.write(b"")
+        await call.done_writing()
+        await call.read()
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+        pass
+    if not call.done():
+        call.cancel()
+        return grpc.StatusCode.OK
+    return await call.code()
+
+
+async def check_doors(channel: grpc.aio.Channel, key: str) -> list[str]:
+    """No RPC is answered without the key, and every one with it. Their names."""
+    methods = await served_methods(channel)
+    for method in methods:
+        for wrong in ({}, {"authorization": "Bearer wrong"}, {"authorization": key}, {"x-api-key": "wrong"}):
+            assert await status_of(channel, method, **wrong) is grpc.StatusCode.UNAUTHENTICATED, method
+        let_in = await status_of(channel, method, authorization=f"Bearer {key}")
+        assert let_in not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED), method
+    return methods
