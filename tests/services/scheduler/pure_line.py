@@ -52,6 +52,7 @@ class PureLine:
         self.errors: dict[int, InvalidRequest] = {}
         self.condemned: list[Request] = []  # ended because executors died of them
         self._results: list[deque[StepResult]] = [deque() for _ in executors]
+        self._in_flight: list[deque[ScheduledStep]] = [deque() for _ in executors]
         self._num_requests = 0
         if attach:
             for index in range(len(executors)):
@@ -88,6 +89,7 @@ class PureLine:
         self.scheduler.check_integrity()
         self.executors[index].reset()
         self._results[index].clear()
+        self._in_flight[index].clear()
 
     def die(self, successor: FakeExecutor | None = None, index: int = 0) -> None:
         """The executor loses everything, steps in flight included, and comes back, or another one does."""
@@ -129,8 +131,8 @@ class PureLine:
             self._note_end(request)
         return request
 
-    def abort(self, request: Request) -> None:
-        self.scheduler.abort(request)
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.scheduler.abort(request, reason)
         self._note_end(request)
         self.scheduler.check_integrity()
 
@@ -140,10 +142,13 @@ class PureLine:
         if step is not None:
             self.steps.append(step)
             self._results[index].append(self.executors[index].execute(step))
+            self._in_flight[index].append(step)
         return step
 
-    def receive(self, index: int = 0) -> Outputs:
-        outputs = self.scheduler.update(self.scheduler.replicas[index], self._results[index].popleft())
+    def receive(self, index: int = 0, seconds: float = 0.0) -> Outputs:
+        """seconds: that the step is said to have taken; 0: it is not known."""
+        outputs = self.scheduler.update(self.scheduler.replicas[index], self._results[index].popleft(), seconds)
+        self._in_flight[index].popleft()
         self.scheduler.check_integrity()
         end = 0
         for i, (request, num_tokens) in enumerate(zip(outputs.requests, outputs.num_tokens, strict=True)):
@@ -160,6 +165,10 @@ class PureLine:
         for request, _ in outputs.refused:
             self._note_end(request)
         return outputs
+
+    def oldest_in_flight(self, index: int = 0) -> ScheduledStep:
+        """The step whose result arrives next."""
+        return self._in_flight[index][0]
 
     def num_in_flight(self, index: int = 0) -> int:
         return len(self._results[index])

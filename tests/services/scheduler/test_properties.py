@@ -1,74 +1,13 @@
 """Whatever arrives in whatever order on however small a pool: everybody ends once, with exactly the right tokens."""
 
-import random
-from dataclasses import dataclass
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1.common_pb2 import Logprobs
-from tests.fakes import FakeExecutor, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.test_images import image
-
-VOCAB_SIZE = 50
-EOS = 7
-
-
-@dataclass(frozen=True)
-class Arrival:
-    prefix: int
-    num_prefix_tokens: int
-    own_tokens: tuple[int, ...]
-    max_tokens: int
-    min_tokens: int
-    num_resumed: int
-    stop_token_ids: frozenset[int]
-    ignore_eos: bool
-    priority: int
-    prompt_logprobs: int | None
-    has_image: bool
-    tenant: str
-
-    @property
-    def prompt(self) -> list[int]:
-        prefix = [(self.prefix * 13 + 5 * i) % VOCAB_SIZE for i in range(self.num_prefix_tokens)]
-        return [*prefix, *self.own_tokens]
-
-    def expected(self, max_num_tokens: int) -> list[int]:
-        return expected_output(
-            self.prompt,
-            min(self.max_tokens, max_num_tokens - len(self.prompt)),
-            vocab_size=VOCAB_SIZE,
-            end_token_ids=self.stop_token_ids | (set() if self.ignore_eos else {EOS}),
-            min_tokens=self.min_tokens,
-        )
-
-
-tokens = st.integers(0, VOCAB_SIZE - 1)
-
-
-@st.composite
-def arrivals(draw: st.DrawFn) -> Arrival:
-    max_tokens = draw(st.integers(1, 20))
-    return Arrival(
-        prefix=draw(st.integers(0, 2)),
-        num_prefix_tokens=draw(st.sampled_from([0, 3, 8, 8, 16, 20])),
-        own_tokens=tuple(draw(st.lists(tokens, min_size=1, max_size=8))),
-        max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, max_tokens)),
-        num_resumed=draw(st.sampled_from([0, 0, 0, 1, 5, 20])),
-        stop_token_ids=frozenset(draw(st.lists(tokens, max_size=2))),
-        ignore_eos=draw(st.booleans()),
-        priority=draw(st.integers(0, 2)),
-        prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
-        has_image=draw(st.booleans()),
-        tenant=draw(st.sampled_from(["", "", "a", "b"])),
-    )
-
+from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
 
 # What happens, one after the other, and on which replica, modulo their number; "arrive" takes the next arrival,
 # "abort 3" ends the third live request, "loss" takes an executor away, which "return" or the end brings back.
@@ -81,98 +20,6 @@ quiet_events = st.lists(
     st.tuples(st.sampled_from(["arrive", "schedule", "schedule", "receive"]), st.just(0)), min_size=20, max_size=60
 )
 many_arrivals = st.lists(arrivals(), min_size=4, max_size=10)
-
-
-ONE, NONE = st.just(1), st.just(0)
-NO_WINDOWS = st.just(list[int]())
-NO_STATES = st.just(0)
-
-
-@st.composite
-def executors(
-    draw: st.DrawFn,
-    block_size: int,
-    max_draft_tokens: st.SearchStrategy[int],
-    windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
-    states: st.SearchStrategy[int] = NO_STATES,
-) -> FakeExecutor:
-    """states: blocks whose tokens one of states is for; 0: there are no states, negative: there is nothing else."""
-    min_blocks = -(-30 // block_size)  # the longest prompt and one token fit
-    ratio = draw(states)
-    state_tokens = abs(ratio) * block_size
-    gains = random.Random(draw(st.integers(0, 1000)))
-    max_tokens = draw(st.integers(1, 40))
-    return FakeExecutor(
-        num_blocks=0 if ratio < 0 else min_blocks + draw(st.integers(0, 2 * min_blocks)),
-        # A window and the tokens of a step behind it fit.
-        windows={
-            window: -(-(window + max_tokens) // block_size) + 1 + draw(st.integers(0, min_blocks))
-            for window in draw(windows)
-        },
-        # The state that a step goes on from, and those of its tokens.
-        states={state_tokens: -(-max_tokens // state_tokens) + 2 + draw(st.integers(0, 6))} if ratio else None,
-        block_size=block_size,
-        max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=max_tokens,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=[EOS],
-        max_draft_tokens=draw(max_draft_tokens),
-        draw_gain=lambda most: gains.randint(1, most),
-    )
-
-
-@st.composite
-def lines(
-    draw: st.DrawFn,
-    num_replicas: st.SearchStrategy[int] = ONE,
-    max_draft_tokens: st.SearchStrategy[int] = NONE,
-    windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
-    states: st.SearchStrategy[int] = NO_STATES,
-) -> PureLine:
-    block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    replicas = [draw(executors(block_size, max_draft_tokens, windows, states)) for _ in range(draw(num_replicas))]
-    # Without chunks, only prompts up to the budget are accepted.
-    must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
-    return PureLine(
-        *replicas,
-        # Every replica holds the longest request: only such executors mix.
-        max_model_len=30 if len(replicas) > 1 else draw(st.integers(30, 60)),
-        pipeline_depth=draw(st.sampled_from([1, 2])),
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
-        enable_prefix_caching=draw(st.booleans()),
-        enable_chunked_prefill=must_chunk or draw(st.booleans()),
-        long_prefill_token_threshold=draw(st.sampled_from([0, 1, 5])),
-        max_num_partial_prefills=draw(st.integers(1, 3)),
-        max_long_partial_prefills=draw(st.integers(1, 2)),
-        max_running_per_tenant=draw(st.sampled_from([None, None, 1])),
-    )
-
-
-def add(line: PureLine, arrival: Arrival) -> tuple[Request, list[int]]:
-    """Adds the request; returns it with the tokens it must still deliver."""
-    expected = arrival.expected(line.max_num_tokens())
-    resumed = expected[: arrival.num_resumed]
-    request = line.add(
-        arrival.prompt,
-        resumed,
-        max_tokens=arrival.max_tokens,
-        min_tokens=arrival.min_tokens,
-        stop_token_ids=arrival.stop_token_ids,
-        ignore_eos=arrival.ignore_eos,
-        priority=arrival.priority,
-        prompt_logprobs=arrival.prompt_logprobs,
-        tenant=arrival.tenant,
-        images=PromptImages([image(1, 0, 1)], len(arrival.prompt)) if arrival.has_image else NO_IMAGES,
-    )
-    return request, expected[len(resumed) :]
-
-
-def expected_prompt_logprobs(request: Request) -> list[Logprobs]:
-    """Those of the whole prompt, once; they were told before with whatever an arrival brings along."""
-    params, prompt = request.sampling_params, request.token_ids[: request.num_prompt_tokens]
-    if not params.HasField("prompt_logprobs") or request.num_output_tokens:
-        return []
-    return [fake_prompt_logprobs(prompt, params.prompt_logprobs, VOCAB_SIZE)]
 
 
 class Story:

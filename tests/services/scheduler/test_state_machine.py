@@ -1,0 +1,315 @@
+"""Whatever happens to the scheduler, in whatever order: everybody ends once, with the oracle's tokens, in bounded time.
+
+Beyond what `test_properties.py` plays: schedulers die and their requests are submitted again, deadlines pass, prompts
+kill executors or are refused, steps take time, newcomers are turned away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagewire.services.scheduler.deadlines import Deadlines
+from pagewire.services.scheduler.fairness import Account
+from pagewire.services.scheduler.request import FinishReason, Request
+from pagewire.services.scheduler.scheduler import QueueFull
+from pagewire.services.scheduler.step import ScheduledStep
+from pagewire.services.scheduler.suspicion import MAX_LOSSES
+from tests.fakes import FakeExecutorDied
+from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
+
+# Prompts that begin with these kill an executor, or are refused by it.
+DEADLY, REFUSED = 48, 49
+# Rounds for each token: one that was preempted is computed again.
+NUM_ROUNDS_PER_TOKEN = 5
+NUM_ROUNDS_WITHOUT_TOKENS = 4  # until the steps in flight are back and the rows are free
+ONE_OR_TWO = st.integers(1, 2)
+MAX_WAITING = st.sampled_from([4096, 4096, 1, 3])
+ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass
+class Generation:
+    """What a client asked for, over all its submissions."""
+
+    arrival: Arrival
+    request: Request  # of the present submission, to `line`
+    line: PureLine
+    expected: list[int]  # what the client must get
+    expected_prompt_logprobs: list[Any]
+    before: list[int] = field(default_factory=list)  # tokens of earlier submissions
+    cause: FinishReason | None = None  # why it was ended from outside
+
+    @property
+    def is_deadly(self) -> bool:
+        return self.arrival.prompt[0] == DEADLY
+
+    @property
+    def delivered(self) -> list[int]:
+        return self.before + self.line.outputs[self.request.request_id]
+
+    @property
+    def ends(self) -> list[FinishReason]:
+        return self.line.ends[self.request.request_id]
+
+
+class WatchedLine(PureLine):
+    """Notes whom a step runs that has ended, and takes an executor away that died of a step."""
+
+    num_deadly_steps = 0
+
+    def play(self, index: int) -> ScheduledStep | None:
+        """Decides a step and executes it, which the executor may not survive."""
+        try:
+            step = self.schedule(index)
+        except FakeExecutorDied:
+            self.num_deadly_steps += 1
+            num_condemned = len(self.condemned)
+            self.lose(index)
+            condemned = self.condemned[num_condemned:]
+            assert all(request.token_ids[0] == DEADLY for request in condemned), "an innocent neighbour ended"
+            return None
+        if step is not None:
+            live = {request.request_id for request in self.scheduler.requests()}
+            assert live.issuperset(step.request_ids), "a request runs that has ended"
+        return step
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One or two replicas with few rows and blocks."""
+
+    @initialize(
+        line=st.one_of(
+            lines(ONE_OR_TWO, max_draft_tokens=st.sampled_from([0, 3]), max_waiting=MAX_WAITING),
+            lines(ONE_OR_TWO, windows=st.just([5]), max_waiting=MAX_WAITING),
+            lines(ONE_OR_TWO, states=st.just(2), max_waiting=MAX_WAITING),
+        ),
+        token_seconds=st.sampled_from([0.0, 0.0001, 0.01, 1.0]),
+    )
+    def start(self, line: PureLine, token_seconds: float) -> None:
+        """token_seconds: that a step takes for each of its tokens."""
+        self.token_seconds = token_seconds
+        self.executors = line.executors
+        for executor in self.executors:
+            executor.deadly_token_id, executor.refused_token_id = DEADLY, REFUSED
+        self.config = vars(line.config)
+        self.max_model_len = line.max_model_len
+        self.line = self.new_line()
+        for index in range(len(self.executors)):
+            self.line.attach(index)
+        self.generations: list[Generation] = []
+        self.deadlines, self.now = Deadlines(), 0.0
+        self.num_losses = 0
+
+    def new_line(self) -> WatchedLine:
+        """A scheduler without an executor yet."""
+        for executor in self.executors:
+            executor.reset()
+        return WatchedLine(*self.executors, max_model_len=self.max_model_len, attach=False, **self.config)
+
+    @property
+    def live(self) -> list[Generation]:
+        return [generation for generation in self.generations if not generation.request.is_finished]
+
+    def index_of(self, number: int) -> int:
+        return number % len(self.executors)
+
+    def is_attached(self, index: int) -> bool:
+        return self.line.scheduler.replicas[index].info is not None
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    @rule(
+        arrival=arrivals(),
+        first=st.sampled_from([None] * 6 + [DEADLY, REFUSED]),
+        n=st.sampled_from([1, 1, 2, 3]),
+        timeout=st.sampled_from([None, None, 0.5, 3.0]),
+    )
+    def arrive(self, arrival: Arrival, first: int | None, n: int, timeout: float | None) -> None:
+        """first: what the prompt begins with; None: any. n: with so many outputs. timeout: seconds."""
+        if first is not None:
+            own_tokens = (first, *arrival.own_tokens[1:])
+            arrival = Arrival(**{**vars(arrival), "num_prefix_tokens": 0, "own_tokens": own_tokens, "num_resumed": 0})
+        for _ in range(n):
+            try:
+                request, expected = add(self.line, arrival)
+            except QueueFull:
+                assert self.line.scheduler.num_waiting, "refused before an empty queue"
+                return
+            told = expected_prompt_logprobs(request)
+            self.generations.append(Generation(arrival, request, self.line, expected, told))
+            if timeout is not None and not request.is_finished:
+                self.deadlines.add(len(self.generations) - 1, self.now + timeout)
+
+    @precondition(lambda self: self.live)
+    @rule(number=st.integers(0, 9))
+    def abort(self, number: int) -> None:
+        self.end(self.live[number % len(self.live)], FinishReason.ABORT)
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 2.0]))
+    def wait(self, seconds: float) -> None:
+        """Ends whoever's time is up."""
+        self.now += seconds
+        for index in self.deadlines.take_due(self.now):
+            if not self.generations[index].request.is_finished:
+                self.end(self.generations[index], FinishReason.ERROR)
+
+    def end(self, generation: Generation, reason: FinishReason) -> None:
+        self.line.abort(generation.request, reason)
+        generation.cause = reason
+        assert not generation.request.held_blocks
+
+    # -- executors ---------------------------------------------------------------------------------------------------
+
+    @rule(number=st.integers(0, 1), times=st.integers(1, 3))
+    def schedule(self, number: int, times: int) -> None:
+        for _ in range(times):
+            self.line.play(self.index_of(number))
+
+    @rule(number=st.integers(0, 1), stall=st.sampled_from([0.0, 0.0, 0.0, 5.0]))
+    def receive(self, number: int, stall: float) -> None:
+        """stall: seconds that the step took beyond what it should."""
+        index = self.index_of(number)
+        if self.line.num_in_flight(index):
+            self.take_in(index, stall)
+
+    def take_in(self, index: int, stall: float = 0.0) -> None:
+        self.line.receive(index, self.seconds_of_step(index) + stall)
+
+    def seconds_of_step(self, index: int) -> float:
+        """Of the oldest in flight: a little for being there, the rest by what it computes."""
+        work = self.line.oldest_in_flight(index).work
+        return 0.001 + self.token_seconds * (work.num_decodes + work.num_prompt_tokens)
+
+    @rule(num_rounds=st.integers(2, 12))
+    def run_on(self, num_rounds: int) -> None:
+        """Undisturbed for a while, so that much is learned, cached and preempted before the next mishap."""
+        for _ in range(num_rounds):
+            self.run_round()
+
+    def run_round(self) -> bool:
+        """Every executor gets all the steps it can, then answers one. False: there was none."""
+        for index in range(len(self.executors)):
+            while self.line.play(index) is not None:
+                pass
+        busy = [index for index in range(len(self.executors)) if self.line.num_in_flight(index)]
+        for index in busy:
+            self.take_in(index)
+        return bool(busy)
+
+    @rule(number=st.integers(0, 1), returns=st.booleans())
+    def die(self, number: int, returns: bool) -> None:
+        index = self.index_of(number)
+        if self.is_attached(index):
+            self.num_losses += 1
+            self.line.lose(index)
+            if returns:
+                self.line.attach(index)
+
+    @rule(number=st.integers(0, 1), num_rows=st.integers(1, 6))
+    def come_back(self, number: int, num_rows: int) -> None:
+        """An executor that was lost, or its successor, which may have more or fewer rows."""
+        index = self.index_of(number)
+        if not self.is_attached(index):
+            self.executors[index].max_num_seqs = num_rows
+            self.line.attach(index)
+
+    # -- the scheduler -----------------------------------------------------------------------------------------------
+
+    @rule(attached_first=st.booleans())
+    def scheduler_dies(self, attached_first: bool) -> None:
+        """Another one gets all requests with the tokens that clients have; nobody is turned away."""
+        live = self.live
+        self.line = self.new_line()
+        if attached_first:
+            self.attach_all()
+        for generation in live:
+            delivered = generation.delivered
+            request, _ = add(self.line, generation.arrival, delivered, is_resubmitted=True)
+            generation.request, generation.line, generation.before = request, self.line, delivered
+
+    def attach_all(self) -> None:
+        for index in range(len(self.executors)):
+            if not self.is_attached(index):
+                self.line.attach(index)
+
+    # -- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def state_is_sound(self) -> None:
+        self.line.scheduler.check_integrity()
+        requests = list(self.line.scheduler.requests())
+        live = [generation.request for generation in self.live]
+        assert sorted(map(id, requests)) == sorted(map(id, live)), "somebody is lost, or ended and still here"
+        for account in {request.account for request in requests}:
+            assert_counted(account, [request for request in requests if request.account is account])
+
+    @invariant()
+    def clients_have_the_tokens_of_the_oracle(self) -> None:
+        for generation in self.generations:
+            delivered, is_finished = generation.delivered, generation.request.is_finished
+            assert delivered == generation.expected[: len(delivered)]
+            assert len(generation.ends) == is_finished, "it must end exactly once"
+
+    @invariant()
+    def poison_costs_few_executors(self) -> None:
+        num_deadly = sum(generation.is_deadly and generation.line is self.line for generation in self.generations)
+        assert self.line.num_deadly_steps <= MAX_LOSSES * num_deadly
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """From any state on everybody ends, soon and rightly, and everything is free again."""
+        if not hasattr(self, "generations"):
+            return
+        self.run_out()
+        for generation in self.generations:
+            self.check_end(generation)
+        for replica, executor in zip(self.line.scheduler.replicas, self.executors, strict=True):
+            assert replica.num_free_blocks == sum(group.num_blocks for group in executor.kv_groups), "a block leaks"
+            assert not executor.rows, "a row leaks"
+
+    def run_out(self) -> None:
+        """Within a bound that is generous, but in proportion to what is left to do."""
+        for _ in range(self.most_rounds(self.live)):
+            self.attach_all()
+            if not self.run_round() and not self.live:
+                break
+        self.attach_all()
+        assert not self.live, "requests starve"
+
+    def most_rounds(self, live: Sequence[Generation]) -> int:
+        num_tokens = sum(len(generation.arrival.prompt) + len(generation.expected) for generation in live)
+        num_deaths = MAX_LOSSES * sum(generation.is_deadly for generation in live)
+        return (1 + num_deaths) * NUM_ROUNDS_PER_TOKEN * (num_tokens + 2 * len(live)) + NUM_ROUNDS_WITHOUT_TOKENS
+
+    def check_end(self, generation: Generation) -> None:
+        """That it ended as it had to."""
+        (reason,) = generation.ends
+        request, line = generation.request, generation.line
+        if generation.cause is not None:
+            assert reason is generation.cause
+        elif request in line.condemned:
+            assert generation.is_deadly or self.num_losses, "nobody died of it"
+        elif reason is FinishReason.ERROR:
+            assert generation.arrival.prompt[0] == REFUSED and not generation.delivered
+        else:
+            assert reason in ENDS and generation.delivered == generation.expected
+            if not generation.before:
+                assert line.prompt_logprobs.get(request.request_id, []) == generation.expected_prompt_logprobs
+
+
+def assert_counted(account: Account, requests: Sequence[Request]) -> None:
+    """That a tenant's account knows how many of its requests run and wait."""
+    num_running = sum(request.replica_id is not None for request in requests)
+    assert (account.num_running, account.num_waiting) == (num_running, len(requests) - num_running)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
