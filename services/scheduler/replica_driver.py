@@ -9,6 +9,7 @@ from typing import Protocol
 import grpc
 
 from pagewire.services.scheduler import stats
+from pagewire.services.scheduler.busy_time import BusyTime
 from pagewire.services.scheduler.executor_client import ExecutorClient
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.replica import Replica
@@ -37,7 +38,7 @@ class ReplicaListener(Protocol):
         """Raises InvalidResult."""
 
     def on_step_done(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """A step of so many requests and tokens has taken so long on the device."""
+        """A step of so many requests and tokens has taken so long: from one result to the next, while there is work."""
 
 
 class ReplicaDriver:
@@ -62,6 +63,7 @@ class ReplicaDriver:
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
         self._in_flight: deque[tuple[int, int]] = deque()  # requests and tokens of steps
+        self._busy = BusyTime()
 
     @property
     def has_executor(self) -> bool:
@@ -96,6 +98,7 @@ class ReplicaDriver:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
                 self._replica.pacer.on_sent(num_tokens, time.monotonic())
+                self._busy.on_sent(time.monotonic())
                 self._in_flight.append((len(step.request_ids), num_tokens))
                 self._stats.on_step(num_tokens, schedule_seconds)
                 await self._client.send(step, self._listener.on_step(step))
@@ -119,11 +122,14 @@ class ReplicaDriver:
 
     def on_executor(self, info: ExecutorInfo) -> None:
         self._in_flight.clear()
+        self._busy = BusyTime()
         self._listener.on_attached(self._replica, info)
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         self._listener.on_result(self._replica, result, clock)
-        self._listener.on_step_done(*self._in_flight.popleft(), clock.execute_seconds)
+        work = self._in_flight.popleft()
+        is_busy = bool(self._in_flight or self._replica.running)
+        self._listener.on_step_done(*work, self._busy.on_result(is_busy, time.monotonic()))
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
 
     def on_executor_lost(self, reason: str) -> None:

@@ -10,7 +10,7 @@ _ROWS, _TOKENS = 32.0, 256.0
 
 
 class StepCosts:
-    """Device seconds of a step: a base, so much per request, so much per token beyond one of each request.
+    """Seconds of a step: a base, so much per request, so much per token beyond one of each request.
 
     A normalized least-mean-squares filter: every step corrects the costs in proportion to their share in it. So the
     latest steps count most, and what they did not have (prompts, while all decode) keeps the cost that it had.
