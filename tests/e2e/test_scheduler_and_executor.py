@@ -17,7 +17,7 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import StepOutput
 from pagewire.services.scheduler.engine import Engine
-from pagewire.services.scheduler.main import make_server
+from pagewire.services.scheduler.main import make_server, report_availability
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
@@ -57,12 +57,12 @@ async def scheduler(directory: Path, name: str, *executors: str) -> AsyncIterato
         engine = Engine(config, behind)
         server = make_server(config, engine, behind)
         await server.start()
-        working = asyncio.create_task(engine.run())
+        working = [asyncio.create_task(engine.run()), asyncio.create_task(report_availability(engine, server))]
         try:
             yield Stub(channel)
         finally:
             await server.stop()
-            await rpc.cancel([working])
+            await rpc.cancel(working)
 
 
 async def generate(stub: Stub, token_ids: list[int], started: asyncio.Event | None = None) -> list[int]:
