@@ -27,7 +27,7 @@ _MIN_OUTPUTS = 8
 # come back when they like, if they are told to wait for more than a minute.
 _MAX_STAGGER = 60.0
 # Who comes back when told to should not be refused again because a forecast was a little short.
-_SURE = 0.8
+_SURE = 0.6
 
 
 @dataclass(frozen=True, slots=True)

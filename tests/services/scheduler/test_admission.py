@@ -63,13 +63,14 @@ def test_forecasts_are_right_on_the_whole() -> None:
     assert median([abs(error) for error in errors]) < 0.5
 
 
-def test_who_comes_back_when_told_to_is_let_in() -> None:
+@pytest.mark.parametrize("num_arrivals", [60, 120])
+def test_who_comes_back_when_told_to_is_let_in(num_arrivals: int) -> None:
     simulation = Simulation(max_wait=MAX_WAIT, retries=True)
-    known, burst = arrivals(CAPACITY / 2, 20), [Arrival(30 + i / 1000, 200, 100) for i in range(120)]
+    known, burst = arrivals(CAPACITY / 2, 20), [Arrival(30 + i / 1000, 200, 100) for i in range(num_arrivals)]
     simulation.run(known + burst)
     refused = [one for one in burst if one.num_refusals]
-    assert len(refused) > 60
-    assert sum(one.num_refusals == 1 for one in refused) > 0.7 * len(refused)
+    assert len(refused) > 0.4 * num_arrivals
+    assert sum(one.num_refusals == 1 for one in refused) > 0.8 * len(refused)
     assert all(one.first_token_at is not None for one in burst)
     # One by one, not all at once.
     assert len({round(one.retry_delay or 0, 2) for one in refused}) > len(refused) / 2
