@@ -33,7 +33,7 @@ class _Worker:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
-    def give_up(self, overdue: float, error: Exception) -> bool:
+    def give_up(self, overdue: float, error: Callable[[], Exception]) -> bool:
         """Ends its job with the error if that began before `overdue`, in time.monotonic(). Returns whether it did: then
         the thread takes no other job."""
         with self._lock:
@@ -41,7 +41,7 @@ class _Worker:
             if job is None or self._started > overdue:
                 return False
             self._is_given_up = True
-        job.future.set_exception(error)
+        job.future.set_exception(error())
         # Ends a loop in Python, as a template is one; a library is not interrupted.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(_GivenUp))
         return True
@@ -103,7 +103,7 @@ class TimedThreads:
         """Ends jobs that have run for longer with an error; others take the places of their threads."""
         overdue = time.monotonic() - max_seconds
         for index, worker in enumerate(self._workers):
-            if worker.give_up(overdue, error()):
+            if worker.give_up(overdue, error):
                 self._workers[index] = _Worker(self._jobs, self._name)
 
     def close(self) -> None:
@@ -118,4 +118,4 @@ class TimedThreads:
         for worker in self._workers:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
         for worker in self._workers:
-            worker.give_up(time.monotonic(), JobTooSlowError(f"the {self._name} threads have ended"))
+            worker.give_up(time.monotonic(), lambda: JobTooSlowError(f"the {self._name} threads have ended"))
