@@ -72,7 +72,11 @@ def completion(**fields: object) -> str:
 
 async def test_slow_headers_are_given_up(fake: FakeTokenizer, address: str) -> None:
     """However often a byte comes: what counts is when the headers end."""
-    async with running_gateway(address, limits=Limits(head_s=0.3)) as client, connected(client) as slow:
+    async with (
+        running_gateway(address, limits=Limits(head_s=0.3)) as client,
+        connected(client) as slow,
+        connected(client) as silent,
+    ):
         before = closed("head_timeout")
 
         async def trickle() -> None:
@@ -83,15 +87,18 @@ async def test_slow_headers_are_given_up(fake: FakeTokenizer, address: str) -> N
                     await asyncio.sleep(0.02)
 
         trickling = asyncio.create_task(trickle())
-        answer = await slow.rest()
-        trickling.cancel()
+        await silent.send("GET /v1/models HTTP/1.1\r\n")
+        answer = await silent.rest()
         assert answer.startswith("HTTP/1.1 408 ")
         assert "within 0.3 s" in answer
-        assert closed("head_timeout") == before + 1
+        # Whoever is still sending when the connection closes may lose the answer to the reset.
+        await slow.rest()
+        trickling.cancel()
+        assert closed("head_timeout") == before + 2
 
 
 async def test_slow_bodies_are_given_up_and_steady_ones_are_not(fake: FakeTokenizer, address: str) -> None:
-    limits = Limits(body_s=0.4, body_bytes_per_s=20)
+    limits = Limits(body_s=0.4, body_bytes_per_s=5)
     async with (
         running_gateway(address, limits=limits) as client,
         connected(client) as slow,
@@ -102,13 +109,13 @@ async def test_slow_bodies_are_given_up_and_steady_ones_are_not(fake: FakeTokeni
         cut = len(request) - 30
         await slow.send(request[:cut])
         await steady.send(request[:cut])
-        for byte in request[cut:]:  # 30 bytes in 0.9 s: more than 20 per second, and longer than 0.4 s
+        for byte in request[cut:]:  # 30 bytes in 0.9 s: more than 5 per second, and longer than 0.4 s
             await asyncio.sleep(0.03)
             await steady.send(byte)
         assert (await steady.head()).startswith("HTTP/1.1 200 ")
         answer = await slow.rest()
         assert answer.startswith("HTTP/1.1 408 ")
-        assert "20 bytes per second" in answer
+        assert "5 bytes per second" in answer
 
 
 async def test_a_body_that_was_answered_before_it_came_is_not_waited_for(fake: FakeTokenizer, address: str) -> None:
