@@ -85,6 +85,7 @@ async def serve(config: ExecutorConfig) -> None:
         await rpc.cancel([stopping])
         await server.stop()
         await asyncio.to_thread(worker.stop)
+        watchdog.stop()
         servicer.close()
 
 

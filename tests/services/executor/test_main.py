@@ -5,6 +5,7 @@ import dataclasses
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -104,6 +105,9 @@ async def test_a_fatal_device_error_ends_the_process(
             await call.read()
         with pytest.raises(StartupError, match="unspecified launch failure"):
             await serving
+    for watchdog in [thread for thread in threading.enumerate() if thread.name == "watchdog"]:
+        watchdog.join(10)
+        assert not watchdog.is_alive(), "it would end this process, as the device does nothing any more"
 
 
 def test_progress_is_a_log_line_twice_a_second(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
