@@ -12,6 +12,7 @@ MESSAGES = [{"role": "user", "content": "Tell me of the sea."}]
 CHOSEN = {"temperature": 0.8, "seed": 7, "ignore_eos": True}
 LONG: dict[str, Any] = {**CHOSEN, "max_tokens": 80}
 GREEDY = {"temperature": 0}
+TOKENS = {"max_output_tokens": 80}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 WORDS = {"structured_outputs": {"regex": "([a-z]{2,9} ){6,30}end"}}
 MANY_TEXTS = [f"{prompt} {number}" for number in range(20) for prompt in PROMPTS[:16]]
@@ -63,10 +64,10 @@ TEXT: dict[str, Request] = {
     "json": _completion("Steps:", **STREAM, **STRUCTURED),
     "regex": _completion("Words:", **STREAM, **WORDS, ignore_eos=False),
     "message": Request("messages", {"messages": MESSAGES, "max_tokens": 80} | GREEDY | {"stream": True}),
-    "response": Request("responses", {"input": "The sea?", "max_output_tokens": 80} | GREEDY | {"stream": True}),
+    "response": Request("responses", {"input": "The sea?", "store": False, "stream": True} | GREEDY | TOKENS),
 }  # fmt: skip
 RARE: dict[str, Request] = {
-    "background": Request("responses", {"input": "The sky?", "max_output_tokens": 60} | GREEDY | {"background": True}),
+    "background": Request("responses", {"input": "The sky?", "background": True} | GREEDY | TOKENS),
     "batch": Request("completions", {"model": "m", "prompt": "Batches of", **LONG, "max_tokens": 30}, is_batch=True),
 }
 VECTORS: dict[str, Request] = {

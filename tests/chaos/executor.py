@@ -6,7 +6,6 @@ python -m tests.chaos.executor --listen unix:/tmp/e.sock --model model.gguf
 from __future__ import annotations
 
 import argparse
-import random
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
@@ -34,8 +33,7 @@ def compiler(model: Path) -> Compiler:
 class SeededExecutor(FakeExecutor):
     """What a real one is to its neighbours: whoever goes on must know tokens, seed and grammar of a request."""
 
-    def __init__(self, model: Path, is_forgetful: bool = False) -> None:
-        """is_forgetful: draws tokens by chance, which a test of streams has to notice."""
+    def __init__(self, model: Path) -> None:
         super().__init__(
             num_blocks=600,
             block_size=BLOCK_SIZE,
@@ -45,7 +43,6 @@ class SeededExecutor(FakeExecutor):
             eos_token_ids=[EOS_TOKEN_ID],
         )
         self._model = model
-        self._is_forgetful = is_forgetful
         self._matchers: dict[int, tuple[FakeRow, GrammarMatcher]] = {}  # by id() of the row
 
     def reset(self) -> None:
@@ -55,8 +52,6 @@ class SeededExecutor(FakeExecutor):
     def _sample(self, row: FakeRow) -> int:
         params = row.sampling_params
         history = extend_history(row.histories[-1], params.seed if params.temperature else -1)
-        if self._is_forgetful:
-            history = random.getrandbits(63)
         output = row.token_ids[row.num_prompt_tokens :]
         if params.HasField("grammar"):
             return self._sample_by_grammar(row, history, output)
@@ -81,9 +76,9 @@ class SeededExecutor(FakeExecutor):
         return token_id
 
 
-async def serve(address: str, model: Path, kind: common_pb2.ModelKind, step_seconds: float, is_forgetful: bool) -> None:
+async def serve(address: str, model: Path, kind: common_pb2.ModelKind, step_seconds: float) -> None:
     servicer = FakeExecutorServicer(
-        lambda: SeededExecutor(model, is_forgetful), max_model_len=2048, step_seconds=step_seconds, kind=kind
+        lambda: SeededExecutor(model), max_model_len=2048, step_seconds=step_seconds, kind=kind
     )
     server = await serve_fake_executor(address, servicer)
     try:
@@ -98,11 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--embeds", action="store_true", help="yields vectors, not tokens")
     parser.add_argument("--step-seconds", type=float, default=0.005)
-    parser.add_argument("--forgetful", action="store_true")
     parser.add_argument("--hang-timeout", type=float, default=0.0)
     args = parser.parse_args(arguments)
     kind = common_pb2.MODEL_KIND_EMBED if args.embeds else common_pb2.MODEL_KIND_UNSPECIFIED
-    rpc.run(serve(args.listen, args.model, kind, args.step_seconds, args.forgetful), args.hang_timeout)
+    rpc.run(serve(args.listen, args.model, kind, args.step_seconds), args.hang_timeout)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """A short form of the schedules of `make chaos`, and that they would notice."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.answers import Told, difference
+from tests.chaos.catalogue import ALL
 from tests.chaos.chaos_line import fake_line, running
 from tests.chaos.play import Player
 from tests.chaos.schedule import Setting, draw
+from tests.e2e.conftest import short_directory
 
 SERVICES = ["gateway", "sister", "tokenizer", "scheduler", "executor0", "executor1"]
 SETTING = Setting(SERVICES, ["a", "b", "c", "d", "e"], ["rare"], hang_timeout=2.0, has_disk=True, max_asks=5)
@@ -48,23 +49,13 @@ def test_answers_are_equal_in_whatever_pieces_they_come() -> None:
     assert difference(told("a", "c").value, told("ab", "c").value) is not None
 
 
-@pytest.fixture
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    from tests.e2e.conftest import short_directory
-
+async def test_streams_survive_some_schedules(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with short_directory() as name:
-        yield Path(name)
-
-
-async def test_streams_survive_some_schedules(directory: Path, smollm2_gguf: Path) -> None:
-    async with running(fake_line(directory, smollm2_gguf)) as line:
-        player = Player(line, "short", REQUESTS, 4, timeout=60)
-        assert await player.learn() == []
-        for seed in (1, 2, 3):
-            assert (await player.play(draw(seed, player.setting))).problems == []
-
-
-async def test_an_executor_that_forgets_what_a_request_was_is_noticed(directory: Path, smollm2_gguf: Path) -> None:
-    async with running(fake_line(directory, smollm2_gguf, ["--forgetful"])) as line:
-        player = Player(line, "forgetful", ["chat"], 1, timeout=60)
-        assert any("chat, undisturbed" in problem for problem in await player.learn())
+        async with running(fake_line(Path(name), smollm2_gguf)) as line:
+            player = Player(line, "short", REQUESTS, 4, timeout=60)
+            assert await player.learn() == []
+            for seed in (2, 5, 11):
+                assert (await player.play(draw(seed, player.setting))).problems == []
+            # It would be noticed if an answer were another one.
+            monkeypatch.setattr("tests.chaos.play.ALL", dict.fromkeys(REQUESTS, ALL["stop-never"]))
+            assert (await player.play(draw(2, player.setting))).problems
