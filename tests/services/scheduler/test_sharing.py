@@ -38,7 +38,7 @@ def test_steps_with_decodes_keep_to_the_target(target_itl_ms: float) -> None:
 def test_a_burst_of_short_prompts_is_admitted_in_longer_steps() -> None:
     """As long as more of them wait than decode, unless a target was set."""
 
-    def mixed_steps(**options: float) -> list[float]:
+    def mixed_steps(**options: int) -> list[float]:
         simulation = Simulation(**options)
         start = warm(simulation)
         num_steps = len(simulation.steps)
