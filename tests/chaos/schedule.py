@@ -57,6 +57,10 @@ class Schedule:
         """Whether all that fails lies behind the gateways: then no client may notice anything but a pause."""
         return not any(fault.kind == "disk" or _hits_gateways(fault) for fault in self.faults)
 
+    def num_faults(self, target: str) -> int:
+        """Of this service, or of the way to it."""
+        return sum(target in fault.targets for fault in self.faults)
+
     def __str__(self) -> str:
         return "; ".join(map(str, self.faults))
 
