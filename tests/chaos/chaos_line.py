@@ -98,12 +98,12 @@ class ChaosLine:
             if service not in self.pids:
                 await self._ask(message, started=service)
 
-    async def kill(self, service: str) -> None:
-        """kill -9; does nothing if it is dead."""
+    async def end(self, service: str, number: signal.Signals) -> None:
+        """SIGKILL or SIGTERM, until it has ended; does nothing if it is dead."""
         pid = self.pids.get(service)
         if pid is not None:
             self._killed.add(pid)
-            self.signal(service, signal.SIGKILL)
+            self.signal(service, number)
             async with self._changed:
                 await self._changed.wait_for(lambda: self.pids.get(service) != pid)
 
