@@ -29,6 +29,7 @@ from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.keys import Door
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
@@ -54,6 +55,7 @@ class Gateway:
         kept = Bound(config.max_stored_responses, config.response_store_size)
         self.responses = Responses(store, kept, config.response_store_ttl)
         self.batches = Batches(store, self.files)
+        self.door = Door(config.api_key, config.api_key_file)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout, config.hang_timeout)

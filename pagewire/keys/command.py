@@ -26,6 +26,9 @@ class KeysAddConfig:
     max_running: int = flag(
         0, "requests that may run at once in each process; 0 = no limit", group="key", valid=NOT_NEGATIVE
     )
+    admin: bool = flag(
+        False, "its owner may change the service for everybody: /v1/admin over REST, AdminService over gRPC", group="key"
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -61,6 +64,7 @@ def add(path: Path, config: KeysAddConfig) -> str:
         weight=config.weight,
         requests_per_minute=config.requests_per_minute,
         max_running=config.max_running,
+        admin=config.admin,
     )
     try:
         before = path.read_text() if path.exists() else ""
