@@ -83,7 +83,7 @@ class Engine:
         self._last_request_id += 1
         forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
         try:
-            request = convert.to_request(self._last_request_id, submission)
+            request = convert.to_request(self._last_request_id, submission, self._config.prefix_cache_sharing == "all")
             forecast = self._entrance.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
