@@ -44,6 +44,7 @@ NOTICED_S = 0.1
 AWAY = "the tokenizer service cannot be reached; try again"
 
 Answered = TypeVar("Answered")
+Metadata = Sequence[tuple[str, str]]
 
 
 class Gateway:
@@ -82,15 +83,17 @@ class Gateway:
     async def list_models(self) -> Sequence[inference_pb2.Model]:
         return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
 
-    async def call(self, method: Callable[..., Awaitable[Answered]], request: object) -> Answered:
+    async def call(
+        self, method: Callable[..., Awaitable[Answered]], request: object, metadata: Metadata = ()
+    ) -> Answered:
         """A unary call to the tokenizer service; it waits for one that is away for a moment.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
         if self.link.is_up or not self.link.is_available:
-            return await method(request, timeout=_at_most(CALL_TIMEOUT_S))
+            return await method(request, timeout=_at_most(CALL_TIMEOUT_S), metadata=metadata)
         try:
-            return await method(request, timeout=_at_most(AWAY_TIMEOUT_S), wait_for_ready=True)
+            return await method(request, timeout=_at_most(AWAY_TIMEOUT_S), metadata=metadata, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not self.link.is_up:
                 raise ApiError(503, AWAY) from error

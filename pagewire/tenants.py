@@ -42,6 +42,14 @@ def of_client(header: str | None, values: Sequence[str]) -> Tenant:
     return Tenant(values[0])
 
 
+def whose_requests() -> str | None:
+    """The tenant whose requests the present caller may end; None: all, as one who may change the service or where there
+    are no tenants."""
+    if (key := caller.get()) is not None:
+        return None if key.admin else key.name
+    return present.get().name or None
+
+
 def tell(tenant: Tenant, context: RequestContext) -> RequestContext:
     """Whose request it is, to the next service."""
     context.tenant, context.tenant_weight = tenant

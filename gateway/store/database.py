@@ -2,10 +2,11 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from pagewire.errors import StartupError
@@ -21,10 +22,12 @@ class Schema:
     version: int
     tables: tuple[str, ...]
     script: str
+    upgrades: Mapping[int, str] = MappingProxyType({})  # from a version to the next
 
 
 STORE = Schema(
-    version=1,
+    version=2,
+    upgrades={1: "ALTER TABLE documents ADD COLUMN owner TEXT NOT NULL DEFAULT '';"},
     tables=("documents", "totals", "jobs"),
     script="""
 CREATE TABLE documents (
@@ -34,6 +37,7 @@ CREATE TABLE documents (
     value BLOB NOT NULL,
     created_at REAL NOT NULL,
     expires_at REAL,
+    owner TEXT NOT NULL DEFAULT '',
     UNIQUE (collection, id)
 );
 CREATE INDEX documents_in_order ON documents (collection, seq);
@@ -133,7 +137,12 @@ def _open(path: Path, schema: Schema) -> sqlite3.Connection:
             for statement in _statements(schema.script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {schema.version}")
-        elif version != schema.version:
+        while version in schema.upgrades:
+            for statement in _statements(schema.upgrades[version]):
+                connection.execute(statement)
+            version += 1
+            connection.execute(f"PRAGMA user_version = {version}")
+        if version not in (0, schema.version):
             raise StartupError(
                 f"--data-dir {path.parent}: another version of Pagewire made it (schema {version}, this one's is"
                 f" {schema.version}): use that version, or name another directory with --data-dir"

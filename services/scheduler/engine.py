@@ -157,10 +157,10 @@ class Engine:
             self._close(live)
             self._wake()
 
-    def abort_external(self, external_ids: set[str]) -> int:
-        """Ends requests by their client-given ids and tells those who wait for them; returns how many there were."""
+    def abort_external(self, external_ids: set[str], tenant: str | None = None) -> int:
+        """Ends requests of a tenant, None: of all, by their client-given ids and tells those who wait for them; how many."""
         self._deliver()
-        found = [live for live in self._live.values() if live.external_id and live.external_id in external_ids]
+        found = [live for live in self._live.values() if live.goes_by(external_ids, tenant)]
         for live in found:
             self._stop(live)
             self._end(live)
