@@ -21,8 +21,8 @@ from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.models import model_info, model_page
 from pagewire.gateway.messages.responses import ModelInfo, ModelPage
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
-from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.operation import probes, unserved
+from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.page.routes import add_page
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
@@ -36,7 +36,6 @@ from pagewire.gateway.schema.responses import (
 )
 from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.vectors import routes as vectors_routes
-from pagewire.keys import Door
 from pagewire.launch import is_loopback
 from pagewire.v1 import inference_pb2
 

@@ -1,1 +1,1 @@
-"""What operators alone may ask for, on --admin-port where there is one: metrics, status, and what changes the service."""
+"""What operators alone may ask for, on --admin-port where there is one."""

@@ -12,8 +12,8 @@ from pagewire.gateway.request_context import IN_PROCESS
 from pagewire.keys import caller
 
 NO_KEY = (
-    "this route changes the service for everybody, and no key is asked for: set --api-key or --api-key-file, or serve on"
-    " loopback"
+    "this route changes the service for everybody, and no key is asked for: set --api-key or --api-key-file, or serve"
+    " on loopback"
 )
 WRONG_KEY = "this key may not change the service: use that of --api-key, or one made by `pagewire keys add --admin`"
 

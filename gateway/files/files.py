@@ -53,7 +53,7 @@ class Files:
             raise
 
     async def adopt(self, path: Path, id: str, filename: str, expiry: int, owner: str) -> File:
-        """Moves what a batch has answered to the files of its owner. May be repeated, as after a crash in the middle."""
+        """Moves what a batch has answered to its owner's files. May be repeated, as after a crash in the middle."""
         _move(path, self.path(id))
         return await self._add(id, filename, "batch_output", expiry, owner)
 
@@ -66,9 +66,7 @@ class Files:
     async def list(self, query: FileQuery) -> FileList:
         newest_first, found, after = query.order == "desc", list[File](), query.after
         while len(found) <= query.limit:
-            page = await self._documents.list(
-                _owner(), after=after, limit=query.limit + 1, newest_first=newest_first
-            )
+            page = await self._documents.list(_owner(), after=after, limit=query.limit + 1, newest_first=newest_first)
             if page is None:
                 raise not_found(query.after or "", param="after")
             if not page:

@@ -2,11 +2,10 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from pagewire.errors import StartupError
@@ -22,12 +21,12 @@ class Schema:
     version: int
     tables: tuple[str, ...]
     script: str
-    upgrades: Mapping[int, str] = MappingProxyType({})  # from a version to the next
+    upgrades: tuple[str, ...] = ()  # from each version, beginning with 1, to the next
 
 
 STORE = Schema(
     version=2,
-    upgrades={1: "ALTER TABLE documents ADD COLUMN owner TEXT NOT NULL DEFAULT '';"},
+    upgrades=("ALTER TABLE documents ADD COLUMN owner TEXT NOT NULL DEFAULT '';",),
     tables=("documents", "totals", "jobs"),
     script="""
 CREATE TABLE documents (
@@ -137,9 +136,8 @@ def _open(path: Path, schema: Schema) -> sqlite3.Connection:
             for statement in _statements(schema.script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {schema.version}")
-        while version in schema.upgrades:
-            for statement in _statements(schema.upgrades[version]):
-                connection.execute(statement)
+        while 0 < version <= len(schema.upgrades):
+            connection.execute(schema.upgrades[version - 1])
             version += 1
             connection.execute(f"PRAGMA user_version = {version}")
         if version not in (0, schema.version):

@@ -28,8 +28,8 @@ class Bound:
 
 
 class Documents:
-    """One collection, in the order in which ids were first put. An expired document is as good as gone, and so is one of
-    another owner; None stands for whoever it is.
+    """One collection, in the order in which ids were first put. An expired document is as good as gone, and so is one
+    of another owner; None stands for whoever it is.
 
     Every method raises ApiError if the store fails, 507 if the disk is full.
     """
@@ -49,7 +49,8 @@ class Documents:
         lease: Lease | None = None,
         jobs: Jobs | None = None,
     ) -> None:
-        """Adds, or replaces, which changes no owner. lease: written only while it is held. jobs: adds one of the same id, or neither.
+        """Adds, or replaces, which changes no owner. lease: written only while it is held. jobs: adds one of the same
+        id, or neither.
 
         Raises LeaseLost, or ApiError 413 if the value alone is larger than the bound.
         """

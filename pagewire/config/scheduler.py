@@ -45,8 +45,8 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     enable_prefix_caching: bool = flag(True, "reuse the KV blocks of prompts that begin alike", group="scheduling")
     prefix_cache_sharing: str = flag(
         "tenant",
-        "who finds whose blocks there: requests of the same tenant, or all, which then learn from the time of an answer "
-        "what others have asked",
+        "who finds whose blocks there: requests of the same tenant, or all, which then learn from the time of an "
+        "answer what others have asked",
         group="scheduling",
         choices=("tenant", "all"),
     )

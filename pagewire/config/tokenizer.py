@@ -16,7 +16,9 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         group="network",
     )
     public_admin: bool = flag(
-        True, "serve metrics and status on --public-listen, too; pagewire serve does without --admin-port", group="network"
+        True,
+        "serve metrics and status on --public-listen, too; pagewire serve does without --admin-port",
+        group="network",
     )
     scheduler_address: str = flag("localhost:50052", "the scheduler service", group="network")
     served_model_name: str | None = flag(

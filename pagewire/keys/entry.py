@@ -1,4 +1,5 @@
-"""One key: a line `NAME sha256:HEX [weight=2] [requests_per_minute=60] [max_running=8] [admin]` of a file.
+"""One key: a line `NAME sha256:HEX [weight=2] [requests_per_minute=60] [tokens_per_minute=90000] [max_running=8]
+[admin]` of a file.
 
 Keys are random and as long as their hash, so that a fast hash gives nothing away that a slow one would hide.
 """
@@ -12,20 +13,22 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _ADMIN = "admin"
-_WHOLE = ("requests_per_minute", "max_running")
+_WHOLE = ("requests_per_minute", "tokens_per_minute", "max_running")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
     """name: of the tenant, "" for that of --api-key. digest: SHA-256. weight: share of the tenant among others.
 
-    requests_per_minute, max_running: of each process that clients reach; 0 = no limit. admin: may change the service.
+    requests_per_minute, max_running: of each process that clients reach; 0 = no limit. tokens_per_minute: of prompts
+    and outputs, by all ways. admin: may change the service.
     """
 
     name: str
     digest: bytes
     weight: float = 1.0
     requests_per_minute: int = 0
+    tokens_per_minute: int = 0
     max_running: int = 0
     admin: bool = False
 
@@ -75,8 +78,8 @@ def _parse(words: list[str]) -> Key:
     for setting in settings:
         what, _, value = setting.partition("=")
         if what not in ("weight", *_WHOLE) or what in values or not _NUMBER.fullmatch(value) or not float(value):
-            numbers = " or ".join(_WHOLE)
-            raise ValueError(f"what follows the hash is weight, {numbers}, once, =, and a number above 0; or {_ADMIN}")
+            names = ", ".join(("weight", *_WHOLE))
+            raise ValueError(f"what follows the hash is one of {names}, once, =, and a number above 0; or {_ADMIN}")
         if what in _WHOLE and "." in value:
             raise ValueError(f"{what} is no whole number")
         values[what] = float(value)

@@ -93,8 +93,8 @@ def _is_unlimited(method: str) -> bool:
 
 async def _refuse_change(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
     message = (
-        "this call changes the service for everybody: use the key of --api-key, one made by `pagewire keys add --admin`,"
-        " or, where no key is asked for, serve on loopback"
+        "this call changes the service for everybody: use the key of --api-key, one made by `pagewire keys add"
+        " --admin`, or, where no key is asked for, serve on loopback"
     )
     await RpcError(grpc.StatusCode.PERMISSION_DENIED, message).abort(context)
     yield b""

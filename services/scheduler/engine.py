@@ -93,7 +93,7 @@ class Engine:
         live = LiveRequest(
             request, outbox, number, submission.request.external_id, traceparent, max_unread, span, time.monotonic()
         )
-        live.forecast = forecast
+        self._entrance.on_taken(live, forecast)
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
         self._live[request.request_id] = live
@@ -158,7 +158,7 @@ class Engine:
             self._wake()
 
     def abort_external(self, external_ids: set[str], tenant: str | None = None) -> int:
-        """Ends requests of a tenant, None: of all, by their client-given ids and tells those who wait for them; how many."""
+        """Ends requests of a tenant, None: of all, by their client-given ids and tells their clients; how many."""
         self._deliver()
         found = [live for live in self._live.values() if live.goes_by(external_ids, tenant)]
         for live in found:

@@ -100,6 +100,7 @@ class Request:
         "tenant",
         "tenant_weight",
         "token_ids",
+        "tokens_per_minute",
         "yields_vector",
     )
 
@@ -118,6 +119,7 @@ class Request:
         cache_owner: str = "",
         tenant: str = "",
         tenant_weight: float = 0.0,
+        tokens_per_minute: int = 0,
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -128,7 +130,7 @@ class Request:
 
         cache_salt, cache_owner: it shares blocks only with requests of the same.
 
-        tenant: whose it is. tenant_weight: 0 stands for 1.
+        tenant: whose it is. tenant_weight: 0 stands for 1. tokens_per_minute: of the tenant, 0 = no limit.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
@@ -137,6 +139,7 @@ class Request:
         self.root_hash = root_hash(cache_salt, cache_owner)  # what the hashes of its blocks begin with
         self.tenant = tenant
         self.tenant_weight = tenant_weight
+        self.tokens_per_minute = tokens_per_minute
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
         self.sampling_params = sampling_params

@@ -133,8 +133,8 @@ class TokenizerPool:
                     "chat_template is not taken from requests here; --trust-request-chat-template allows it"
                 )
             text = await self._request_templates.render(chat, image_token)
-            args = (text, add_special_tokens, image_token, image_texts, room)
-            return await self._call("encode_rendered", len(text), *args)
+            given = (add_special_tokens, image_token, image_texts, room)
+            return await self._call("encode_rendered", len(text), text, *given)
         args = (chat, add_special_tokens, image_token, image_texts, room)
         return await self._call("encode_chat", chat.num_chars, *args)
 

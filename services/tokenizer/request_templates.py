@@ -1,7 +1,7 @@
 """Chat templates that come with requests, rendered in processes of their own.
 
 A template is a program. Jinja's sandbox keeps it from the machine, but not from taking all time and memory, and one
-long operation, as `10 ** 10 ** 9` or `'a' * 10 ** 10`, halts every thread of the process that it is in. So these
+long operation, as `10 ** (10 ** 9)` or `'a' * 10 ** 10`, halts every thread of the process that it is in. So these
 templates are in another one, which may be ended. The model's own is trusted, and rendered where prompts are encoded.
 """
 

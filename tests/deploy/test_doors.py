@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from pagewire import flags
-from pagewire.config import ServeConfig
+from pagewire.config import ServeConfig, ServiceConfig
 from tests.deploy.stack_files import CONFIGURATIONS, ROOT
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -14,7 +14,7 @@ INTERNAL = {"listen", "public_listen"}
 
 
 def test_every_setting_that_makes_something_listen_is_a_door() -> None:
-    configs = (ServeConfig, *CONFIGURATIONS.values())
+    configs: tuple[type[ServiceConfig], ...] = (ServeConfig, *CONFIGURATIONS.values())
     fields = {field.name: field for config in configs for field in dataclasses.fields(config)}
     listening = {name for name in fields if re.search(r"(^|_)(port|listen|host)$", name)} - INTERNAL - {"reuse_port"}
     assert len(listening) >= 6

@@ -56,9 +56,7 @@ def change(monkeypatch: pytest.MonkeyPatch) -> str:
     return CHANGE
 
 
-async def test_what_operators_ask_for_has_left_the_public_port(
-    fake: FakeTokenizer, address: str, change: str
-) -> None:
+async def test_what_operators_ask_for_has_left_the_public_port(fake: FakeTokenizer, address: str, change: str) -> None:
     async with with_admin_port(address) as (public, admin):
         for path in FOR_OPERATORS:
             assert (await public.get(path)).status_code == 404

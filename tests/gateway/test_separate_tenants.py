@@ -122,4 +122,4 @@ async def test_a_cancelled_response_was_ones_own(doors: Doors, fake: FakeTokeniz
             if response["status"] not in ("queued", "in_progress"):
                 break
             await asyncio.sleep(0.02)
-    assert response["status"] == "completed"
+    assert response["status"] != "cancelled" and response["output"]

@@ -86,7 +86,17 @@ async def test_a_wrong_name_is_refused(tmp_path: Path, names: list[str]) -> None
 async def test_what_others_have_asked_is_not_found_in_the_cache(
     tmp_path: Path, sharing: str, cached: list[int]
 ) -> None:
-    asked = [("a", ""), ("b", ""), ("", ""), ("a", ""), ("b", ""), ("", ""), ("a", "mine"), ("b", "mine"), ("a", "mine")]
+    asked = [
+        ("a", ""),
+        ("b", ""),
+        ("", ""),
+        ("a", ""),
+        ("b", ""),
+        ("", ""),
+        ("a", "mine"),
+        ("b", "mine"),
+        ("a", "mine"),
+    ]
     found = []
     async with public_stub(tmp_path, tenant_header="X-Tenant-ID", prefix_cache_sharing=sharing) as (_, stub):
         for tenant, salt in asked:

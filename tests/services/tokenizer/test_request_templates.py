@@ -21,7 +21,7 @@ GOOD = "{{ bos_token }}{% for m in messages %}{{ m.content }}!{% endfor %}"
 TOO_SLOW, TOO_LARGE = "within 1 seconds", "MemoryError|ended its process|OverflowError|characters"
 HOSTILE = {
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": TOO_SLOW,
-    "{{ 10 ** 10 ** 9 }}": TOO_SLOW,  # one operation, which no thread is let between
+    "{{ 10 ** (10 ** 9) }}": TOO_SLOW,  # one operation, which no thread is let between
     "{{ 'a' * 10 ** 9 }}": TOO_LARGE,
     "{{ 'a' * 10 ** 10 }}": TOO_LARGE,
     "{{ [0] * 10 ** 9 }}": TOO_LARGE,
@@ -31,7 +31,7 @@ HOSTILE = {
     "{{ 'a'.ljust(10 ** 9) }}": TOO_LARGE,
     "{{ 'a' | center(10 ** 9) }}": TOO_LARGE,
     "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}": TOO_LARGE,
-    "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}": "99999000 characters; 16777216 are possible",
+    "{% for i in range(20000) %}{{ 'a' * 1000 }}{% endfor %}": "20000000 characters; 16777216 are possible",
     "{{ raise_exception('a' * 10 ** 6) }}": "a{900}",
     "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}": "RecursionError",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}": "unsafe|refused",
@@ -60,7 +60,7 @@ async def test_no_template_takes_all_time_or_memory(templates: RequestTemplates,
 
 
 async def test_others_are_served_during_one_long_operation(templates: RequestTemplates) -> None:
-    rendering = asyncio.create_task(render(templates, "{{ 10 ** 10 ** 9 }}"))
+    rendering = asyncio.create_task(render(templates, "{{ 10 ** (10 ** 9) }}"))
     num_turns = 0
     while not rendering.done():
         await asyncio.sleep(0.01)
@@ -91,5 +91,6 @@ async def pool(tmp_path: Path) -> AsyncIterator[TokenizerPool]:
 async def test_the_models_own_template_starts_no_process(pool: TokenizerPool) -> None:
     assert await pool.encode_chat(Chat(MESSAGES, template_kwargs={"pid": os.getpid()}), add_special_tokens=False)
     assert pool._request_templates is not None and not pool._request_templates._processes
-    given = await pool.encode_chat(Chat(MESSAGES, chat_template=GOOD), add_special_tokens=False)
+    chat = Chat(MESSAGES, chat_template="{{ messages[0].content }}!")
+    given = await pool.encode_chat(chat, add_special_tokens=False)
     assert given == await pool.encode_text("Hi!", add_special_tokens=False)
