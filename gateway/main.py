@@ -10,7 +10,7 @@ import grpc
 import uvicorn
 from fastapi import FastAPI
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway.app import create_admin_app, create_app
@@ -89,6 +89,7 @@ async def serve(
 ) -> None:
     """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
     seconds to end. limits: of connections (default: what this process has descriptors for). Raises StartupError."""
+    tenants.check_header(config.tenant_header)
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store)

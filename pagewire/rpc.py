@@ -19,6 +19,7 @@ from pagewire import error_details
 from pagewire.admin import AdminServicer, Describe, Neighbour
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
+from pagewire.process import open_descriptors, raise_descriptor_limit
 from pagewire.rpc_error import RpcError as RpcError
 from pagewire.status_interceptor import StatusInterceptor
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
@@ -27,6 +28,8 @@ from pagewire.watchdog import watched
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# At each address of a server; less where the process may not have so many descriptors.
+MAX_CONNECTIONS = 10_000
 KEEPALIVE_MS = 20_000
 
 _COMMON_OPTIONS = [
@@ -115,6 +118,7 @@ class Server:
     shutdown_timeout: float = 30.0
     max_request_bytes: int = MAX_MESSAGE_BYTES
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    max_connections: int = MAX_CONNECTIONS
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
@@ -126,8 +130,12 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def _options(self) -> list[tuple[str, int]]:
-        # Of two values of a name the first would count.
-        return list((dict(_SERVER_OPTIONS) | {"grpc.max_receive_message_length": self.max_request_bytes}).items())
+        free = max(8, raise_descriptor_limit() - open_descriptors())
+        own = {
+            "grpc.max_receive_message_length": self.max_request_bytes,
+            "grpc.max_allowed_incoming_connections": min(self.max_connections, free * 3 // 4),
+        }
+        return list((dict(_SERVER_OPTIONS) | own).items())  # of two values of a name the first would count
 
     def add(self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str) -> None:
         """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name."""
