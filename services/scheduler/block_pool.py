@@ -20,10 +20,14 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"")
     return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
 
 
-def root_hash(cache_salt: str) -> bytes:
-    """What the chains of all requests with this salt begin with; no block's hash can be equal to it."""
-    # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text.
-    return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
+def root_hash(cache_salt: str, weights_version: str = "") -> bytes:
+    """What the chains of all requests with this salt begin with, where weights of this version compute them; no block's
+    hash can be equal to it."""
+    if not cache_salt and not weights_version:
+        return ROOT_HASH
+    # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text. A version
+    # has no zero byte.
+    return hashlib.sha256(b"pagewire root: " + weights_version.encode() + b"\0" + cache_salt.encode()).digest()
 
 
 class Block:

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from pagewire import rpc, telemetry
-from pagewire.admin import Neighbour
+from pagewire.admin import Neighbour, replace_behind
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
@@ -142,7 +142,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grp
         servers.append(rpc.Server(config.public_listen.split(","), config.shutdown_timeout, interceptors=door))
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-        server.add_admin("tokenizer", behind, link.describe)
+        server.add_admin("tokenizer", behind, link.describe, replace_behind(channel) if server is servers[0] else None)
     servers[0].add(link, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, _LINK_NAME)
     return servers
 
