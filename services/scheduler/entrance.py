@@ -48,9 +48,9 @@ class Entrance:
                 retry_delay = self.admission.retry_delay(forecast, forecast.wait, time.monotonic())
         return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), retry_delay=retry_delay)
 
-    def on_first_step(self, live: LiveRequest) -> None:
-        request = live.request
-        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0)
+    def on_first_step(self, live: LiveRequest, now: float) -> None:
+        request, waited = live.request, now - live.arrival_time
+        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0, live.forecast, waited)
 
     def on_first_token(self, live: LiveRequest, now: float) -> None:
         if live.forecast.prefill:

@@ -7,7 +7,7 @@ arrive meanwhile, and a request that is alone takes what it likes.
 """
 
 from pagewire.config import SchedulerConfig
-from pagewire.services.scheduler.cost_model import StepCosts, StepWork
+from pagewire.services.scheduler.cost_model import StepCosts
 
 # Smaller pieces are not worth their overhead.
 MIN_CHUNK = 16
@@ -25,17 +25,17 @@ class PrefillTarget:
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
 
-    def seconds(self, costs: StepCosts, num_decodes: int, *, is_alone: bool, is_contended: bool) -> float:
+    def seconds(self, costs: StepCosts, num_decodes: float, *, is_alone: bool, is_contended: bool) -> float:
         """is_alone: there is one request. is_contended: there are several tenants, one of which may be about to come
         that was served less, so that also a step in which nobody decodes is to be short."""
         if self._target == 0 or is_alone:
             return NO_LIMIT
-        decodes = costs.seconds(StepWork(num_decodes))
+        decodes = costs.decode_seconds(num_decodes)
         if self._target is None:
             target, least = _DEFAULT_TARGET, decodes
         else:
             target, least = self._target, decodes * _LEAST_SHARE
-        if num_decodes == 0 and not is_contended:
+        if num_decodes < 1 and not is_contended:
             target *= _WITHOUT_DECODES
         return max(target - decodes, least)
 
@@ -43,7 +43,7 @@ class PrefillTarget:
         """Of tenants that were served more than others that run."""
         if self._target == 0 or num_decodes == 0:
             return NO_LIMIT
-        return _MODEST_SHARE * costs.seconds(StepWork(num_decodes))
+        return _MODEST_SHARE * costs.decode_seconds(num_decodes)
 
 
 class PrefillBudget:
