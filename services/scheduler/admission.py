@@ -48,6 +48,7 @@ class Load:
     free_kv_tokens: float  # that blocks are free for
     num_before: float  # those that wait and have their turn before it
     num_tokens_before: float  # of these
+    num_short_prompts: float  # of those that run, and that wait and have a row
     num_tokens: int  # its own, wherever it will run
     is_long: bool  # its prompt, so that others may overtake it
 
@@ -62,15 +63,17 @@ def load_of(scheduler: Scheduler, request: Request) -> Load | None:
     if not replicas:
         return None
     num = len(replicas)
-    num_running = num_prefills = num_prefill_tokens = num_output_tokens = max_output_tokens = 0
+    num_running = num_prefills = num_short_prefills = num_prefill_tokens = num_output_tokens = max_output_tokens = 0
     for replica in replicas:
         num_running += replica.num_running
         for one in replica.running:
             if (missing := one.num_tokens - one.num_computed_tokens) > 1:
                 num_prefills += 1
+                num_short_prefills += not one.is_long
                 num_prefill_tokens += missing
             num_output_tokens += one.num_output_tokens
             max_output_tokens += one.max_num_tokens - one.num_prompt_tokens
+    num_open_rows = sum(replica.num_open_rows for replica in replicas)
     num_before, num_tokens_before = scheduler.waiting_before(request)
     return Load(
         replica=max(replicas, key=lambda replica: replica.costs.num_steps),
@@ -80,10 +83,11 @@ def load_of(scheduler: Scheduler, request: Request) -> Load | None:
         num_prefill_tokens=num_prefill_tokens / num,
         num_output_tokens=num_output_tokens / num,
         max_output_tokens=max_output_tokens / num,
-        num_open_rows=sum(replica.num_open_rows for replica in replicas) / num,
+        num_open_rows=num_open_rows / num,
         free_kv_tokens=sum(map(_free_kv_tokens, replicas)) / num,
         num_before=num_before / num,
         num_tokens_before=num_tokens_before / num,
+        num_short_prompts=(num_short_prefills + min(scheduler.num_short_waiting, num_open_rows)) / num,
         num_tokens=request.num_tokens,
         is_long=request.is_long,
     )
@@ -144,6 +148,7 @@ class _Course:
         self._request_tokens = request_tokens
         self._output_tokens = output_tokens
         self._token_seconds = load.replica.costs.prompt_seconds(0, request_tokens) / request_tokens
+        self._num_short_prompts = load.num_short_prompts
         self.seconds = 0.0
         self.num_decodes = load.num_decodes
         self._num_open = min(load.num_open_rows, load.free_kv_tokens / request_tokens)
@@ -166,7 +171,7 @@ class _Course:
 
     def room(self) -> float:
         """Tokens of prompts in a step."""
-        return self._replica.prompt_room(self.num_decodes, self._request_tokens)
+        return self._replica.prompt_room(self.num_decodes, self._num_short_prompts, self._request_tokens)
 
     @property
     def _step_seconds(self) -> float:

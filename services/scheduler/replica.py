@@ -162,9 +162,12 @@ class Replica:
         """Of steps on the executor that is attached."""
         return self._rows.costs
 
-    def prompt_room(self, num_decodes: float, num_tokens: float) -> float:
-        """How many tokens of prompts that have so many, on average, a step computes beside so many decodes."""
-        seconds = self._target.seconds(self.costs, num_decodes, is_alone=False, is_contended=self._ledger.is_contended)
+    def prompt_room(self, num_decodes: float, num_short_prompts: float, num_tokens: float) -> float:
+        """How many tokens of prompts a step computes beside so many decodes. num_short_prompts: that run, or could.
+        num_tokens: of a prompt, on average."""
+        seconds = self._target.seconds(
+            self.costs, num_decodes, num_short_prompts, is_alone=False, is_contended=self._ledger.is_contended
+        )
         room = max(1.0, self.max_num_batched_tokens - num_decodes)
         if seconds == NO_LIMIT or not self._rows.limits.splits_prompts:
             return room

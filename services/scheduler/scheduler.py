@@ -157,6 +157,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_short_waiting(self) -> int:
+        """Of those that wait, how many have short prompts."""
+        return self._waiting.num_short
+
     def waiting_before(self, request: Request) -> tuple[float, float]:
         """How many have their turn before a request that could be added now, and about how many tokens these have.
         Where long ones wait for one that runs, others overtake them."""
