@@ -29,9 +29,9 @@ class PrefillTarget:
     def seconds(
         self, costs: StepCosts, num_decodes: float, num_short_prompts: float, *, is_alone: bool, is_contended: bool
     ) -> float:
-        """num_short_prompts: that run, or wait and have a row. is_alone: there is one request. is_contended: there are several tenants,
-        one of which may be about to come that was served less, so that also a step in which nobody decodes is to be
-        short."""
+        """num_short_prompts: that run, or wait and have a row. is_alone: there is one request. is_contended: there are
+        several tenants, one of which may be about to come that was served less, so that also a step in which nobody
+        decodes is to be short."""
         if self._target == 0 or is_alone:
             return NO_LIMIT
         decodes = costs.decode_seconds(num_decodes)
