@@ -367,10 +367,12 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         max_logprobs: int = 20,
         step_seconds: float = 0.0,
         whole_prompts: bool = False,
+        kind: common_pb2.ModelKind = common_pb2.MODEL_KIND_UNSPECIFIED,
         weights_version: str = "",
         checkpoints: Mapping[str, str] | None = None,
     ) -> None:
-        """weights_version: of those that it starts with. checkpoints: what can be loaded, with digests."""
+        """kind: what the model is served for; a vector has one number. weights_version: of the weights that it starts
+        with. checkpoints: which others can be loaded, with digests."""
         self.weights = executor_pb2.Weights(version=weights_version, digest=weights_version, model=model)
         self.checkpoints = {} if checkpoints is None else checkpoints
         self.loaded_weights: executor_pb2.Weights | None = None
@@ -399,6 +401,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             vocab_size=self.executor.vocab_size,
             eos_token_ids=sorted(self.executor.eos_token_ids),
             max_logprobs=max_logprobs,
+            kind=kind,
+            vector_size=1,
         )
         self._stream: asyncio.Task[Any] | None = None
         self._steps_until_failure: int | None = None

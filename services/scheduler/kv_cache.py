@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pagewire.services.scheduler.block_pool import Block, hash_block, root_hash
+from pagewire.services.scheduler.block_pool import Block, computed_root, hash_block
 from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.group_blocks import GroupBlocks, HeldBlocks
 from pagewire.services.scheduler.request import Request
@@ -136,11 +136,11 @@ class KVCacheManager:
             request.hashed_for = self._weights_version
             request.block_hashes.clear()
         hashes, size = request.block_hashes, self.block_size
-        root = root_hash(request.cache_salt, self._weights_version)
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
             extra_keys = request.images.keys(i * size, (i + 1) * size)
-            hashes.append(hash_block(hashes[-1] if hashes else root, token_ids, extra_keys))
+            parent = hashes[-1] if hashes else computed_root(request.root_hash, self._weights_version)
+            hashes.append(hash_block(parent, token_ids, extra_keys))
         return hashes
 
     def keeps_waiting(self, request: Request) -> bool:
