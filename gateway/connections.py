@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,44 +20,15 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pagewire.gateway import metrics
+from pagewire.gateway.connection_limits import Limits
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.request_context import OVER_LIMIT
 from pagewire.gateway.upgrade import head_without_offer
-from pagewire.process import open_descriptors, raise_descriptor_limit
 
 logger = logging.getLogger(__name__)
 # One line for each invalid request would let anybody fill the log; they are counted, and told of together.
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
-
-# What a process has room for; 16,000 idle connections take some 250 MB.
-MAX_CONNECTIONS = 16_384
-BACKLOG = 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Seconds, bytes, and numbers of connections."""
-
-    idle_s: float = 75.0  # longer than load balancers keep idle connections: who sends must not find it just closed
-    head_s: float = 15.0  # from the first byte of a request to the end of its headers
-    # From there to the end of its body; each KiB that has come gives it another second.
-    body_s: float = 30.0
-    body_bytes_per_s: int = 1024
-    unread_s: float = 60.0  # for 48 KiB of its answer, once that much waits for a client beyond the system's buffers
-    new_s: float = 1.0  # a head that is younger is not given up to make room
-    head_bytes: int = 64 * 1024
-    pipelined: int = 64  # requests that are sent before the answer of the one before them
-    connections: int = MAX_CONNECTIONS
-    reserve: int = BACKLOG  # more connections, for probes and for who is told that there is no room
-    log_every_s: float = 60.0
-
-    @classmethod
-    def of_this_process(cls) -> "Limits":
-        """Raises the soft limit of descriptors. Three quarters are for connections; files, the store, the line to the
-        tokenizer and the reserve share the rest."""
-        free = max(8, raise_descriptor_limit() - open_descriptors())
-        return cls(connections=min(MAX_CONNECTIONS, free * 3 // 4), reserve=min(BACKLOG, free // 8))
 
 
 class Phase(enum.Enum):

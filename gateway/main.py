@@ -16,7 +16,8 @@ from pagewire.errors import StartupError
 from pagewire.gateway.app import create_admin_app, create_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
-from pagewire.gateway.connections import BACKLOG, Connections, Limits
+from pagewire.gateway.connection_limits import BACKLOG, Limits
+from pagewire.gateway.connections import Connections
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.store import Store, data_directory
 
