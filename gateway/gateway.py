@@ -28,7 +28,7 @@ from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
-from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
@@ -85,8 +85,13 @@ class Gateway:
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
+        num_breaks = self.link.num_breaks
         if self.link.is_up or not self.link.is_available:
-            return await method(request, timeout=_at_most(CALL_TIMEOUT_S))
+            try:
+                return await method(request, timeout=_at_most(CALL_TIMEOUT_S))
+            except grpc.aio.AioRpcError as error:
+                if not await self._has_broken(error, num_breaks):
+                    raise
         try:
             return await method(request, timeout=_at_most(AWAY_TIMEOUT_S), wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
@@ -113,18 +118,23 @@ class Gateway:
             try:
                 return await method(request, timeout=time_left(), metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
-                    raise
-                await asyncio.sleep(NOTICED_S)
-                if self.link.num_breaks == num_breaks:  # the service itself has said so
+                if attempt == MAX_ATTEMPTS or not await self._has_broken(error, num_breaks):
                     raise
         raise AssertionError("unreachable")
 
+    async def _has_broken(self, error: grpc.aio.AioRpcError, num_breaks: int) -> bool:
+        """Whether the service died under a call, or ended; if not, it is the service that answers with this error.
+        num_breaks: of the link, before the call."""
+        if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            return False
+        await asyncio.sleep(NOTICED_S)
+        return self.link.num_breaks != num_breaks
+
     async def why_not_ready(self) -> str:
         """Why the line cannot serve; "" if it can."""
-        if self.shutdown.begun:
+        if self.shutdown.announced:
             return "this gateway is shutting down"
-        request = health_pb2.HealthCheckRequest(service="pagewire.v1.InferenceService")
+        request = health_pb2.HealthCheckRequest(service=LINK_NAME)
         try:
             health = await self._health.Check(request, timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

@@ -19,7 +19,7 @@ def run(config: GatewayConfig) -> int:
     config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
     supervisor = Supervisor(
         services(config),
-        shutdown_timeout=config.shutdown_timeout,
+        shutdown_timeout=config.time_to_end,
         stop_together=True,
         hang_timeout=config.hang_timeout,
     )

@@ -126,6 +126,7 @@ class Worker:
         self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | None] = SimpleQueue()
         self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
+        self._num_requests = 0  # with a row
         self._spans = stats.RequestSpans()
         self.loaded: Future[ExecutorInfo] = Future()
         self.failed: Future[None] = Future()
@@ -157,6 +158,11 @@ class Worker:
     def close(self, session: Session) -> None:
         """No more steps: those submitted are executed, then the session's rows are freed."""
         self._submitted.put(_Closed(session))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a row and no step waits. May be asked on any thread."""
+        return not self._num_requests and self._submitted.empty()
 
     def _run(self) -> None:
         try:
@@ -209,12 +215,14 @@ class Worker:
     def _end_session(self, successor: Session | None, reason: str) -> None:
         self._spans.end_all(reason)
         self._session = successor
+        self._num_requests = 0
 
     def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
         clock = Clock(self._on_cuda, received_ns)
+        self._num_requests += len(step.new_requests)
 
         def launching(load: float) -> None:
             self._watch.launching(load)
@@ -224,7 +232,8 @@ class Worker:
         clock.launched()
         self._watch.launched()
         self._spans.update(step)
-        return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
+        self._num_requests = runner.num_requests
+        return _Launched(session, output, stats.step_kind(step), self._num_requests, clock)
 
     def _return_results(self) -> None:
         try:

@@ -132,5 +132,8 @@ class ReplicaDriver:
         self._listener.on_step_done(*work, self._busy.on_result(is_busy, time.monotonic()))
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
 
+    def on_leaving(self, is_leaving: bool) -> None:
+        self._replica.is_leaving = is_leaving
+
     def on_executor_lost(self, reason: str) -> None:
         self._listener.on_lost(self._replica, reason)
