@@ -81,23 +81,25 @@ class Gateway:
         return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
 
     async def call(self, method: Callable[..., Awaitable[Answered]], request: object) -> Answered:
-        """A unary call to the tokenizer service; it waits for one that is away for a moment.
+        """A unary call to the tokenizer service; it waits for one that is away for a moment, and is made again if that
+        dies under it.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
-        num_breaks = self.link.num_breaks
-        if self.link.is_up or not self.link.is_available:
+        for attempt in itertools.count(1):
+            is_away, num_breaks = self.link.is_available and not self.link.is_up, self.link.num_breaks
+            timeout = _at_most(AWAY_TIMEOUT_S if is_away else CALL_TIMEOUT_S)
             try:
-                return await method(request, timeout=_at_most(CALL_TIMEOUT_S))
+                return await method(request, timeout=timeout, wait_for_ready=is_away)
             except grpc.aio.AioRpcError as error:
-                if not await self._has_broken(error, num_breaks):
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_away and not self.link.is_up:
+                    raise ApiError(503, AWAY) from error
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
                     raise
-        try:
-            return await method(request, timeout=_at_most(AWAY_TIMEOUT_S), wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not self.link.is_up:
-                raise ApiError(503, AWAY) from error
-            raise
+                await asyncio.sleep(NOTICED_S)
+                if not is_away and self.link.num_breaks == num_breaks:  # the service itself has said so
+                    raise
+        raise AssertionError("unreachable")
 
     async def call_to_its_end(
         self, method: Callable[..., Awaitable[Answered]], request: object, traceparent: str
@@ -118,17 +120,12 @@ class Gateway:
             try:
                 return await method(request, timeout=time_left(), metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                if attempt == MAX_ATTEMPTS or not await self._has_broken(error, num_breaks):
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
+                    raise
+                await asyncio.sleep(NOTICED_S)
+                if self.link.num_breaks == num_breaks:  # the service itself has said so
                     raise
         raise AssertionError("unreachable")
-
-    async def _has_broken(self, error: grpc.aio.AioRpcError, num_breaks: int) -> bool:
-        """Whether the service died under a call, or ended; if not, it is the service that answers with this error.
-        num_breaks: of the link, before the call."""
-        if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            return False
-        await asyncio.sleep(NOTICED_S)
-        return self.link.num_breaks != num_breaks
 
     async def why_not_ready(self) -> str:
         """Why the line cannot serve; "" if it can."""

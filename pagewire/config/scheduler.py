@@ -21,7 +21,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     target_itl_ms: float | None = flag(
         None,
         "longest time between two tokens of a request while prompts are computed beside it, milliseconds; 0 = no "
-        "limit (default: 50, or twice what a step takes without prompts)",
+        "limit (default: 50, or twice what a step takes without prompts, longer in bursts of short prompts)",
         group="scheduling",
         valid=NOT_NEGATIVE,
     )
