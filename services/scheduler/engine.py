@@ -224,7 +224,7 @@ class Engine:
                 stats.QUEUE_TIME.observe(now - live.arrival_time)
                 stats.PROMPT_TOKENS.inc(request.num_prompt_tokens)
                 stats.PROMPT_RATE.add(request.num_prompt_tokens)
-                self._entrance.on_first_step(live)
+                self._entrance.on_first_step(live, now)
                 live.span.end()
                 live.span = telemetry.Span("scheduler.run", live.traceparent)
             traceparents.append(live.span.traceparent)
@@ -262,9 +262,9 @@ class Engine:
             for notify in self.on_model_change:
                 notify()
 
-    def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
         self._deliver()
-        self._undelivered = outputs = self.scheduler.update(replica, result, clock.execute_seconds)
+        self._undelivered = outputs = self.scheduler.update(replica, result, seconds)
         # The sender wakes first: the device gets its next step before anybody is told about this one. Another replica
         # may be the one to take who waits, now that this one runs somebody less.
         if self.scheduler.num_waiting:
@@ -274,9 +274,6 @@ class Engine:
         asyncio.get_running_loop().call_soon(self._deliver)
         self._stats.on_result(len(outputs.token_ids), clock)
         self._entrance.admission.on_tokens(len(outputs.token_ids))
-
-    def on_step_done(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        self._entrance.admission.costs.learn(num_requests, num_tokens, seconds)
 
     def on_lost(self, replica: Replica, reason: str) -> None:
         logger.warning(

@@ -55,9 +55,9 @@ class Entrance:
         live.forecast = forecast
         self._budgets.add(live.request)
 
-    def on_first_step(self, live: LiveRequest) -> None:
-        request = live.request
-        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0)
+    def on_first_step(self, live: LiveRequest, now: float) -> None:
+        request, waited = live.request, now - live.arrival_time
+        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0, live.forecast, waited)
 
     def on_first_token(self, live: LiveRequest, now: float) -> None:
         if live.forecast.prefill:
