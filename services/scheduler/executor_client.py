@@ -87,6 +87,7 @@ class ExecutorClient:
             raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
         self._listener.on_executor(convert.to_executor_info(self._description))
         self._is_open, self._was_refused = True, False
+        self._pings.is_serving = True  # whatever the one before it said last
 
     def _on_ping(self) -> None:
         if self._is_open:
