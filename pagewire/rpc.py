@@ -16,7 +16,7 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import error_details
-from pagewire.admin import AdminServicer, Describe, Neighbour
+from pagewire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.rpc_error import RpcError as RpcError
@@ -152,12 +152,21 @@ class Server:
             self._links.add(name)
 
     def add_admin(
-        self, service: str, behind: Sequence[Neighbour] = (), describe: Describe = lambda status, with_kv_maps: None
+        self,
+        service: str,
+        behind: Sequence[Neighbour] = (),
+        describe: Describe = lambda status, with_kv_maps: None,
+        replace_weights: ReplaceWeights | None = None,
     ) -> None:
-        """describe: fills in what only this service can tell of itself."""
+        """describe: fills in what only this service can tell of itself. replace_weights: if that is offered here."""
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-        servicer = AdminServicer(service, behind, lambda: self._is_serving and not self._is_stopping, describe)
+        servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights)
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
+
+    @property
+    def _is_ready(self) -> bool:
+        """For clients and operators."""
+        return self._is_serving and not self._is_stopping
 
     async def start(self) -> None:
         """Listens, NOT_SERVING until told otherwise. Raises StartupError naming an address that cannot be bound."""
@@ -179,7 +188,7 @@ class Server:
         self._is_serving = serving
         await self._health.set("", status.SERVING)
         for name in self._names:
-            is_ready = serving and (name in self._links or not self._is_stopping)
+            is_ready = self._is_ready or (serving and name in self._links)
             await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:

@@ -60,7 +60,9 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
     link = SchedulerLinkServicer(engine)
     server.add(link, scheduler_link_pb2_grpc.add_SchedulerLinkServiceServicer_to_server, _LINK_NAME, is_link=True)
     executors = [Neighbour("executor", *pair) for pair in zip(config.executor_addresses, behind, strict=True)]
-    server.add_admin("scheduler", executors, partial(describe, engine, config.executor_addresses))
+    server.add_admin(
+        "scheduler", executors, partial(describe, engine, config.executor_addresses), engine.rollout.replace
+    )
     return server
 
 

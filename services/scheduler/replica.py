@@ -70,6 +70,19 @@ class Replica:
                 request.preempt()
         return [request for request in running if not request.is_finished], condemned
 
+    def drain(self) -> None:
+        """Lets those that run end, and takes nobody else but who needs its weights."""
+        self._rows.is_draining = True
+
+    @property
+    def is_draining(self) -> bool:
+        return self._rows.is_draining
+
+    @property
+    def is_drained(self) -> bool:
+        """Nobody runs, nothing is in flight, and the executor knows that."""
+        return not (self.running or self._in_flight or self._rows.finished_request_ids)
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
@@ -81,7 +94,12 @@ class Replica:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
         those that run leave some of the token budget."""
         rows = self._rows
-        if self._info is None or not rows.num_open or not rows.quarantine.admits(request, not rows.running):
+        if (
+            self._info is None
+            or not rows.suits(request)
+            or not rows.num_open
+            or not rows.quarantine.admits(request, not rows.running)
+        ):
             return False
         computed = rows.find_room(request)
         if computed is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from pagewire import rpc, telemetry
-from pagewire.admin import Neighbour
+from pagewire.admin import Neighbour, replace_behind
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
@@ -145,7 +145,9 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grp
         servers.append(public)
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-        if server is servers[0] or config.public_admin:
+        if server is servers[0]:
+            server.add_admin("tokenizer", behind, link.describe, replace_behind(channel))
+        elif config.public_admin:
             server.add_admin("tokenizer", behind, link.describe)
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
