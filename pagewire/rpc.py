@@ -16,7 +16,7 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import error_details
-from pagewire.admin import AdminServicer, Describe, Neighbour
+from pagewire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.rpc_error import RpcError as RpcError
@@ -135,11 +135,15 @@ class Server:
         self._names.append(name)
 
     def add_admin(
-        self, service: str, behind: Sequence[Neighbour] = (), describe: Describe = lambda status, with_kv_maps: None
+        self,
+        service: str,
+        behind: Sequence[Neighbour] = (),
+        describe: Describe = lambda status, with_kv_maps: None,
+        replace_weights: ReplaceWeights | None = None,
     ) -> None:
-        """describe: fills in what only this service can tell of itself."""
+        """describe: fills in what only this service can tell of itself. replace_weights: if that is offered here."""
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-        servicer = AdminServicer(service, behind, lambda: self._is_serving, describe)
+        servicer = AdminServicer(service, behind, lambda: self._is_serving, describe, replace_weights)
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
 
     async def start(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -16,6 +17,7 @@ from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import find_model
 from pagewire.services.executor.grammars import Grammars
+from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
 from pagewire.services.executor.worker import DeviceError, Worker
@@ -65,11 +67,13 @@ async def serve(config: ExecutorConfig) -> None:
         pulse=watchdog.pulse("the device"),
     )
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
-    servicer = ExecutorServicer(worker, lambda info: make_grammars(config, info))
+    servicer = ExecutorServicer(
+        worker, lambda info: make_grammars(config, info), partial(load_weights, config), config.revision or ""
+    )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     server.add_admin("executor")
     await server.start()
-    telemetry.serve_metrics(config.metrics_port)
+    telemetry.serve_metrics(config)
     worker.start()
     watchdog.start()
     stopping = asyncio.create_task(rpc.wait_for_signal())

@@ -35,6 +35,9 @@ class TokenListener(Protocol):
     ) -> None:
         """New tokens, possibly none. Nothing follows a set finish_reason."""
 
+    def on_weights(self, version: str) -> None:
+        """The version of the weights that make all of its tokens, or its vector; that follows at once."""
+
     def on_prompt_logprobs(self, logprobs: Logprobs) -> None:
         """Of the prompt's tokens from the second on; the first output follows at once."""
 
@@ -123,6 +126,9 @@ class SchedulerLink(
             stop_token_id = message.stop_token_ids.get(index)
             logprobs = message.logprobs.get(index)
             try:
+                if index in message.weights_versions:
+                    request.message.weights_version = message.weights_versions[index]
+                    request.listener.on_weights(request.message.weights_version)
                 if index in message.vectors:
                     request.listener.on_vector(message.vectors[index])
                     continue

@@ -142,6 +142,7 @@ class Collected:
         self.finish_reasons: dict[int, list[int]] = {}
         self.errors: dict[int, common_pb2.RequestError] = {}
         self.prompt_logprobs: dict[int, list[common_pb2.Logprobs]] = {}
+        self.weights_versions: dict[int, str] = {}
         self.num_responses = 0
 
     def add(self, response: SchedulerLinkServiceConnectResponse) -> None:
@@ -162,6 +163,9 @@ class Collected:
                 self.finish_reasons.setdefault(number, []).append(response.finish_reasons[i])
             if i in response.prompt_logprobs:
                 self.prompt_logprobs.setdefault(number, []).append(response.prompt_logprobs[i])
+            if i in response.weights_versions:
+                assert number not in self.weights_versions, "told twice"
+                self.weights_versions[number] = response.weights_versions[i]
             if i in response.errors:
                 self.errors[number] = response.errors[i]
 
