@@ -40,6 +40,7 @@ class Replica:
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
         self._info = info
+        self.is_leaving = False  # its executor still works, but is about to end
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
@@ -58,7 +59,8 @@ class Replica:
             Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
             lost that runs them.
         """
-        running, condemned = self.running, charge(self.running, self._in_flight)
+        running = self.running
+        condemned = [] if self.is_leaving else charge(running, self._in_flight)
         self._start_over(None)
         for request in running:
             request.forget_blocks()
