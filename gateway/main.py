@@ -15,9 +15,12 @@ from pagewire.errors import StartupError
 from pagewire.gateway.app import create_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
-from pagewire.gateway.connections import BACKLOG, Connections, Limits
+from pagewire.gateway.connection_limits import BACKLOG, Limits
+from pagewire.gateway.connections import Connections
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.store import Store, data_directory
+from pagewire.gateway.tls_listener import TlsListener
+from pagewire.secure_rpc import ServiceTls
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +79,10 @@ async def serve(
 ) -> None:
     """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
     seconds to end. limits: of connections (default: what this process has descriptors for). Raises StartupError."""
+    tls = ServiceTls(config, [config.tokenizer_address])
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
-    gateway = Gateway(config, store)
+    gateway = Gateway(config, store, tls)
     app = create_app(config, gateway)
     worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
@@ -102,12 +106,18 @@ async def serve(
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(gateway.background.run())
     keeper = asyncio.create_task(gateway.keeper.run())
-    serving = asyncio.create_task(server.serve([sock]))
+    serving = asyncio.create_task(server.serve([sock] if tls.certificates is None else []))
+    accepting = []
+    if tls.certificates is not None:
+        wants_certificate = config.ssl_cert_reqs == 2
+        listener = TlsListener(sock, tls.certificates, connections, server, wants_certificate=wants_certificate)
+        accepting.append(asyncio.create_task(listener.run()))
     watching = asyncio.create_task(connections.watch())
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
-    logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
+    scheme = "http" if tls.certificates is None else "https"
+    logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
     try:
-        parts = {link, serving, watching, batches, background, keeper}
+        parts = {link, serving, *accepting, watching, batches, background, keeper}
         ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
@@ -115,9 +125,10 @@ async def serve(
         await rpc.cancel([background])  # others go on with what it did
         await _drain(gateway, config.shutdown_timeout)
         server.should_exit = True
+        await rpc.cancel(accepting)
         await serving
     finally:
-        await rpc.cancel([stopped, serving, watching, batches, background, link, keeper])
+        await rpc.cancel([stopped, serving, *accepting, watching, batches, background, link, keeper])
         await gateway.keeper.close()
         await gateway.channel.close()
         await store.close()

@@ -8,15 +8,17 @@ from pagewire.batch.results import Answer
 from pagewire.batch.runner import Away
 from pagewire.bench.http import Connection, HttpError
 from pagewire.errors import StartupError
+from pagewire.tls import NO_FILES, Files
 
 
 class HttpServer:
     """Keeps as many connections as there are requests at once."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
-        """url: with or without /v1 at its end. Raises StartupError if it is none."""
+    def __init__(self, url: str, api_key: str | None, files: Files = NO_FILES) -> None:
+        """url: with or without /v1 at its end. files: for https. Raises StartupError if it is none."""
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._files = files
         self._idle: list[Connection] = []
         try:
             self._connection().close()
@@ -53,7 +55,7 @@ class HttpServer:
             self._idle.pop().close()
 
     def _connection(self) -> Connection:
-        return Connection(self._url, self._headers)
+        return Connection(self._url, self._headers, self._files)
 
     async def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str], bytes]:
         connection = self._idle.pop() if self._idle else self._connection()

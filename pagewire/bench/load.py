@@ -31,7 +31,9 @@ def connect(config: ServerFlags) -> Connection:
     try:
         # As OpenAI's clients write it, with /v1, or without.
         return Connection(
-            config.base_url.rstrip("/").removesuffix("/v1"), {"Authorization": f"Bearer {key}"} if key else {}
+            config.base_url.rstrip("/").removesuffix("/v1"),
+            {"Authorization": f"Bearer {key}"} if key else {},
+            config.tls_files,
         )
     except ValueError as error:
         raise StartupError(f"--base-url: {error}") from error

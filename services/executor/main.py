@@ -15,6 +15,7 @@ from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import find_model
+from pagewire.secure_rpc import ServiceTls
 from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
@@ -64,7 +65,8 @@ async def serve(config: ExecutorConfig) -> None:
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
     )
-    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+    listen = config.listen.split(",")
+    server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
     servicer = ExecutorServicer(worker, lambda info: make_grammars(config, info))
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     server.add_admin("executor")
