@@ -3,16 +3,18 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 import uvicorn
+from fastapi import FastAPI
 
 from pagewire import rpc
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
-from pagewire.gateway.app import create_app
+from pagewire.gateway.app import create_admin_app, create_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
 from pagewire.gateway.connection_limits import BACKLOG, Limits
@@ -31,7 +33,20 @@ LAST_WORDS_S = 2
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with the signals left to serve()."""
+    """uvicorn, with the signals left to serve(), and TLS to a listener of ours."""
+
+    def __init__(
+        self, config: uvicorn.Config, listener: Callable[[socket.socket, uvicorn.Server], TlsListener] | None
+    ) -> None:
+        super().__init__(config)
+        self._listener = listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listener is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self.servers = [self._listener(sock, self) for sock in sockets or ()]  # type: ignore[misc]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
@@ -43,16 +58,28 @@ def listen(config: GatewayConfig) -> socket.socket:
 
     Raises StartupError naming an address that cannot be bound.
     """
+    return _listen(config.host, config.port, ("--host", "--port"), reuse_port=config.reuse_port)
+
+
+def listen_for_operators(config: GatewayConfig) -> socket.socket | None:
+    """That of --admin-port; the same holds for it."""
+    if config.admin_port is None:
+        return None
+    flags = ("--admin-host", "--admin-port")
+    return _listen(config.admin_host, config.admin_port, flags, reuse_port=config.reuse_port)
+
+
+def _listen(host: str, port: int, flags: tuple[str, str], *, reuse_port: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _cannot_listen(config, error) from error
+        raise _cannot_listen(host, port, flags, error) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if config.reuse_port:
+        if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; its accepted sockets inherit it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT_S * 1000))
@@ -60,14 +87,14 @@ def listen(config: GatewayConfig) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(config, error) from error
+        raise _cannot_listen(host, port, flags, error) from error
     return sock
 
 
-def _cannot_listen(config: GatewayConfig, error: OSError) -> StartupError:
+def _cannot_listen(host: str, port: int, flags: tuple[str, str], error: OSError) -> StartupError:
     return StartupError(
-        f"cannot listen on {config.host}:{config.port} ({error.strerror or error}): stop what is using it, or choose"
-        " another address with --host and --port"
+        f"cannot listen on {host}:{port} ({error.strerror or error}): stop what is using it, or choose"
+        f" another address with {flags[0]} and {flags[1]}"
     )
 
 
@@ -80,13 +107,47 @@ async def serve(
     """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
     seconds to end. limits: of connections (default: what this process has descriptors for). Raises StartupError."""
     tls = ServiceTls(config, [config.tokenizer_address])
+    scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store, tls)
     app = create_app(config, gateway)
+    for_operators = listen_for_operators(config)
     worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
-    server = _Server(
+    servers = {_server(app, connections, tls): sock}
+    if for_operators is not None:
+        servers[_server(create_admin_app(config, gateway), connections, tls)] = for_operators
+        logger.info("for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
+    link = asyncio.create_task(gateway.link.run())
+    batches = asyncio.create_task(worker.run())
+    background = asyncio.create_task(gateway.background.run())
+    keeper = asyncio.create_task(gateway.keeper.run())
+    serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
+    watching = asyncio.create_task(connections.watch())
+    stopped = asyncio.create_task(stop or rpc.wait_for_signal())
+    logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
+    try:
+        parts = {link, *serving, watching, batches, background, keeper}
+        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
+        worker.stop()
+        await rpc.cancel([background])  # others go on with what it did
+        await _drain(gateway, config.shutdown_timeout)
+        for server in servers:
+            server.should_exit = True
+        await asyncio.wait(serving)
+    finally:
+        await rpc.cancel([stopped, *serving, watching, batches, background, link, keeper])
+        await gateway.keeper.close()
+        await gateway.channel.close()
+        await store.close()
+
+
+def _server(app: FastAPI, connections: Connections, tls: ServiceTls) -> _Server:
+    """All servers of a process share what it has room for."""
+    return _Server(
         uvicorn.Config(
             app,
             loop="none",
@@ -100,38 +161,9 @@ async def serve(
             # A burst must not take all descriptors at once.
             backlog=connections.limits.reserve,
             timeout_graceful_shutdown=LAST_WORDS_S,
-        )
+        ),
+        None if tls.certificates is None else partial(TlsListener, tls, connections),
     )
-    link = asyncio.create_task(gateway.link.run())
-    batches = asyncio.create_task(worker.run())
-    background = asyncio.create_task(gateway.background.run())
-    keeper = asyncio.create_task(gateway.keeper.run())
-    serving = asyncio.create_task(server.serve([sock] if tls.certificates is None else []))
-    accepting = []
-    if tls.certificates is not None:
-        wants_certificate = config.ssl_cert_reqs == 2
-        listener = TlsListener(sock, tls.certificates, connections, server, wants_certificate=wants_certificate)
-        accepting.append(asyncio.create_task(listener.run()))
-    watching = asyncio.create_task(connections.watch())
-    stopped = asyncio.create_task(stop or rpc.wait_for_signal())
-    scheme = "http" if tls.certificates is None else "https"
-    logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
-    try:
-        parts = {link, serving, *accepting, watching, batches, background, keeper}
-        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not stopped.done():
-            raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
-        worker.stop()
-        await rpc.cancel([background])  # others go on with what it did
-        await _drain(gateway, config.shutdown_timeout)
-        server.should_exit = True
-        await rpc.cancel(accepting)
-        await serving
-    finally:
-        await rpc.cancel([stopped, serving, *accepting, watching, batches, background, link, keeper])
-        await gateway.keeper.close()
-        await gateway.channel.close()
-        await store.close()
 
 
 async def _drain(gateway: Gateway, timeout: float) -> None:

@@ -11,7 +11,7 @@ import uvicorn
 from pagewire.gateway.connections import Connection, Connections, Phase, response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.request_context import NO_CERTIFICATE
-from pagewire.tls import Certificates
+from pagewire.secure_rpc import ServiceTls
 
 logger = logging.getLogger(__name__)
 
@@ -71,36 +71,40 @@ class SecureConnection(Connection):
 
 
 class TlsListener:
-    """Takes connections of a listening socket through their handshakes; whoever speaks no TLS is told so."""
+    """Takes connections of a listening socket through their handshakes; whoever speaks no TLS is told so.
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        certificates: Certificates,
-        connections: Connections,
-        server: uvicorn.Server,
-        *,
-        wants_certificate: bool,
-    ) -> None:
-        """server: which runs without a socket of its own. wants_certificate: of clients, for all but probes."""
+    To uvicorn it is one of its servers.
+    """
+
+    def __init__(self, tls: ServiceTls, connections: Connections, sock: socket.socket, server: uvicorn.Server) -> None:
+        """Begins at once. sock: whoever has opened it closes it."""
+        assert tls.certificates is not None
         sock.setblocking(False)
         self._sock = sock
-        self._certificates = certificates
+        self._certificates = tls.certificates
+        self._wants_certificate = tls.wants_certificates
         self._connections = connections
         self._server = server
-        self._wants_certificate = wants_certificate
+        self._task = asyncio.create_task(self._run())
 
-    async def run(self) -> None:
-        """Until it is cancelled, which closes the socket and ends the handshakes."""
+    def close(self) -> None:
+        """No connection is taken any more, and handshakes end."""
+        self._task.cancel()
+        self._connections.end_handshakes()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
         try:
             while True:
                 handshake = Handshake(await self._accept())
                 self._connections.add(handshake)
                 if not handshake.is_over:
                     handshake.begin(self._open(handshake))
-        finally:
-            self._sock.close()
-            self._connections.end_handshakes()
+        except Exception:
+            logger.exception("no connections are taken any more")
+            self._server.should_exit = True
 
     async def _accept(self) -> socket.socket:
         while True:

@@ -32,6 +32,11 @@ def unanswered(address: str, message: str) -> str:
         )
     if scheme == "https" and (cause := failed_handshake(message)):
         return f"{address}: {cause}"
+    if scheme == "https" and port.isdecimal() and speaks_tls(host.strip("[]"), int(port)):
+        return (
+            f"{address} ends the connection ({message}): it may want a certificate; show one of its CA with"
+            " --ssl-certfile and --ssl-keyfile"
+        )
     if scheme == "http" and port.isdecimal() and speaks_tls(host.strip("[]"), int(port)):
         return f"{address} speaks TLS: give it as {GRPC_WITH_TLS}{address}, with --ssl-ca-certs for a CA of your own"
     return f"nothing answers at {address} ({message}): start a stack with `pagewire serve`, or name another address"

@@ -30,7 +30,7 @@ class ServiceTls:
     def __init__(self, config: TlsConfig, links: Sequence[str] = ()) -> None:
         """links: addresses at which this process serves other services, or finds them. Raises StartupError."""
         over_tcp = [address for address in links if not address.startswith("unix:")]
-        self._cert_reqs = config.ssl_cert_reqs
+        self.wants_certificates = config.ssl_cert_reqs == 2  # of clients
         self._has_secure_links = bool(over_tcp and config.ssl_ca_certs)
         self.certificates = certificates_of(config, between_services=self._has_secure_links)
         if self.certificates is not None and over_tcp and not self._has_secure_links:
@@ -40,7 +40,7 @@ class ServiceTls:
         """For the addresses that clients reach."""
         if self.certificates is None:
             return None
-        return _server_credentials(self.certificates, wants_certificate=self._cert_reqs == 2)
+        return _server_credentials(self.certificates, wants_certificate=self.wants_certificates)
 
     def of_services(self) -> grpc.ServerCredentials | None:
         """For the addresses that only services reach: whoever does is believed, so he has to show a certificate."""

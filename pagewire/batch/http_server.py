@@ -8,7 +8,7 @@ from pagewire.batch.results import Answer
 from pagewire.batch.runner import Away
 from pagewire.bench.http import Connection, HttpError
 from pagewire.errors import StartupError
-from pagewire.tls import NO_FILES, Files
+from pagewire.tls import NO_FILES, Files, failed_handshake
 
 
 class HttpServer:
@@ -32,10 +32,8 @@ class HttpServer:
             if status == 200:
                 return [model["id"] for model in json.loads(body)["data"]]
         except Away as error:
-            raise StartupError(
-                f"nothing answers at {self._url} ({error}): start a server with `pagewire serve`, or name another with"
-                " --url"
-            ) from error
+            hint = failed_handshake(str(error)) or "start a server with `pagewire serve`, or name another with --url"
+            raise StartupError(f"nothing answers at {self._url} ({error}): {hint}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise StartupError(f"{self._url} is not an OpenAI-compatible server: /v1/models lists no models") from error
         if status == 401:

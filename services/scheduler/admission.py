@@ -90,7 +90,7 @@ class WaitTooLong(Exception):
     """A request would wait too long for its first token."""
 
     def __init__(self, message: str, reason: str, retry_delay: float) -> None:
-        """reason: "queue_time" or "deadline". retry_delay: seconds after which it would probably not."""
+        """reason: "queue_time", "deadline" or "tokens_per_minute". retry_delay: seconds after which it would not."""
         super().__init__(message)
         self.reason = reason
         self.retry_delay = retry_delay

@@ -83,7 +83,7 @@ class Engine:
         self._last_request_id += 1
         forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
         try:
-            request = convert.to_request(self._last_request_id, submission)
+            request = convert.to_request(self._last_request_id, submission, self._config.prefix_cache_sharing == "all")
             forecast = self._entrance.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
@@ -93,7 +93,7 @@ class Engine:
         live = LiveRequest(
             request, outbox, number, submission.request.external_id, traceparent, max_unread, span, time.monotonic()
         )
-        live.forecast = forecast
+        self._entrance.on_taken(live, forecast)
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
         self._live[request.request_id] = live
@@ -157,10 +157,10 @@ class Engine:
             self._close(live)
             self._wake()
 
-    def abort_external(self, external_ids: set[str]) -> int:
-        """Ends requests by their client-given ids and tells those who wait for them; returns how many there were."""
+    def abort_external(self, external_ids: set[str], tenant: str | None = None) -> int:
+        """Ends requests of a tenant, None: of all, by their client-given ids and tells their clients; how many."""
         self._deliver()
-        found = [live for live in self._live.values() if live.external_id and live.external_id in external_ids]
+        found = [live for live in self._live.values() if live.goes_by(external_ids, tenant)]
         for live in found:
             self._stop(live)
             self._end(live)

@@ -33,7 +33,7 @@ async def serve(config: SchedulerConfig) -> None:
             "executor once, separated by commas"
         )
     tls = ServiceTls(config, [*config.listen.split(","), *addresses])
-    telemetry.serve_metrics(config.metrics_port)
+    telemetry.serve_metrics(config)
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(tls.channel(address)) for address in addresses]
         engine = Engine(config, channels)
@@ -67,7 +67,7 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list, tls: Serv
 
 def make_public_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS) -> rpc.Server:
     """The gRPC server for clients, without the link, on which tokenizer services are believed."""
-    door = [*interceptors(config.api_key, config.api_key_file), ClientTenants(config.tenant_header)]
+    door = [*interceptors(config), ClientTenants(config.tenant_header)]
     addresses = config.public_listen.split(",")
     server = rpc.Server(addresses, config.shutdown_timeout, MAX_PUBLIC_BYTES, door, tls.of_clients())
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)

@@ -28,6 +28,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def num_short(self) -> int:
+        """How many have short prompts."""
+        return sum(len(lane) for (_, is_long), lane in self.lanes.items() if not is_long)
+
     def __iter__(self) -> Iterator[Request]:
         """In the policy's order."""
         return merge(*self.lanes.values(), key=by_order)

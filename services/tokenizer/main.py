@@ -38,7 +38,7 @@ _LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkServic
 async def serve(config: TokenizerConfig) -> None:
     """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
     tls = ServiceTls(config, [*config.listen.split(","), config.scheduler_address])
-    telemetry.serve_metrics(config.metrics_port)
+    telemetry.serve_metrics(config)
     pool = await asyncio.to_thread(load_pool, config)
     release_unused_memory()
     try:
@@ -144,12 +144,13 @@ def make_servers(
     links = rpc.Server(listen, config.shutdown_timeout, interceptors=[ServiceTenants()], credentials=tls.of_services())
     servers = [links]
     if config.public_listen:
-        door = [*interceptors(config.api_key, config.api_key_file), ClientTenants(config.tenant_header)]
+        door = [*interceptors(config), ClientTenants(config.tenant_header)]
         clients = rpc.Server(public, config.shutdown_timeout, interceptors=door, credentials=tls.of_clients())
         servers.append(clients)
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-        server.add_admin("tokenizer", behind, link.describe)
+        if server is servers[0] or config.public_admin:
+            server.add_admin("tokenizer", behind, link.describe)
     servers[0].add(link, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, _LINK_NAME)
     return servers
 

@@ -13,10 +13,13 @@ import httpx
 import pytest
 
 from pagewire import tls
+from pagewire.batch.http_server import HttpServer
+from pagewire.errors import StartupError
 from pagewire.gateway.connection_limits import Limits
 from tests.certificates import Authority, Issued
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
+from tests.gateway.test_admin_port import free_port
 from tests.gateway.test_connections import Raw, closed, completion, connected, is_open
 
 
@@ -57,8 +60,10 @@ async def connected_with_tls(client: httpx.AsyncClient, issued: Issued) -> Async
 
 
 async def test_everything_is_served_with_tls(fake: FakeTokenizer, address: str, issued: Issued) -> None:
-    async with running(address, issued) as client:
+    admin_port = free_port()
+    async with running(address, issued, admin_port=admin_port) as client:
         await wait_ready(client)
+        assert (await client.get(f"https://127.0.0.1:{admin_port}/metrics")).status_code == 200
         answer = await client.post("/v1/completions", json={"prompt": "p", "seed": 1, "max_tokens": 8})
         assert answer.json()["choices"][0]["text"] == expected_text("p", 1, 8)
         async with client.stream("POST", "/v1/completions", json={"prompt": "p", "stream": True}) as streamed:
@@ -67,6 +72,21 @@ async def test_everything_is_served_with_tls(fake: FakeTokenizer, address: str, 
         async with stranger:
             with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
                 await stranger.get("/v1/models")
+
+
+async def test_commands_take_https_and_say_what_is_missing(fake: FakeTokenizer, address: str, issued: Issued) -> None:
+    async with running(address, issued) as client:
+        await wait_ready(client)
+        with contextlib.closing(HttpServer(str(client.base_url), None, issued.files)) as server:
+            assert await server.models() == ["fake", "alias"]
+        with contextlib.closing(HttpServer(str(client.base_url), None)) as server:
+            with pytest.raises(StartupError, match="name its CA with --ssl-ca-certs"):
+                await server.models()
+    async with running_gateway(address) as plain:
+        url = str(plain.base_url).replace("http://", "https://")
+        with contextlib.closing(HttpServer(url, None, issued.files)) as server:
+            with pytest.raises(StartupError, match="it speaks no TLS"):
+                await server.models()
 
 
 async def test_who_speaks_no_tls_is_told(fake: FakeTokenizer, address: str, issued: Issued) -> None:

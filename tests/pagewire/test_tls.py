@@ -187,6 +187,8 @@ async def test_a_server_that_wants_certificates_takes_none_but_its_cas(issued: I
             with pytest.raises(RpcError) as caught:
                 await asked(address, ssl_ca_certs=str(issued.ca_certs), **files)
             assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+            told = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
+            assert "certificate" in told
 
 
 async def test_services_always_want_certificates_of_each_other(issued: Issued, stranger: Issued):
