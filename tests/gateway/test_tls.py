@@ -79,14 +79,18 @@ async def test_commands_take_https_and_say_what_is_missing(fake: FakeTokenizer, 
         await wait_ready(client)
         with contextlib.closing(HttpServer(str(client.base_url), None, issued.files)) as server:
             assert await server.models() == ["fake", "alias"]
-        with contextlib.closing(HttpServer(str(client.base_url), None)) as server:
-            with pytest.raises(StartupError, match="name its CA with --ssl-ca-certs"):
-                await server.models()
+        with (
+            contextlib.closing(HttpServer(str(client.base_url), None)) as server,
+            pytest.raises(StartupError, match="name its CA with --ssl-ca-certs"),
+        ):
+            await server.models()
     async with running_gateway(address) as plain:
         url = str(plain.base_url).replace("http://", "https://")
-        with contextlib.closing(HttpServer(url, None, issued.files)) as server:
-            with pytest.raises(StartupError, match="it speaks no TLS"):
-                await server.models()
+        with (
+            contextlib.closing(HttpServer(url, None, issued.files)) as server,
+            pytest.raises(StartupError, match="it speaks no TLS"),
+        ):
+            await server.models()
 
 
 async def test_who_speaks_no_tls_is_told(fake: FakeTokenizer, address: str, issued: Issued) -> None:
