@@ -21,7 +21,7 @@ from pagewire.services.executor import convert, stats
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step, StepOutput
-from pagewire.services.executor.step_watch import StepWatch
+from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, StepWatch
 from pagewire.v1 import executor_pb2
 from pagewire.watchdog import Pulse
 
@@ -61,6 +61,16 @@ class _Submitted:
     session: Session
     step: Step
     received_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+@dataclass(frozen=True)
+class _Called:
+    function: Callable[[ModelRunner], None]
+    reason: str  # for the end of the session
+    done: Future[None] = field(default_factory=Future)
+
+
+_Item = _Opened | _Submitted | _Closed | _Called
 
 
 @dataclass(frozen=True)
@@ -123,9 +133,11 @@ class Worker:
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
-        self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | None] = SimpleQueue()
+        self._submitted: SimpleQueue[_Item | None] = SimpleQueue()
         self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
+        self._num_requests = 0  # with a row
+        self._runner: ModelRunner | None = None
         self._spans = stats.RequestSpans()
         self.loaded: Future[ExecutorInfo] = Future()
         self.failed: Future[None] = Future()
@@ -158,12 +170,31 @@ class Worker:
         """No more steps: those submitted are executed, then the session's rows are freed."""
         self._submitted.put(_Closed(session))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a row and no step waits. May be asked on any thread."""
+        return not self._num_requests and self._submitted.empty()
+
+    def between_steps(self, function: Callable[[ModelRunner], None], reason: str) -> Future[None]:
+        """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
+        in it is one of the device."""
+        called = _Called(function, reason)
+        self._submitted.put(called)
+        return called.done
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Once it is `loaded`; to look at."""
+        assert self._runner is not None
+        return self._runner
+
     def _run(self) -> None:
         try:
             runner, info = self._start_runner()
         except BaseException as error:
             self.loaded.set_exception(error)
         else:
+            self._runner = runner
             self.loaded.set_result(info)
             self._serve(runner)
         self._launched.put(None)
@@ -171,15 +202,17 @@ class Worker:
     def _serve(self, runner: ModelRunner) -> None:
         try:
             while (item := self._submitted.get()) is not None:
-                self._watch.begin(encodes_images=runner.smallest_image > 0)
+                self._watch.begin(_allowance(item, runner))
                 self._handle(runner, item)
                 self._watch.end()
         except BaseException as error:
             self._fail(error)
         self._end_session(None, "the executor stops")
 
-    def _handle(self, runner: ModelRunner, item: _Opened | _Submitted | _Closed) -> None:
-        if isinstance(item, _Opened):
+    def _handle(self, runner: ModelRunner, item: _Item) -> None:
+        if isinstance(item, _Called):
+            self._call(runner, item)
+        elif isinstance(item, _Opened):
             self._end_session(item.session, "superseded by a new stream")
             runner.reset()
         elif item.session is not self._session:
@@ -190,6 +223,19 @@ class Worker:
             self._hand_over(item)
         else:
             self._execute_or_end(runner, item)
+
+    def _call(self, runner: ModelRunner, item: _Called) -> None:
+        session = self._session
+        self._end_session(None, item.reason)
+        try:
+            item.function(runner)
+        except BaseException as error:
+            item.done.set_exception(DeviceError(f"{type(error).__name__}: {error}"))
+            self._session = session  # which hears of the error
+            raise
+        if session is not None:
+            self._hand_over(_Closed(session))
+        item.done.set_result(None)
 
     def _execute_or_end(self, runner: ModelRunner, item: _Submitted) -> None:
         try:
@@ -209,12 +255,14 @@ class Worker:
     def _end_session(self, successor: Session | None, reason: str) -> None:
         self._spans.end_all(reason)
         self._session = successor
+        self._num_requests = 0
 
     def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
         clock = Clock(self._on_cuda, received_ns)
+        self._num_requests += len(step.new_requests)
 
         def launching(load: float) -> None:
             self._watch.launching(load)
@@ -224,7 +272,8 @@ class Worker:
         clock.launched()
         self._watch.launched()
         self._spans.update(step)
-        return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
+        self._num_requests = runner.num_requests
+        return _Launched(session, output, stats.step_kind(step), self._num_requests, clock)
 
     def _return_results(self) -> None:
         try:
@@ -256,3 +305,10 @@ class Worker:
             session.deliver(error)
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+def _allowance(item: _Item, runner: ModelRunner) -> float:
+    """Seconds that it may take to handle, apart from a step."""
+    if isinstance(item, _Called):
+        return INSTALL_S
+    return IMAGES_S if runner.smallest_image > 0 else 0.0

@@ -113,7 +113,9 @@ class Decision:
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def _run_prompts(self, prefills: list[Request], may_admit: bool) -> None:
-        self._open_budget(self._waiting.num_short + sum(not request.is_long for request in prefills))
+        # Those without a row would gain nothing by a longer step.
+        num_short_waiting = min(self._waiting.num_short, self._rows.num_open)
+        self._open_budget(num_short_waiting + sum(not request.is_long for request in prefills))
         self._prefilling = {request for request in prefills if request.status is RequestStatus.RUNNING}
         if prefills and not self._rows.lacks_blocks:
             # Newcomers would take the blocks that a running prompt waits for.
@@ -193,7 +195,7 @@ class Decision:
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
     def _turns(self) -> Turns:
-        return Turns(self._waiting, self._limits.max_running_per_tenant)
+        return Turns(self._waiting, self._limits.max_running_per_tenant, self._rows.suits)
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
         """Admits waiting requests in their turns until one does not fit. Who waits for another's blocks is passed over,

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.cost_model import StepCosts
 from pagewire.services.scheduler.decision import Decision, Takes
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.group_blocks import GroupBlocks
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
-from pagewire.services.scheduler.prefill_budget import PrefillTarget
+from pagewire.services.scheduler.prefill_budget import NO_LIMIT, PrefillTarget
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
@@ -39,6 +40,7 @@ class Replica:
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
         self._info = info
+        self.is_leaving = False  # its executor still works, but is about to end
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
@@ -57,7 +59,8 @@ class Replica:
             Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
             lost that runs them.
         """
-        running, condemned = self.running, charge(self.running, self._in_flight)
+        running = self.running
+        condemned = [] if self.is_leaving else charge(running, self._in_flight)
         self._start_over(None)
         for request in running:
             request.forget_blocks()
@@ -66,6 +69,19 @@ class Replica:
             else:
                 request.preempt()
         return [request for request in running if not request.is_finished], condemned
+
+    def drain(self) -> None:
+        """Lets those that run end, and takes nobody else but who needs its weights."""
+        self._rows.is_draining = True
+
+    @property
+    def is_draining(self) -> bool:
+        return self._rows.is_draining
+
+    @property
+    def is_drained(self) -> bool:
+        """Nobody runs, nothing is in flight, and the executor knows that."""
+        return not (self.running or self._in_flight or self._rows.finished_request_ids)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -78,7 +94,12 @@ class Replica:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
         those that run leave some of the token budget."""
         rows = self._rows
-        if self._info is None or not rows.num_open or not rows.quarantine.admits(request, not rows.running):
+        if (
+            self._info is None
+            or not rows.suits(request)
+            or not rows.num_open
+            or not rows.quarantine.admits(request, not rows.running)
+        ):
             return False
         computed = rows.find_room(request)
         if computed is None:
@@ -121,7 +142,7 @@ class Replica:
 
     def update(self, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in what the oldest step in flight brought. Tokens of requests that ended or were preempted meanwhile
-        are dropped. A request that ended has its finish_reason set. seconds: of the device; 0: it is not known.
+        are dropped. A request that ended has its finish_reason set. seconds: of the step; 0: they are not known.
 
         Raises:
             InvalidResult: the result is not that step's.
@@ -153,6 +174,24 @@ class Replica:
             self._rows.release(request)
             request.finish(FinishReason.ERROR)
         return [(request, result.errors[request.request_id]) for request in refused]
+
+    # -- how fast it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def costs(self) -> StepCosts:
+        """Of steps on the executor that is attached."""
+        return self._rows.costs
+
+    def prompt_room(self, num_decodes: float, num_short_prompts: float, num_tokens: float) -> float:
+        """How many tokens of prompts a step computes beside so many decodes. num_short_prompts: that run, or could.
+        num_tokens: of a prompt, on average."""
+        seconds = self._target.seconds(
+            self.costs, num_decodes, num_short_prompts, is_alone=False, is_contended=self._ledger.is_contended
+        )
+        room = max(1.0, self.max_num_batched_tokens - num_decodes)
+        if seconds == NO_LIMIT or not self._rows.limits.splits_prompts:
+            return room
+        return min(room, max(1.0, self.costs.prompt_tokens_within(seconds, int(num_tokens / 2))))
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
