@@ -14,7 +14,8 @@ class Limits:
     """Seconds, bytes, and numbers of connections."""
 
     idle_s: float = 75.0  # longer than load balancers keep idle connections: who sends must not find it just closed
-    head_s: float = 15.0  # from the first byte of a request to the end of its headers
+    # From the first byte of a request to the end of its headers; also for a TLS handshake, from the connection on.
+    head_s: float = 15.0
     # From there to the end of its body; each KiB that has come gives it another second.
     body_s: float = 30.0
     body_bytes_per_s: int = 1024

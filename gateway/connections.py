@@ -1,6 +1,6 @@
 """The HTTP connections of a gateway process: how many, for how long, and who has to leave when there is no room.
 
-A connection is in one of four phases. What it may do in each is bounded, so that clients that connect and then send
+A connection is in one of a few phases. What it may do in each is bounded, so that clients that connect and then send
 little or nothing cannot keep others out. Who waits for an answer, or gets one, is bounded by nothing here but by
 whether he takes what he is sent.
 """
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -32,10 +32,20 @@ logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Inval
 
 
 class Phase(enum.Enum):
+    HANDSHAKE = "handshake"  # of TLS
     IDLE = "idle"  # before the first byte of a request
     HEAD = "head"
     BODY = "body"
     ANSWER = "answer"  # a request is complete and its answer is not
+
+
+class Bounded(Protocol):
+    """A connection, also before it speaks HTTP."""
+
+    phase: Phase
+    over_limit: bool
+
+    def give_up(self, error: ApiError | None = None) -> None: ...
 
 
 class Connections:
@@ -43,8 +53,8 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.phases: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
-        self.stalled: dict[Connection, float] = {}  # which do not take what they are sent
+        self.phases: dict[Phase, dict[Any, float]] = {phase: {} for phase in Phase}
+        self.stalled: dict[Any, float] = {}  # which do not take what they are sent
         self._closed: Counter[str] = Counter()  # since the last line in the log, by reason
         self._logged_at = -limits.log_every_s
         metrics.HTTP_CONNECTION_LIMIT.set(limits.connections)
@@ -58,16 +68,16 @@ class Connections:
         """What uvicorn makes of every connection."""
         return Connection(self, **uvicorns)
 
-    def add(self, connection: "Connection") -> None:
+    def add(self, connection: Bounded) -> None:
         """Makes room for it; if nobody can leave, it is one of the reserve, or closed."""
         if len(self) >= self.limits.connections:
             self._make_room()
             connection.over_limit = len(self) >= self.limits.connections
             if len(self) >= self.limits.connections + self.limits.reserve:
                 self.count("refused")
-                connection.transport.abort()
+                connection.give_up()
                 return
-        self.phases[Phase.IDLE][connection] = time.monotonic()
+        self.phases[connection.phase][connection] = time.monotonic()
 
     def move(self, connection: "Connection", phase: Phase) -> None:
         # One that was given up still ends its work, but is counted no more.
@@ -75,9 +85,13 @@ class Connections:
             self.phases[phase][connection] = time.monotonic()
         connection.phase = phase
 
-    def remove(self, connection: "Connection") -> None:
+    def remove(self, connection: Bounded) -> None:
         self.phases[connection.phase].pop(connection, None)
         self.stalled.pop(connection, None)
+
+    def end_handshakes(self) -> None:
+        for connection in list(self.phases[Phase.HANDSHAKE]):
+            connection.give_up()
 
     def count(self, reason: str) -> None:
         self._closed[reason] += 1
@@ -94,16 +108,21 @@ class Connections:
             self._log()
 
     def _make_room(self) -> None:
-        """Who has been idle longest leaves, else whose headers have been coming longest."""
+        """Who has been idle longest leaves, else whose handshake or headers have been coming longest."""
         if idle := next(iter(self.phases[Phase.IDLE]), None):
             self._give_up(idle, "idle_for_new")
-        elif slow := next(_since(self.phases[Phase.HEAD], time.monotonic() - self.limits.new_s), None):
-            self._give_up(slow, "head_for_new")
+            return
+        for phase in (Phase.HANDSHAKE, Phase.HEAD):
+            if slow := next(_since(self.phases[phase], time.monotonic() - self.limits.new_s), None):
+                self._give_up(slow, f"{phase.value}_for_new")
+                return
 
     def _close_late(self, now: float, tick: float) -> None:
         limits = self.limits
         for connection in list(_since(self.phases[Phase.IDLE], now - limits.idle_s)):
             self._give_up(connection, "idle_timeout")
+        for connection in list(_since(self.phases[Phase.HANDSHAKE], now - limits.head_s)):
+            self._give_up(connection, "handshake_timeout")
         late = f"the headers of a request have to come within {limits.head_s:g} s"
         for connection in list(_since(self.phases[Phase.HEAD], now - limits.head_s)):
             self._give_up(connection, "head_timeout", ApiError(408, late))
@@ -117,7 +136,7 @@ class Connections:
         for connection in list(_since(self.stalled, now - limits.unread_s)):
             self._give_up(connection, "unread")
 
-    def _give_up(self, connection: "Connection", reason: str, error: ApiError | None = None) -> None:
+    def _give_up(self, connection: Bounded, reason: str, error: ApiError | None = None) -> None:
         self.count(reason)
         self.remove(connection)
         connection.give_up(error)
@@ -134,7 +153,7 @@ class Connections:
             self._logged_at = now
 
 
-def _since(connections: dict["Connection", float], before: float) -> Iterator["Connection"]:
+def _since(connections: dict[Any, float], before: float) -> Iterator[Any]:
     """Those that have been there since before then."""
     return (one for one, _ in itertools.takewhile(lambda item: item[1] <= before, connections.items()))
 
@@ -252,7 +271,7 @@ class Connection(HttpToolsProtocol):
         begun = self.cycle is not None and self.cycle.response_started
         answered = self.cycle is None or self.cycle.response_complete
         if not self.pipeline and (not begun if self._parsing is Phase.BODY else answered):
-            self.transport.write(_response(error))
+            self.transport.write(response(error))
         self.transport.close()
 
     def _offers_upgrade(self) -> bool:
@@ -283,7 +302,8 @@ class Connection(HttpToolsProtocol):
             self._connections.move(self, phase)
 
 
-def _response(error: ApiError) -> bytes:
+def response(error: ApiError) -> bytes:
+    """Of a connection that ends with it."""
     body = encode(error.body())
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     return STATUS_LINE[error.status] + head.encode() + body

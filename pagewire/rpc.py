@@ -66,8 +66,10 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target."""
+def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target. credentials: for TLS."""
+    if credentials is not None:
+        return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
@@ -127,6 +129,7 @@ class Server:
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     max_connections: int = MAX_CONNECTIONS
     drain_delay: float | None = None
+    credentials: grpc.ServerCredentials | None = None  # for TLS, of the addresses that are no unix sockets
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
@@ -182,13 +185,19 @@ class Server:
         await self.set_serving(False)
         for address in self.addresses:
             try:
-                with _private_sockets():
-                    bound = self._server.add_insecure_port(address)
+                bound = self._bind(address)
             except RuntimeError as error:
                 raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
             if not bound and not address.startswith("unix:"):
                 raise StartupError(f"cannot listen on {address}: is another process using it?")
         await self._server.start()
+
+    def _bind(self, address: str) -> int:
+        """The port, or what gRPC has for a socket. Raises RuntimeError."""
+        if self.credentials is not None and not address.startswith("unix:"):
+            return self._server.add_secure_port(address, self.credentials)
+        with _private_sockets():
+            return self._server.add_insecure_port(address)
 
     async def set_serving(self, serving: bool) -> None:
         """Whether this service can work. "" (the whole process) is SERVING as long as it listens: liveness."""
