@@ -127,9 +127,9 @@ class Server:
     shutdown_timeout: float = 30.0
     max_request_bytes: int = MAX_MESSAGE_BYTES
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
-    max_connections: int = MAX_CONNECTIONS
     drain_delay: float | None = None
     credentials: grpc.ServerCredentials | None = None  # for TLS, of the addresses that are no unix sockets
+    max_connections: int = MAX_CONNECTIONS
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
