@@ -9,12 +9,14 @@ import asyncio
 import enum
 import itertools
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pagewire.gateway import metrics
@@ -22,6 +24,7 @@ from pagewire.gateway.connection_limits import Limits
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.request_context import OVER_LIMIT
+from pagewire.gateway.upgrade import head_without_offer
 
 logger = logging.getLogger(__name__)
 # One line for each invalid request would let anybody fill the log; they are counted, and told of together.
@@ -167,6 +170,8 @@ class Connection(HttpToolsProtocol):
         self._limits = connections.limits
         self._parsing = Phase.IDLE
         self._head_bytes = 0
+        self._data = b""  # the latest that came
+        self._is_last = False  # no other request follows the one that is read
         self._error = ApiError(400, "this is not a valid HTTP/1.1 request")
 
     def __hash__(self) -> int:
@@ -189,6 +194,7 @@ class Connection(HttpToolsProtocol):
             self._moved()
         if self._parsing is Phase.HEAD:
             self._head_bytes += len(data)
+        self._data = data
         super().data_received(data)
         if self._parsing is Phase.HEAD and self._head_bytes > self._limits.head_bytes:
             self._refuse_head()
@@ -215,8 +221,10 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.pipelined:
             self._error = ApiError(400, f"more than {self._limits.pipelined} requests wait for answers")
             raise ValueError("too many requests at once")
+        if self._offers_upgrade():
+            return
         super().on_headers_complete()
-        if self.over_limit:
+        if self.over_limit or self._is_last:
             self.cycle.keep_alive = False
         self._parsing = Phase.BODY
         self.body_bytes = 0
@@ -227,6 +235,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         super().on_message_complete()
         self._parsing = Phase.IDLE
         self._head_bytes = 0
@@ -264,9 +274,21 @@ class Connection(HttpToolsProtocol):
             self.transport.write(response(error))
         self.transport.close()
 
+    def _offers_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
     def _unsupported_upgrade_warning(self) -> None:
-        # The parser takes what follows for another protocol, so no request can follow.
-        self.cycle.keep_alive = False
+        # Where the one protocol ends and the other would begin is not for two to guess: no request follows.
+        self._is_last = True
+        if not self._offers_upgrade():
+            self.cycle.keep_alive = False
+            return
+        (offset,) = sys.exception().args  # type: ignore[union-attr]  # uvicorn calls this where it handles it
+        parser = self.parser
+        head = head_without_offer(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+        self.parser = httptools.HttpRequestParser(self)
+        self._head_bytes = 0
+        self.data_received(head + self._data[offset:])
 
     def _refuse_head(self) -> None:
         self._error = ApiError(431, f"the headers of a request may have {self._limits.head_bytes} bytes")

@@ -11,7 +11,7 @@ import grpc
 import uvicorn
 from fastapi import FastAPI
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway.app import create_admin_app, create_app
@@ -109,6 +109,7 @@ async def serve(
 
     Raises StartupError.
     """
+    tenants.check_header(config.tenant_header)
     tls = ServiceTls(config, [config.tokenizer_address])
     scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
