@@ -21,6 +21,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
+from pagewire.services.scheduler.loss import condemned, loss_of
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
@@ -28,7 +29,6 @@ from pagewire.services.scheduler.request import FinishReason, Request, too_long
 from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, RequestOutbox, RequestOutput
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
@@ -285,15 +285,10 @@ class Engine:
         )
         stats.RECOVERIES.inc()
         self._deliver()
-        for request in self.scheduler.detach(replica):
-            self._end(
-                self._live[request.request_id],
-                RpcError(
-                    grpc.StatusCode.INTERNAL,
-                    f"the executor was lost {MAX_LOSSES} times in a row while it ran this request; the executor's log "
-                    "tells why",
-                ),
-            )
+        loss = loss_of(reason)
+        for request in self.scheduler.detach(replica, loss):
+            stats.CONDEMNED.labels(loss).inc()
+            self._end(self._live[request.request_id], condemned(request.num_losses, reason))
         self._stats.refresh()
         self._note_info()
         if self.scheduler.info is None:

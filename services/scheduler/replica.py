@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
+
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.decision import Decision, Takes
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.group_blocks import GroupBlocks
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.prefill_budget import PrefillTarget
@@ -23,6 +26,8 @@ from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import charge
 from pagewire.services.scheduler.waiting import WaitingQueue
+
+_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 
 
 class Replica:
@@ -50,22 +55,18 @@ class Replica:
         """Starts over on an executor with empty rows and an empty KV cache."""
         self._start_over(info)
 
-    def detach(self) -> tuple[list[Request], list[Request]]:
-        """The executor is gone: drops its steps and KV.
+    def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
+        """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
+        return charge(requests, self._in_flight, loss)
 
-        Returns:
-            Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
-            lost that runs them.
-        """
-        running, condemned = self.running, charge(self.running, self._in_flight)
+    def detach(self) -> list[Request]:
+        """The executor is gone: drops its steps and KV. Returns the requests that go on elsewhere, in order."""
+        running = self.running
         self._start_over(None)
         for request in running:
             request.forget_blocks()
-            if request in condemned:
-                request.finish(FinishReason.ERROR)
-            else:
-                request.preempt()
-        return [request for request in running if not request.is_finished], condemned
+            request.preempt()
+        return running
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -151,6 +152,8 @@ class Replica:
         refused = [request for request in self.running if request.request_id in result.errors]
         for request in refused:
             self._rows.release(request)
+            if result.errors[request.request_id].code == _INTERNAL and self._rows.kv is not None:
+                self._rows.kv.forget(request)  # NaN in one of them would be NaN for whoever finds it
             request.finish(FinishReason.ERROR)
         return [(request, result.errors[request.request_id]) for request in refused]
 
@@ -165,6 +168,11 @@ class Replica:
     def running(self) -> list[Request]:
         """In the policy's order; not to be changed."""
         return self._rows.running
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one runs here that may be the reason why executors fail."""
+        return self._rows.quarantine.is_closed
 
     @property
     def num_preemptions(self) -> int:

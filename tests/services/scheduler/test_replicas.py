@@ -12,7 +12,7 @@ from pagewire.errors import StartupError
 from pagewire.services.scheduler.main import serve
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.scheduler import NotInterchangeable
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.suspicion import is_suspect
 from pagewire.v1 import common_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
@@ -113,8 +113,8 @@ def test_a_suspect_pauses_one_replica_not_all() -> None:
     for index in (0, 1):
         line.schedule(index)
     (suspect,) = line.scheduler.replicas[1].running
-    suspect.num_losses = MAX_LOSSES - 2
-    line.die(index=1)  # one more makes it a suspect
+    line.die(index=1)
+    assert is_suspect(suspect)
     line.add(prompt_of(5), max_tokens=40)
     assert line.schedule(0) is not None, "the others go on"
     line.run()

@@ -17,7 +17,7 @@ from pagewire.services.scheduler.fairness import Account
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.scheduler import QueueFull
 from pagewire.services.scheduler.step import ScheduledStep
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES
 from tests.fakes import FakeExecutorDied
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
@@ -258,7 +258,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def poison_costs_few_executors(self) -> None:
         num_deadly = sum(generation.is_deadly and generation.line is self.line for generation in self.generations)
-        assert self.line.num_deadly_steps <= MAX_LOSSES * num_deadly
+        assert self.line.num_deadly_steps <= MAX_SILENT_LOSSES * num_deadly
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def most_rounds(self, live: Sequence[Generation]) -> int:
         num_tokens = sum(len(generation.arrival.prompt) + len(generation.expected) for generation in live)
-        num_deaths = MAX_LOSSES * sum(generation.is_deadly for generation in live)
+        num_deaths = MAX_SILENT_LOSSES * sum(generation.is_deadly for generation in live)
         return (1 + num_deaths) * NUM_ROUNDS_PER_TOKEN * (num_tokens + 2 * len(live)) + NUM_ROUNDS_WITHOUT_TOKENS
 
     def check_end(self, generation: Generation) -> None:
