@@ -12,9 +12,10 @@ from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammars import Grammars, is_restricted
+from pagewire.services.executor.session import DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
-from pagewire.services.executor.worker import DeviceError, Session, Worker
+from pagewire.services.executor.worker import Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
 # None: the session was closed and all its results are there.
@@ -66,6 +67,11 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             self._grammars = self._make_grammars(info)
         return self._grammars
 
+    def leave(self) -> None:
+        """The executor stops: its scheduler need not wonder why."""
+        if self._current is not None:
+            self._current.put_nowait(RpcError(grpc.StatusCode.ABORTED, "the executor stops"))
+
     def close(self) -> None:
         """No call comes any more."""
         if self._grammars is not None:
@@ -81,7 +87,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._take(opening)
         results: _Results = asyncio.Queue()
         if self._current is not None:
-            self._current.put_nowait(RpcError(grpc.StatusCode.ABORTED, "superseded by a new Execute stream"))
+            self._current.put_nowait(
+                RpcError(grpc.StatusCode.ABORTED, "the executor is superseded: a new Execute stream has it")
+            )
         self._current = results
         loop = asyncio.get_running_loop()
 
@@ -93,8 +101,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             yield executor_pb2.StepResult()  # the stream is open
             while (result := await results.get()) is not None:
-                if isinstance(result, InvalidStep | DeviceError):
+                if isinstance(result, InvalidStep):
                     raise RpcError(grpc.StatusCode.INTERNAL, str(result))
+                if isinstance(result, DeviceError | StepFailed):
+                    raise RpcError(result.code, str(result))
                 if isinstance(result, Exception):
                     raise result
                 yield result
@@ -131,7 +141,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Feeds the worker until the scheduler half-closes its side."""
         try:
             async for request in requests:
-                step = convert.step_from_proto(request)
+                step = convert.step_from_proto(request, info.vocab_size)
                 if any(is_restricted(new.sampling) for new in step.new_requests):
                     step = await self._grammars_for(info).attach(step)
                 self._worker.submit(session, step)

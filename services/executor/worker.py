@@ -15,34 +15,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+import grpc
 import torch
 
 from pagewire.services.executor import convert, stats
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
+from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step, StepOutput
 from pagewire.services.executor.step_watch import StepWatch
-from pagewire.v1 import executor_pb2
 from pagewire.watchdog import Pulse
 
 logger = logging.getLogger(__name__)
-
-# Called on the worker's threads with each result in step order, then once with how the session ended: an error, or
-# None when it was closed.
-Deliver = Callable[[executor_pb2.StepResult | Exception | None], None]
-
-
-class DeviceError(RuntimeError):
-    """The device thread failed in a way that leaves the device in an unknown state."""
-
-
-@dataclass(eq=False)
-class Session:
-    """One Execute stream. Opening one ends the one before and empties all rows."""
-
-    deliver: Deliver
-    last_step_id: int = 0
-    last_clock: Clock | None = None  # of the last step that was returned
 
 
 @dataclass(frozen=True)
@@ -54,6 +39,14 @@ class _Opened:
 class _Closed:
     session: Session
     error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _Doubted:
+    """What came of a step cannot be, or cannot be told: the device or the model may be the cause."""
+
+    session: Session
+    error: Exception
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ class Worker:
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
-        self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | None] = SimpleQueue()
+        self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | _Doubted | None] = SimpleQueue()
         self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
         self._spans = stats.RequestSpans()
@@ -158,6 +151,12 @@ class Worker:
         """No more steps: those submitted are executed, then the session's rows are freed."""
         self._submitted.put(_Closed(session))
 
+    def tell(self, error: DeviceError) -> None:
+        """Last words to the scheduler: why its stream ends. On any thread."""
+        session = self._session
+        if session is not None:
+            session.deliver(error)
+
     def _run(self) -> None:
         try:
             runner, info = self._start_runner()
@@ -178,7 +177,7 @@ class Worker:
             self._fail(error)
         self._end_session(None, "the executor stops")
 
-    def _handle(self, runner: ModelRunner, item: _Opened | _Submitted | _Closed) -> None:
+    def _handle(self, runner: ModelRunner, item: _Opened | _Submitted | _Closed | _Doubted) -> None:
         if isinstance(item, _Opened):
             self._end_session(item.session, "superseded by a new stream")
             runner.reset()
@@ -188,6 +187,8 @@ class Worker:
             self._end_session(None, "stream closed")
             runner.reset()
             self._hand_over(item)
+        elif isinstance(item, _Doubted):
+            self._retreat(runner, item.session, item.error)
         else:
             self._execute_or_end(runner, item)
 
@@ -199,6 +200,22 @@ class Worker:
             self._end_session(None, str(error))
             runner.reset()
             self._hand_over(_Closed(item.session, error))
+        except Exception as error:
+            self._retreat(runner, item.session, error)
+
+    def _retreat(self, runner: ModelRunner, session: Session, error: Exception) -> None:
+        """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
+        cause is the device, or the model."""
+        logger.error("a step failed", exc_info=error)
+        try:
+            probe(runner, self.loaded.result().vocab_size)
+        except BrokenModel:
+            raise
+        except Exception as device_error:
+            raise error from device_error
+        stats.FAILED_STEPS.inc()
+        self._end_session(None, str(error))
+        self._hand_over(_Closed(session, StepFailed(f"a step failed: {type(error).__name__}: {error}")))
 
     def _hand_over(self, item: _Launched | _Closed) -> None:
         if self._on_cuda:
@@ -229,9 +246,17 @@ class Worker:
     def _return_results(self) -> None:
         try:
             while (launched := self._launched.get()) is not None:
-                self._return(launched)
+                try:
+                    self._return(launched)
+                except Exception as error:
+                    self._doubt(launched.session, error)
         except BaseException as error:
             self._fail(error)
+
+    def _doubt(self, session: Session, error: Exception) -> None:
+        """Has the device thread find out whose fault it is."""
+        session.is_over = True
+        self._submitted.put(_Doubted(session, error))
 
     def _return(self, item: _Launched | _Closed) -> None:
         """Waits for what was launched and delivers it."""
@@ -244,15 +269,21 @@ class Worker:
         idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
         session.last_clock = clock
         tokens = item.output.wait()
+        if session.is_over:
+            return
+        if session.doubts.arise(len(item.output.request_ids), {**item.output.failures, **tokens.failures}):
+            self._doubt(session, NoNumbers("no request of the step had numbers (NaN) for its next token"))
+            return
         session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
     def _fail(self, cause: BaseException) -> None:
         """The device is in an unknown state: the stream ends with the error and the process is to be restarted."""
         logger.critical("fatal error on the device thread", exc_info=cause)
-        error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
-        session = self._session
-        if session is not None:
-            session.deliver(error)
+        if isinstance(cause, BrokenModel):
+            error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
+        else:
+            error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
+        self.tell(error)
         if not self.failed.done():
             self.failed.set_exception(error)
