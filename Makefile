@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help setup serve test lint protos clean
+.PHONY: help setup serve test chaos lint protos clean
 
 help:
 	@echo "make serve   set up and start the whole stack on the built-in model"
 	@echo "make test    set up and run the test suite"
+	@echo "make chaos   failures, fuzzing and a soak over whole stacks, for an hour or so"
 	@echo "make lint    formatting, lint, types, protos"
 	@echo "make protos  regenerate the gRPC stubs"
 	@echo "make clean   remove .venv and caches"
@@ -30,6 +31,10 @@ serve: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Lengths by flags: make chaos ARGS="--schedules 20 --model-schedules 2 --soak-minutes 1"
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

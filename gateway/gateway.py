@@ -29,6 +29,7 @@ from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.keys import Door
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
@@ -43,6 +44,7 @@ NOTICED_S = 0.1
 AWAY = "the tokenizer service cannot be reached; try again"
 
 Answered = TypeVar("Answered")
+Metadata = Sequence[tuple[str, str]]
 
 
 class Gateway:
@@ -54,6 +56,7 @@ class Gateway:
         kept = Bound(config.max_stored_responses, config.response_store_size)
         self.responses = Responses(store, kept, config.response_store_ttl)
         self.batches = Batches(store, self.files)
+        self.door = Door(config.api_key, config.api_key_file)
         self.shutdown = GracefulShutdown()
         self.channel = rpc.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout, config.hang_timeout)
@@ -80,19 +83,28 @@ class Gateway:
     async def list_models(self) -> Sequence[inference_pb2.Model]:
         return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
 
-    async def call(self, method: Callable[..., Awaitable[Answered]], request: object) -> Answered:
-        """A unary call to the tokenizer service; it waits for one that is away for a moment.
+    async def call(
+        self, method: Callable[..., Awaitable[Answered]], request: object, metadata: Metadata = ()
+    ) -> Answered:
+        """A unary call to the tokenizer service; it waits for one that is away for a moment, and is made again if that
+        dies under it.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
-        if self.link.is_up or not self.link.is_available:
-            return await method(request, timeout=_at_most(CALL_TIMEOUT_S))
-        try:
-            return await method(request, timeout=_at_most(AWAY_TIMEOUT_S), wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not self.link.is_up:
-                raise ApiError(503, AWAY) from error
-            raise
+        for attempt in itertools.count(1):
+            is_away, num_breaks = self.link.is_available and not self.link.is_up, self.link.num_breaks
+            timeout = _at_most(AWAY_TIMEOUT_S if is_away else CALL_TIMEOUT_S)
+            try:
+                return await method(request, timeout=timeout, metadata=metadata, wait_for_ready=is_away)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_away and not self.link.is_up:
+                    raise ApiError(503, AWAY) from error
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
+                    raise
+                await asyncio.sleep(NOTICED_S)
+                if not is_away and self.link.num_breaks == num_breaks:  # the service itself has said so
+                    raise
+        raise AssertionError("unreachable")
 
     async def call_to_its_end(
         self, method: Callable[..., Awaitable[Answered]], request: object, traceparent: str

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 import grpc
 import uvicorn
+from fastapi import FastAPI
 
 from pagewire import rpc
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
-from pagewire.gateway.app import create_app
+from pagewire.gateway.app import create_admin_app, create_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
 from pagewire.gateway.connections import BACKLOG, Connections, Limits
@@ -40,16 +41,28 @@ def listen(config: GatewayConfig) -> socket.socket:
 
     Raises StartupError naming an address that cannot be bound.
     """
+    return _listen(config.host, config.port, ("--host", "--port"), reuse_port=config.reuse_port)
+
+
+def listen_for_operators(config: GatewayConfig) -> socket.socket | None:
+    """That of --admin-port; the same holds for it."""
+    if config.admin_port is None:
+        return None
+    flags = ("--admin-host", "--admin-port")
+    return _listen(config.admin_host, config.admin_port, flags, reuse_port=config.reuse_port)
+
+
+def _listen(host: str, port: int, flags: tuple[str, str], *, reuse_port: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _cannot_listen(config, error) from error
+        raise _cannot_listen(host, port, flags, error) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if config.reuse_port:
+        if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; its accepted sockets inherit it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT_S * 1000))
@@ -57,14 +70,14 @@ def listen(config: GatewayConfig) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(config, error) from error
+        raise _cannot_listen(host, port, flags, error) from error
     return sock
 
 
-def _cannot_listen(config: GatewayConfig, error: OSError) -> StartupError:
+def _cannot_listen(host: str, port: int, flags: tuple[str, str], error: OSError) -> StartupError:
     return StartupError(
-        f"cannot listen on {config.host}:{config.port} ({error.strerror or error}): stop what is using it, or choose"
-        " another address with --host and --port"
+        f"cannot listen on {host}:{port} ({error.strerror or error}): stop what is using it, or choose"
+        f" another address with {flags[0]} and {flags[1]}"
     )
 
 
@@ -80,9 +93,42 @@ async def serve(
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store)
     app = create_app(config, gateway)
+    for_operators = listen_for_operators(config)
     worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
-    server = _Server(
+    servers = {_server(app, connections): sock}
+    if for_operators is not None:
+        servers[_server(create_admin_app(config, gateway), connections)] = for_operators
+        logger.info("for operators on http://%s:%d", config.admin_host, for_operators.getsockname()[1])
+    link = asyncio.create_task(gateway.link.run())
+    batches = asyncio.create_task(worker.run())
+    background = asyncio.create_task(gateway.background.run())
+    keeper = asyncio.create_task(gateway.keeper.run())
+    serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
+    watching = asyncio.create_task(connections.watch())
+    stopped = asyncio.create_task(stop or rpc.wait_for_signal())
+    logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
+    try:
+        parts = {link, *serving, watching, batches, background, keeper}
+        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
+        worker.stop()
+        await rpc.cancel([background])  # others go on with what it did
+        await _drain(gateway, config.shutdown_timeout)
+        for server in servers:
+            server.should_exit = True
+        await asyncio.wait(serving)
+    finally:
+        await rpc.cancel([stopped, *serving, watching, batches, background, link, keeper])
+        await gateway.keeper.close()
+        await gateway.channel.close()
+        await store.close()
+
+
+def _server(app: FastAPI, connections: Connections) -> _Server:
+    """All servers of a process share what it has room for."""
+    return _Server(
         uvicorn.Config(
             app,
             loop="none",
@@ -98,29 +144,6 @@ async def serve(
             timeout_graceful_shutdown=LAST_WORDS_S,
         )
     )
-    link = asyncio.create_task(gateway.link.run())
-    batches = asyncio.create_task(worker.run())
-    background = asyncio.create_task(gateway.background.run())
-    keeper = asyncio.create_task(gateway.keeper.run())
-    serving = asyncio.create_task(server.serve([sock]))
-    watching = asyncio.create_task(connections.watch())
-    stopped = asyncio.create_task(stop or rpc.wait_for_signal())
-    logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
-    try:
-        parts = {link, serving, watching, batches, background, keeper}
-        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not stopped.done():
-            raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
-        worker.stop()
-        await rpc.cancel([background])  # others go on with what it did
-        await _drain(gateway, config.shutdown_timeout)
-        server.should_exit = True
-        await serving
-    finally:
-        await rpc.cancel([stopped, serving, watching, batches, background, link, keeper])
-        await gateway.keeper.close()
-        await gateway.channel.close()
-        await store.close()
 
 
 async def _drain(gateway: Gateway, timeout: float) -> None:

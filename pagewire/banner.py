@@ -39,6 +39,11 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
     tokens = (
         f"\n        {endpoint(host, config.scheduler_grpc_port)}  (token level)" if config.scheduler_grpc_port else ""
     )
+    admin = (
+        ""
+        if config.admin_port is None
+        else f"\n  Admin http://{endpoint(reachable(config.admin_host), config.admin_port)}/metrics"
+    )
     address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc}"
     calls = "" if model is None else f"\n{_calls(model, name, rest, address, bool(config.api_key))}\n"
     return f"""
@@ -46,7 +51,7 @@ Pagewire {pagewire.__version__} serves {name}, ready after {seconds:.1f} s
 
   Page  {rest}/
   REST  {rest}/v1  (its documentation: {rest}/docs)
-  gRPC  {grpc}{tokens}
+  gRPC  {grpc}{tokens}{admin}
 {calls}
 Ctrl-C stops it.
 """

@@ -17,6 +17,8 @@ def run(config: GatewayConfig) -> int:
     """Keeps config.api_server_count gateways running until a signal; the exit code. Raises StartupError."""
     logs.setup("gateway", config)
     config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
+    if config.admin_port is not None:
+        config = replace(config, admin_port=launch.available_port(config.admin_host, config.admin_port, "--admin-port"))
     supervisor = Supervisor(
         services(config),
         shutdown_timeout=config.shutdown_timeout,

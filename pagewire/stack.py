@@ -106,6 +106,9 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
         model=str(find_model(config)),
         revision=None,  # of the files that are found now
         port=available_port(config.host, config.port, "--port"),
+        admin_port=None
+        if config.admin_port is None
+        else available_port(config.admin_host, config.admin_port, "--admin-port"),
         # What belongs to a port that nobody has named is not found again.
         data_dir=config.data_dir or (None if config.port else str(directory / "data")),
         grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
@@ -133,6 +136,7 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         TokenizerConfig,
         listen=address["tokenizer"],
         public_listen=public,
+        public_admin=config.admin_port is None,
         scheduler_address=address["scheduler"],
         metrics_port=None,
     )

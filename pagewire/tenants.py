@@ -15,13 +15,14 @@ from pagewire.rpc import RpcError
 from pagewire.v1.common_pb2 import RequestContext
 
 # In metadata, between services.
-_NAME, _WEIGHT = "pagewire-tenant", "pagewire-tenant-weight"
+_NAME, _WEIGHT, _TOKENS = "pagewire-tenant", "pagewire-tenant-weight", "pagewire-tenant-tokens-per-minute"
 _NAMES = re.compile(r"[!-~]([ -~]{0,126}[!-~])?")
 
 
 class Tenant(NamedTuple):
     name: str = ""  # "" = nobody in particular
     weight: float = 0.0  # share among others; 0 = 1
+    tokens_per_minute: int = 0  # 0 = any number
 
 
 NOBODY = Tenant()
@@ -34,7 +35,7 @@ def of_client(header: str | None, values: Sequence[str]) -> Tenant:
     Raises ValueError.
     """
     if (key := caller.get()) is not None and key.name:
-        return Tenant(key.name, key.weight)
+        return Tenant(key.name, key.weight, key.tokens_per_minute)
     if header is None or not values:
         return NOBODY
     if len(values) > 1 or not _NAMES.fullmatch(values[0]):
@@ -42,16 +43,24 @@ def of_client(header: str | None, values: Sequence[str]) -> Tenant:
     return Tenant(values[0])
 
 
+def whose_requests() -> str | None:
+    """The tenant whose requests the present caller may end; None: all, as one who may change the service or where there
+    are no tenants."""
+    if (key := caller.get()) is not None:
+        return None if key.admin else key.name
+    return present.get().name or None
+
+
 def tell(tenant: Tenant, context: RequestContext) -> RequestContext:
     """Whose request it is, to the next service."""
-    context.tenant, context.tenant_weight = tenant
+    context.tenant, context.tenant_weight, context.tokens_per_minute = tenant
     return context
 
 
 def metadata() -> list[tuple[str, str]]:
     """What says the same in a single call of another service."""
-    name, weight = present.get()
-    return [(_NAME, name), (_WEIGHT, str(weight))] if name else []
+    name, *numbers = present.get()
+    return [(_NAME, name), *zip((_WEIGHT, _TOKENS), map(str, numbers), strict=True)] if name else []
 
 
 class ServiceTenants(grpc.aio.ServerInterceptor):
@@ -63,7 +72,8 @@ class ServiceTenants(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         told = {key: _text(value) for key, value in handler_call_details.invocation_metadata or ()}
-        present.set(Tenant(told.get(_NAME, ""), float(told.get(_WEIGHT, 0))))  # for the handler: it runs in this task
+        tenant = Tenant(told.get(_NAME, ""), float(told.get(_WEIGHT, 0)), int(told.get(_TOKENS, 0)))
+        present.set(tenant)  # for the handler: it runs in this task
         return await continuation(handler_call_details)
 
 

@@ -379,7 +379,9 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         max_logprobs: int = 20,
         step_seconds: float = 0.0,
         whole_prompts: bool = False,
+        kind: common_pb2.ModelKind = common_pb2.MODEL_KIND_UNSPECIFIED,
     ) -> None:
+        """kind: what the model is served for; a vector has one number."""
         self.incarnation = random.getrandbits(63)
         self.executor = make_executor()
         self.step_seconds = step_seconds
@@ -400,6 +402,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             vocab_size=self.executor.vocab_size,
             eos_token_ids=sorted(self.executor.eos_token_ids),
             max_logprobs=max_logprobs,
+            kind=kind,
+            vector_size=1,
         )
         self._stream: asyncio.Task[Any] | None = None
         self._steps_until_failure: int | None = None

@@ -6,7 +6,7 @@ import json
 from pagewire.batch.lines import Line
 from pagewire.batch.results import Answer
 from pagewire.batch.runner import Away
-from pagewire.bench.http import Connection, HttpError
+from pagewire.bench.http import Connection, HttpError, retry_after
 from pagewire.errors import StartupError
 
 
@@ -43,10 +43,7 @@ class HttpServer:
     async def ask(self, line: Line) -> Answer:
         """Raises Away."""
         status, headers, body = await self._exchange("POST", line.url, json.dumps(line.body).encode())
-        retry_after = headers.get("retry-after", "")
-        return Answer(
-            status, body, headers.get("x-request-id", ""), float(retry_after) if retry_after.isdecimal() else 0.0
-        )
+        return Answer(status, body, headers.get("x-request-id", ""), retry_after(headers) or 0.0)
 
     def close(self) -> None:
         while self._idle:

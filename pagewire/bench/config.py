@@ -39,6 +39,13 @@ class BenchConfig(ServerFlags):
         group="load",
         valid=Range(above=0),
     )
+    max_retries: int = flag(
+        0,
+        "how often a request that is refused (429, 503) comes back, each time when the server tells it to"
+        " (Retry-After); its times are those of the try that was answered",
+        group="load",
+        valid=NOT_NEGATIVE,
+    )
     warmup: int = flag(1, "requests sent one by one before the measurement", group="load", valid=NOT_NEGATIVE)
     seed: int = flag(0, "seed of the random prompts and of the arrivals", group="load")
 

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,9 +18,25 @@ _REASON = ":reason"
 class HttpError(Exception):
     """An answer that is not what was asked for: another status, or not HTTP (None)."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, retry_after: float | None = None) -> None:
+        """retry_after: seconds after which the server says to come back."""
         super().__init__(message)
         self.status = status
+        self.retry_after = retry_after
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds, of the headers of an answer, names in lower case: `retry-after-ms`, as OpenAI's and Anthropic's clients
+    read it, or `retry-after` in seconds or as a date (RFC 9110). None if it does not say."""
+    milliseconds, value = headers.get("retry-after-ms", ""), headers.get("retry-after", "")
+    if milliseconds.isdecimal():
+        return int(milliseconds) / 1000
+    if value.isdecimal():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None
 
 
 class Connection:
@@ -87,7 +105,8 @@ class Connection:
         status, head = await self._send(method, path, None if body is None else json.dumps(body).encode())
         if status != 200:
             text = b"".join([piece async for piece in self._body(head)]).decode("utf-8", "replace")
-            raise HttpError(f"HTTP {status} {head[_REASON]}: {text.strip()[:200]}", status)
+            message = f"HTTP {status} {head[_REASON]}: {text.strip()[:200]}"
+            raise HttpError(message, status, retry_after(head))
         return head
 
     async def _send(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str]]:

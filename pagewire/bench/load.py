@@ -87,7 +87,7 @@ async def run(config: BenchConfig, requests: list[dict[str, Any]]) -> list[Recor
 
     async def one(request: dict[str, Any]) -> None:
         connection = idle.pop() if idle else connect(config)
-        records.append(await send(connection, config.endpoint, request, config.timeout))
+        records.append(await send(connection, config.endpoint, request, config.timeout, config.max_retries))
         progress.advance()
         idle.append(connection)
         slots.release()

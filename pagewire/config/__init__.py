@@ -16,6 +16,7 @@ from pagewire.config.shared import (
     BatchConfig,
     ListenConfig,
     ModelConfigFlags,
+    PublicListenConfig,
     RecoveryConfig,
     ServiceConfig,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "GatewayConfig",
     "ListenConfig",
     "ModelConfigFlags",
+    "PublicListenConfig",
     "RecoveryConfig",
     "SchedulerConfig",
     "ServeConfig",

@@ -36,6 +36,17 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OperatorsConfig:
+    """Where a service is asked how it is."""
+
+    admin_host: str = flag(
+        "127.0.0.1",
+        "address that --admin-port, or a single service's --metrics-port, listens on",
+        group="network",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeysConfig:
     """What the services have that clients call: who may, and whose requests are."""
 
@@ -61,13 +72,13 @@ class KeysConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenConfig(ServiceConfig):
+class ListenConfig(OperatorsConfig, ServiceConfig):
     """What every gRPC service has."""
 
     listen: str = flag("", "addresses to serve gRPC on, comma separated: unix:/path or host:port", group="network")
     metrics_port: int | None = flag(
         None,
-        "HTTP port for this service's own Prometheus metrics (the gateway serves those of all services)",
+        "HTTP port for this service's own Prometheus metrics, without a key (the gateway serves those of all services)",
         group="observability",
         valid=PORT,
     )

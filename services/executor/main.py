@@ -72,7 +72,7 @@ async def serve(config: ExecutorConfig) -> None:
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     server.add_admin("executor")
     await server.start()
-    telemetry.serve_metrics(config.metrics_port)
+    telemetry.serve_metrics(config)
     worker.start()
     watchdog.start()
     stopping = asyncio.create_task(rpc.wait_for_signal())

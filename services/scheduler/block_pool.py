@@ -20,9 +20,12 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"")
     return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
 
 
-def root_hash(cache_salt: str) -> bytes:
-    """What the chains of all requests with this salt begin with; no block's hash can be equal to it."""
+def root_hash(cache_salt: str, owner: str = "") -> bytes:
+    """What the chains of all requests of this owner with this salt begin with; no block's hash can be equal to it."""
     # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text.
+    if owner:
+        of_owner = hashlib.sha256(owner.encode()).digest()  # of one length: no salt goes on with the name
+        return hashlib.sha256(b"pagewire cache owner: " + of_owner + cache_salt.encode()).digest()
     return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
 
 

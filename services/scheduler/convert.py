@@ -13,8 +13,11 @@ from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_
 # -- clients ---------------------------------------------------------------------------------------------------------
 
 
-def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission) -> Request:
-    """Raises InvalidRequest, naming the field of the TokenRequest that is wrong."""
+def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission, shares_cache: bool = False) -> Request:
+    """shares_cache: with requests of other tenants.
+
+    Raises InvalidRequest, naming the field of the TokenRequest that is wrong.
+    """
     message = submission.request
     if not message.prompt_token_ids:
         raise InvalidRequest("prompt_token_ids is empty; a prompt has at least one token", "prompt_token_ids")
@@ -37,8 +40,10 @@ def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission) 
         second_text_start=message.second_text_start,
         images=PromptImages(submission.images, len(message.prompt_token_ids)) if submission.images else NO_IMAGES,
         cache_salt=message.cache_salt,
+        cache_owner="" if shares_cache else submission.context.tenant,
         tenant=submission.context.tenant,
         tenant_weight=submission.context.tenant_weight,
+        tokens_per_minute=submission.context.tokens_per_minute,
     )
 
 

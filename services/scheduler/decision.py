@@ -113,7 +113,9 @@ class Decision:
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def _run_prompts(self, prefills: list[Request], may_admit: bool) -> None:
-        self._open_budget()
+        # Those without a row would gain nothing by a longer step.
+        num_short_waiting = min(self._waiting.num_short, self._rows.num_open)
+        self._open_budget(num_short_waiting + sum(not request.is_long for request in prefills))
         self._prefilling = {request for request in prefills if request.status is RequestStatus.RUNNING}
         if prefills and not self._rows.lacks_blocks:
             # Newcomers would take the blocks that a running prompt waits for.
@@ -132,13 +134,15 @@ class Decision:
         if may_admit and self._waiting:
             self._admit()
 
-    def _open_budget(self) -> None:
+    def _open_budget(self, num_short_prompts: int) -> None:
         num_decodes = self._step.work.num_decodes
         is_alone = len(self._rows.running) + len(self._waiting) == 1
         self._is_alone = is_alone
         num_tokens = self._limits.max_num_batched_tokens - num_decodes
         costs, target = self._rows.costs, self._target
-        seconds = target.seconds(costs, num_decodes, is_alone=is_alone, is_contended=self._is_contended)
+        seconds = target.seconds(
+            costs, num_decodes, num_short_prompts, is_alone=is_alone, is_contended=self._is_contended
+        )
         self._budget = PrefillBudget(costs, num_tokens, seconds)
         # What those may take who were served more than others that run.
         self._modest_budget = self._budget

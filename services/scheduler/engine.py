@@ -83,7 +83,7 @@ class Engine:
         self._last_request_id += 1
         forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
         try:
-            request = convert.to_request(self._last_request_id, submission)
+            request = convert.to_request(self._last_request_id, submission, self._config.prefix_cache_sharing == "all")
             forecast = self._entrance.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
@@ -93,7 +93,7 @@ class Engine:
         live = LiveRequest(
             request, outbox, number, submission.request.external_id, traceparent, max_unread, span, time.monotonic()
         )
-        live.forecast = forecast
+        self._entrance.on_taken(live, forecast)
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
         self._live[request.request_id] = live
@@ -157,10 +157,10 @@ class Engine:
             self._close(live)
             self._wake()
 
-    def abort_external(self, external_ids: set[str]) -> int:
-        """Ends requests by their client-given ids and tells those who wait for them; returns how many there were."""
+    def abort_external(self, external_ids: set[str], tenant: str | None = None) -> int:
+        """Ends requests of a tenant, None: of all, by their client-given ids and tells their clients; how many."""
         self._deliver()
-        found = [live for live in self._live.values() if live.external_id and live.external_id in external_ids]
+        found = [live for live in self._live.values() if live.goes_by(external_ids, tenant)]
         for live in found:
             self._stop(live)
             self._end(live)
@@ -224,7 +224,7 @@ class Engine:
                 stats.QUEUE_TIME.observe(now - live.arrival_time)
                 stats.PROMPT_TOKENS.inc(request.num_prompt_tokens)
                 stats.PROMPT_RATE.add(request.num_prompt_tokens)
-                self._entrance.on_first_step(live)
+                self._entrance.on_first_step(live, now)
                 live.span.end()
                 live.span = telemetry.Span("scheduler.run", live.traceparent)
             traceparents.append(live.span.traceparent)
@@ -262,9 +262,9 @@ class Engine:
             for notify in self.on_model_change:
                 notify()
 
-    def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
         self._deliver()
-        self._undelivered = outputs = self.scheduler.update(replica, result, clock.execute_seconds)
+        self._undelivered = outputs = self.scheduler.update(replica, result, seconds)
         # The sender wakes first: the device gets its next step before anybody is told about this one. Another replica
         # may be the one to take who waits, now that this one runs somebody less.
         if self.scheduler.num_waiting:
@@ -274,9 +274,6 @@ class Engine:
         asyncio.get_running_loop().call_soon(self._deliver)
         self._stats.on_result(len(outputs.token_ids), clock)
         self._entrance.admission.on_tokens(len(outputs.token_ids))
-
-    def on_step_done(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        self._entrance.admission.costs.learn(num_requests, num_tokens, seconds)
 
     def on_lost(self, replica: Replica, reason: str) -> None:
         logger.warning(

@@ -11,6 +11,7 @@ from pagewire.services.scheduler.admission import NOTHING_KNOWN, Admission, Fore
 from pagewire.services.scheduler.live_request import LiveRequest
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
+from pagewire.services.scheduler.token_budgets import TokenBudgets
 
 
 class Entrance:
@@ -18,6 +19,7 @@ class Entrance:
 
     def __init__(self, scheduler: Scheduler, max_queue_time: float) -> None:
         self.admission = Admission()
+        self._budgets = TokenBudgets()
         self._scheduler = scheduler
         self._max_queue_time = max_queue_time
 
@@ -26,6 +28,7 @@ class Entrance:
 
         Raises WaitTooLong.
         """
+        self._budgets.check(request, time.monotonic())
         if request.is_resubmitted:
             return NOTHING_KNOWN
         forecast = self.admission.forecast(load_of(self._scheduler, request))
@@ -48,9 +51,13 @@ class Entrance:
                 retry_delay = self.admission.retry_delay(forecast, forecast.wait, time.monotonic())
         return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), retry_delay=retry_delay)
 
-    def on_first_step(self, live: LiveRequest) -> None:
-        request = live.request
-        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0)
+    def on_taken(self, live: LiveRequest, forecast: Forecast) -> None:
+        live.forecast = forecast
+        self._budgets.add(live.request)
+
+    def on_first_step(self, live: LiveRequest, now: float) -> None:
+        request, waited = live.request, now - live.arrival_time
+        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0, live.forecast, waited)
 
     def on_first_token(self, live: LiveRequest, now: float) -> None:
         if live.forecast.prefill:
@@ -58,6 +65,7 @@ class Entrance:
             stats.FORECAST_ERROR.observe(now - live.arrival_time - expected)
 
     def on_end(self, live: LiveRequest) -> None:
+        self._budgets.remove(live.request)
         if live.first_step_time is not None:
             self.admission.on_end()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pagewire.services.scheduler.block_pool import Block, hash_block, root_hash
+from pagewire.services.scheduler.block_pool import Block, hash_block
 from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.group_blocks import GroupBlocks, HeldBlocks
 from pagewire.services.scheduler.request import Request
@@ -125,11 +125,11 @@ class KVCacheManager:
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
-        hashes, size, root = request.block_hashes, self.block_size, root_hash(request.cache_salt)
+        hashes, size = request.block_hashes, self.block_size
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
             extra_keys = request.images.keys(i * size, (i + 1) * size)
-            hashes.append(hash_block(hashes[-1] if hashes else root, token_ids, extra_keys))
+            hashes.append(hash_block(hashes[-1] if hashes else request.root_hash, token_ids, extra_keys))
         return hashes
 
     def keeps_waiting(self, request: Request) -> bool:

@@ -31,7 +31,7 @@ async def serve(config: SchedulerConfig) -> None:
             f"--executor-address {config.executor_address!r}: an address is empty or stands there twice; name each "
             "executor once, separated by commas"
         )
-    telemetry.serve_metrics(config.metrics_port)
+    telemetry.serve_metrics(config)
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(rpc.channel(address)) for address in config.executor_addresses]
         engine = Engine(config, channels)
@@ -65,7 +65,7 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
 
 def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
     """The gRPC server for clients, without the link, on which tokenizer services are believed."""
-    door = [*interceptors(config.api_key, config.api_key_file), ClientTenants(config.tenant_header)]
+    door = [*interceptors(config), ClientTenants(config.tenant_header)]
     server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES, door)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server

@@ -3,17 +3,18 @@
 A step with decodes in it should not take longer than --target-itl-ms. What it would take without prompts is known from
 experience (`cost_model.py`), and the rest of the time is theirs. Prompts always get something: a third of what the
 decodes take, by default as much as these. A step in which nobody decodes may take longer, as it delays only those who
-arrive meanwhile, and a request that is alone takes what it likes.
+arrive meanwhile, and a request that is alone takes what it likes. Unless a target was set, so may one for which more
+short prompts wait than requests decode: in a burst, steps that are kept short delay more than they hurry.
 """
 
 from pagewire.config import SchedulerConfig
-from pagewire.services.scheduler.cost_model import StepCosts, StepWork
+from pagewire.services.scheduler.cost_model import StepCosts
 
 # Smaller pieces are not worth their overhead.
 MIN_CHUNK = 16
 _DEFAULT_TARGET = 0.05  # seconds
 _LEAST_SHARE = 1 / 3  # of the time that decodes take
-_WITHOUT_DECODES = 4.0  # times the target
+_MAX_STRETCH = 4.0  # times the target, where more wait for a first token than for a next one
 # Of the time that decodes take, where they are of tenants that were served less: these keep more than half their rate.
 _MODEST_SHARE = 3 / 4
 NO_LIMIT = float("inf")
@@ -25,25 +26,28 @@ class PrefillTarget:
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
 
-    def seconds(self, costs: StepCosts, num_decodes: int, *, is_alone: bool, is_contended: bool) -> float:
-        """is_alone: there is one request. is_contended: there are several tenants, one of which may be about to come
-        that was served less, so that also a step in which nobody decodes is to be short."""
+    def seconds(
+        self, costs: StepCosts, num_decodes: float, num_short_prompts: float, *, is_alone: bool, is_contended: bool
+    ) -> float:
+        """num_short_prompts: that run, or wait and have a row. is_alone: there is one request. is_contended: there are
+        several tenants, one of which may be about to come that was served less, so that also a step in which nobody
+        decodes is to be short."""
         if self._target == 0 or is_alone:
             return NO_LIMIT
-        decodes = costs.seconds(StepWork(num_decodes))
+        decodes = costs.decode_seconds(num_decodes)
         if self._target is None:
             target, least = _DEFAULT_TARGET, decodes
         else:
             target, least = self._target, decodes * _LEAST_SHARE
-        if num_decodes == 0 and not is_contended:
-            target *= _WITHOUT_DECODES
+        if not is_contended and (num_decodes < 1 or self._target is None):
+            target *= min(max(1.0, num_short_prompts / num_decodes), _MAX_STRETCH) if num_decodes >= 1 else _MAX_STRETCH
         return max(target - decodes, least)
 
     def modest_seconds(self, costs: StepCosts, num_decodes: int) -> float:
         """Of tenants that were served more than others that run."""
         if self._target == 0 or num_decodes == 0:
             return NO_LIMIT
-        return _MODEST_SHARE * costs.seconds(StepWork(num_decodes))
+        return _MODEST_SHARE * costs.decode_seconds(num_decodes)
 
 
 class PrefillBudget:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.cost_model import StepCosts
 from pagewire.services.scheduler.decision import Decision, Takes
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
@@ -20,7 +21,7 @@ from pagewire.services.scheduler.group_blocks import GroupBlocks
 from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
-from pagewire.services.scheduler.prefill_budget import PrefillTarget
+from pagewire.services.scheduler.prefill_budget import NO_LIMIT, PrefillTarget
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
@@ -122,7 +123,7 @@ class Replica:
 
     def update(self, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in what the oldest step in flight brought. Tokens of requests that ended or were preempted meanwhile
-        are dropped. A request that ended has its finish_reason set. seconds: of the device; 0: it is not known.
+        are dropped. A request that ended has its finish_reason set. seconds: of the step; 0: they are not known.
 
         Raises:
             InvalidResult: the result is not that step's.
@@ -156,6 +157,24 @@ class Replica:
                 self._rows.kv.forget(request)  # NaN in one of them would be NaN for whoever finds it
             request.finish(FinishReason.ERROR)
         return [(request, result.errors[request.request_id]) for request in refused]
+
+    # -- how fast it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def costs(self) -> StepCosts:
+        """Of steps on the executor that is attached."""
+        return self._rows.costs
+
+    def prompt_room(self, num_decodes: float, num_short_prompts: float, num_tokens: float) -> float:
+        """How many tokens of prompts a step computes beside so many decodes. num_short_prompts: that run, or could.
+        num_tokens: of a prompt, on average."""
+        seconds = self._target.seconds(
+            self.costs, num_decodes, num_short_prompts, is_alone=False, is_contended=self._ledger.is_contended
+        )
+        room = max(1.0, self.max_num_batched_tokens - num_decodes)
+        if seconds == NO_LIMIT or not self._rows.limits.splits_prompts:
+            return room
+        return min(room, max(1.0, self.costs.prompt_tokens_within(seconds, int(num_tokens / 2))))
 
     # -- what is going on --------------------------------------------------------------------------------------------
 

@@ -3,13 +3,11 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from typing import Protocol
 
 import grpc
 
 from pagewire.services.scheduler import stats
-from pagewire.services.scheduler.busy_time import BusyTime
 from pagewire.services.scheduler.executor_client import ExecutorClient
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.replica import Replica
@@ -34,11 +32,8 @@ class ReplicaListener(Protocol):
     def on_step(self, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
-    def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
-        """Raises InvalidResult."""
-
-    def on_step_done(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """A step of so many requests and tokens has taken so long: from one result to the next, while there is work."""
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
+        """seconds: from the result before, or from when it was sent if that was later. Raises InvalidResult."""
 
 
 class ReplicaDriver:
@@ -62,8 +57,6 @@ class ReplicaDriver:
         self._client = ExecutorClient(channel, address, term, self, hang_timeout)
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
-        self._in_flight: deque[tuple[int, int]] = deque()  # requests and tokens of steps
-        self._busy = BusyTime()
 
     @property
     def has_executor(self) -> bool:
@@ -98,8 +91,6 @@ class ReplicaDriver:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
                 self._replica.pacer.on_sent(num_tokens, time.monotonic())
-                self._busy.on_sent(time.monotonic())
-                self._in_flight.append((len(step.request_ids), num_tokens))
                 self._stats.on_step(num_tokens, schedule_seconds)
                 await self._client.send(step, self._listener.on_step(step))
             self._stats.refresh()
@@ -121,16 +112,12 @@ class ReplicaDriver:
     # -- what ExecutorClient calls -----------------------------------------------------------------------------------
 
     def on_executor(self, info: ExecutorInfo) -> None:
-        self._in_flight.clear()
-        self._busy = BusyTime()
         self._listener.on_attached(self._replica, info)
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
-        self._listener.on_result(self._replica, result, clock)
-        work = self._in_flight.popleft()
-        is_busy = bool(self._in_flight or self._replica.running)
-        self._listener.on_step_done(*work, self._busy.on_result(is_busy, time.monotonic()))
-        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
+        now = time.monotonic()
+        self._listener.on_result(self._replica, result, clock, now - self._replica.pacer.running_since(now))
+        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
 
     def on_executor_lost(self, reason: str) -> None:
         self._listener.on_lost(self._replica, reason)

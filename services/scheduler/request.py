@@ -10,6 +10,7 @@ from pagewire.sampling_params import (
     check_num_prompt_logprobs,
     check_token_ids,
 )
+from pagewire.services.scheduler.block_pool import root_hash
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import NO_ACCOUNT
 from pagewire.services.scheduler.group_blocks import HeldBlocks
@@ -68,7 +69,6 @@ class Request:
         "account",
         "awaited",
         "block_hashes",
-        "cache_salt",
         "epoch",
         "finish_reason",
         "has_grammar",
@@ -91,6 +91,7 @@ class Request:
         "order",
         "replica_id",
         "request_id",
+        "root_hash",
         "sampling_params",
         "second_text_start",
         "status",
@@ -100,6 +101,7 @@ class Request:
         "tenant",
         "tenant_weight",
         "token_ids",
+        "tokens_per_minute",
         "yields_vector",
     )
 
@@ -115,8 +117,10 @@ class Request:
         second_text_start: int = 0,
         images: PromptImages = NO_IMAGES,
         cache_salt: str = "",
+        cache_owner: str = "",
         tenant: str = "",
         tenant_weight: float = 0.0,
+        tokens_per_minute: int = 0,
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -125,17 +129,18 @@ class Request:
         yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
         texts, where in the prompt the second begins; 0: there is only one.
 
-        cache_salt: it shares blocks only with requests of the same.
+        cache_salt, cache_owner: it shares blocks only with requests of the same.
 
-        tenant: whose it is. tenant_weight: 0 stands for 1.
+        tenant: whose it is. tenant_weight: 0 stands for 1. tokens_per_minute: of the tenant, 0 = no limit.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
         self.second_text_start = second_text_start
         self.images = images
-        self.cache_salt = cache_salt
+        self.root_hash = root_hash(cache_salt, cache_owner)  # what the hashes of its blocks begin with
         self.tenant = tenant
         self.tenant_weight = tenant_weight
+        self.tokens_per_minute = tokens_per_minute
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
         self.sampling_params = sampling_params

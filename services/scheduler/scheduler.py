@@ -160,19 +160,17 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def waiting_before(self, request: Request) -> list[Request]:
-        """Those who have their turn before a request that has yet to be added: of its tenant by policy, of each other
-        tenant as many at most. Where long ones wait for one that runs, others overtake them."""
-        order = self._policy(request, self._num_arrivals)
-        is_long = self._is_long(request) or not all(
-            replica.holds_long_back for replica in self.replicas if replica.info
-        )
-        before: dict[str, list[Request]] = {request.tenant: []}
-        for waiting in self._waiting:
-            if waiting.tenant != request.tenant or (waiting.order < order and waiting.is_long <= is_long):
-                before.setdefault(waiting.tenant, []).append(waiting)
-        num_own = len(before[request.tenant])
-        return [waiting for waitings in before.values() for waiting in waitings[:num_own]]
+    @property
+    def num_short_waiting(self) -> int:
+        """Of those that wait, how many have short prompts."""
+        return self._waiting.num_short
+
+    def waiting_before(self, request: Request) -> tuple[float, float]:
+        """How many have their turn before a request that could be added now, and about how many tokens these have.
+        Where long ones wait for one that runs, others overtake them."""
+        request.order, request.is_long = self._policy(request, self._num_arrivals), self._is_long(request)
+        passes = all(replica.holds_long_back for replica in self.replicas if replica.info)
+        return self._waiting.before(request, is_behind_long_ones=request.is_long or not passes)
 
     def requests(self) -> Iterator[Request]:
         """All live requests, running ones first, each part in the policy's order."""

@@ -23,10 +23,16 @@ class WaitingQueue:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.lanes: dict[_Lane, list[Request]] = {}  # none is empty
+        self._num_tokens: dict[_Lane, int] = {}  # of those in each
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def num_short(self) -> int:
+        """How many have short prompts."""
+        return sum(len(lane) for (_, is_long), lane in self.lanes.items() if not is_long)
 
     def __iter__(self) -> Iterator[Request]:
         """In the policy's order."""
@@ -35,19 +41,43 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         lane = (request.account, request.is_long)
         if lane not in self.lanes:
-            self.lanes[lane] = []
+            self.lanes[lane], self._num_tokens[lane] = [], 0
         insort(self.lanes[lane], request, key=by_order)
+        self._num_tokens[lane] += request.num_tokens
         self._size += 1
         self.ledger.count(request.account, waiting=1)
 
     def remove(self, request: Request) -> None:
         """Takes a request out that is known to wait here."""
-        lane = self.lanes[request.account, request.is_long]
+        key = request.account, request.is_long
+        lane = self.lanes[key]
         del lane[bisect_left(lane, request.order, key=by_order)]
+        self._num_tokens[key] -= request.num_tokens
         if not lane:
-            del self.lanes[request.account, request.is_long]
+            del self.lanes[key], self._num_tokens[key]
         self._size -= 1
         self.ledger.count(request.account, waiting=-1)
+
+    def before(self, request: Request, *, is_behind_long_ones: bool) -> tuple[float, float]:
+        """How many have their turn before a request that has its order and is not here yet, and about how many tokens
+        these have: of its tenant by policy, of each other tenant as many at most."""
+        num = num_tokens = 0.0
+        others: dict[str, tuple[int, int]] = {}
+        for key, lane in self.lanes.items():
+            tenant, lane_tokens = key[0].tenant, self._num_tokens[key]
+            if tenant != request.tenant:
+                num_others, other_tokens = others.get(tenant, (0, 0))
+                others[tenant] = num_others + len(lane), other_tokens + lane_tokens
+            elif is_behind_long_ones or not key[1]:
+                num_lane = bisect_left(lane, request.order, key=by_order)
+                num += num_lane
+                num_tokens += lane_tokens * num_lane / len(lane)
+        num_own = num
+        for num_others, other_tokens in others.values():
+            part = min(1.0, num_own / num_others)
+            num += part * num_others
+            num_tokens += part * other_tokens
+        return num, num_tokens
 
 
 class Turns:

@@ -36,7 +36,7 @@ _LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkServic
 
 async def serve(config: TokenizerConfig) -> None:
     """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
-    telemetry.serve_metrics(config.metrics_port)
+    telemetry.serve_metrics(config)
     pool = await asyncio.to_thread(load_pool, config)
     release_unused_memory()
     try:
@@ -138,11 +138,12 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grp
     behind = [Neighbour("scheduler", config.scheduler_address, channel)]
     servers = [rpc.Server(config.listen.split(","), config.shutdown_timeout, interceptors=[ServiceTenants()])]
     if config.public_listen:
-        door = [*interceptors(config.api_key, config.api_key_file), ClientTenants(config.tenant_header)]
+        door = [*interceptors(config), ClientTenants(config.tenant_header)]
         servers.append(rpc.Server(config.public_listen.split(","), config.shutdown_timeout, interceptors=door))
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-        server.add_admin("tokenizer", behind, link.describe)
+        if server is servers[0] or config.public_admin:
+            server.add_admin("tokenizer", behind, link.describe)
     servers[0].add(link, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, _LINK_NAME)
     return servers
 

@@ -48,6 +48,13 @@ def services_of(process: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
     return {match.group(1): child for match, child in named if match}
 
 
+def listening(process: subprocess.Popen[bytes]) -> list[tuple[str, int]]:
+    """(address, port) of every TCP socket that listens in the stack's processes."""
+    stack = psutil.Process(process.pid)
+    found = [c for one in (stack, *stack.children(recursive=True)) for c in one.net_connections("inet")]
+    return [(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
+
+
 def complete(port: int) -> str:
     body = {"model": "m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
     response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
@@ -62,6 +69,9 @@ def gone(processes: list[psutil.Process]) -> bool:
 def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
     process, port, log = stack
     assert "Paris" in complete(port)
+    sockets = listening(process)
+    assert len(sockets) == 2 and ("127.0.0.1", port) in sockets, "REST and the public gRPC"
+    assert {address for address, _ in sockets} == {"127.0.0.1"}
     services = services_of(process)
     assert set(services) == {"gateway", "tokenizer", "scheduler", "executor"}
     services["executor"].kill()

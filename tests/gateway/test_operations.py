@@ -1,5 +1,6 @@
 """Routes beside generation, and what operators see."""
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -206,3 +207,26 @@ async def test_several_processes_share_a_port_only_when_told_to(fake: FakeTokeni
             main.listen(GatewayConfig(port=port))
         async with running_gateway(address, reuse_port=True, port=port) as second:
             await wait_ready(second)
+
+
+async def test_a_call_is_made_again_if_the_tokenizer_dies_under_it(address: str) -> None:
+    asked = asyncio.Event()
+
+    class Slow(FakeTokenizer):
+        async def Tokenize(self, request, context):
+            asked.set()
+            await self.running.wait()
+            return await super().Tokenize(request, context)
+
+    fake = Slow()
+    await fake.start(address)
+    async with running_gateway(address) as client:
+        await wait_ready(client)
+        fake.running.clear()
+        call = asyncio.create_task(client.post("/tokenize", json={"prompt": "ab"}))
+        await asked.wait()
+        await fake.stop()
+        fake.running.set()
+        await fake.start(address)
+        assert (await call).json()["tokens"] == [94, 97, 98]
+    await fake.stop()

@@ -40,7 +40,7 @@ async def searched(generator: TextGenerator, submission: GenerateSubmission) -> 
     arrived = time.monotonic()
     span = generate_span(submission.context.traceparent)
     try:
-        with generator.composing(submission.request.request_id):
+        with generator.composing(submission):
             responses = await _searched(generator, submission, span, arrived)
     except BaseException as error:
         span.end(error=str(error) or type(error).__name__)

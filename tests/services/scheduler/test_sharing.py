@@ -3,7 +3,7 @@ other. The clock is the simulation's."""
 
 import pytest
 
-from benchmarks.scheduling import BEFORE, Simulation, flood, warm
+from benchmarks.scheduling.simulation import BEFORE, Simulation, flood, warm
 
 
 def test_a_stream_goes_on_beside_long_prompts_and_a_chat_overtakes_them() -> None:
@@ -33,6 +33,26 @@ def test_steps_with_decodes_keep_to_the_target(target_itl_ms: float) -> None:
     mixed = [seconds for work, seconds in simulation.steps[num_steps:] if work.num_decodes and work.num_prompt_tokens]
     assert len(mixed) > 20
     assert max(mixed) < 1.25 * target_itl_ms / 1000
+
+
+def test_a_burst_of_short_prompts_is_admitted_in_longer_steps() -> None:
+    """As long as more of them wait than decode, unless a target was set."""
+
+    def mixed_steps(**options: int) -> list[float]:
+        simulation = Simulation(**options)
+        start = warm(simulation)
+        num_steps = len(simulation.steps)
+        simulation.add(start, 40, 400)
+        for _ in range(32):
+            simulation.add(start + 0.2, 128, 32)
+        simulation.run()
+        steps = simulation.steps[num_steps:]
+        return [seconds for work, seconds in steps if work.num_decodes and work.num_prompt_tokens]
+
+    burst, strict = mixed_steps(), mixed_steps(target_itl_ms=50)
+    assert 0.1 < max(burst) < 0.25
+    assert max(strict) < 0.0625
+    assert len(burst) < 0.8 * len(strict)
 
 
 def test_prompts_go_on_where_decodes_alone_exceed_the_target() -> None:

@@ -1,0 +1,34 @@
+"""A route that changes the service for everybody."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.request_context import IN_PROCESS
+from pagewire.keys import caller
+
+NO_KEY = (
+    "this route changes the service for everybody, and no key is asked for: set --api-key or --api-key-file, or serve"
+    " on loopback"
+)
+WRONG_KEY = "this key may not change the service: use that of --api-key, or one made by `pagewire keys add --admin`"
+
+
+class AdminRoute(JsonRoute):
+    """With a key that may administer; where no key is asked for, if other machines do not reach the port."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            key = caller.get()
+            may = request.app.state.is_private if key is None else key.admin
+            if not may or IN_PROCESS in request.scope:
+                raise ApiError(403, NO_KEY if key is None else WRONG_KEY, code="not_permitted")
+            return await handle(request)
+
+        return guarded
