@@ -28,7 +28,7 @@ from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
-from pagewire.gateway.tokenizer_link import TokenizerLink
+from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.keys import Door
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -134,9 +134,9 @@ class Gateway:
 
     async def why_not_ready(self) -> str:
         """Why the line cannot serve; "" if it can."""
-        if self.shutdown.begun:
+        if self.shutdown.announced:
             return "this gateway is shutting down"
-        request = health_pb2.HealthCheckRequest(service="pagewire.v1.InferenceService")
+        request = health_pb2.HealthCheckRequest(service=LINK_NAME)
         try:
             health = await self._health.Check(request, timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

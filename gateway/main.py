@@ -84,11 +84,14 @@ def _cannot_listen(host: str, port: int, flags: tuple[str, str], error: OSError)
 async def serve(
     config: GatewayConfig,
     sock: socket.socket | None = None,
-    stop: Coroutine[None, None, object] | None = None,
+    stop: Coroutine[None, None, bool] | None = None,
     limits: Limits | None = None,
 ) -> None:
-    """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
-    seconds to end. limits: of connections (default: what this process has descriptors for). Raises StartupError."""
+    """Serves REST until SIGTERM, or until `stop` returns True: answers in flight then get shutdown_timeout seconds to
+    end; after SIGINT, none. limits: of connections (default: what this process has descriptors for).
+
+    Raises StartupError.
+    """
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store)
@@ -113,9 +116,12 @@ async def serve(
         ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
+        gateway.shutdown.announced = True
         worker.stop()
         await rpc.cancel([background])  # others go on with what it did
-        await _drain(gateway, config.shutdown_timeout)
+        if stopped.result():
+            await asyncio.sleep(config.drain_delay)
+        await _drain(gateway, config.shutdown_timeout if stopped.result() else 0.0)
         for server in servers:
             server.should_exit = True
         await asyncio.wait(serving)
@@ -149,7 +155,8 @@ def _server(app: FastAPI, connections: Connections) -> _Server:
 async def _drain(gateway: Gateway, timeout: float) -> None:
     gateway.shutdown.begun = True
     try:
-        await asyncio.wait_for(gateway.shutdown.wait_idle(), timeout)
+        async with asyncio.timeout(timeout):
+            await gateway.shutdown.wait_idle()
     except TimeoutError:
         logger.warning("%d generations still running after %g s are cut off", gateway.link.num_live, timeout)
         gateway.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")

@@ -49,7 +49,8 @@ class GracefulShutdown:
     """Whether this gateway is shutting down, and how many requests it still answers."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.announced = False  # it is not ready, but takes requests of who does not know that yet
+        self.begun = False  # it takes none
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,7 +102,7 @@ class RequestMiddleware:
         if not quiet:
             self._shutdown.request_begins()
         try:
-            await self._answer(scope, headers, receive, _sender(context, send))
+            await self._answer(scope, headers, receive, _sender(context, send, self._shutdown))
         finally:
             if not quiet:
                 self._shutdown.request_ends()
@@ -221,7 +222,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
     return limited
 
 
-def _sender(context: RequestContext, send: Send) -> Send:
+def _sender(context: RequestContext, send: Send, shutdown: GracefulShutdown) -> Send:
     async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
             context.status = message["status"]
@@ -229,6 +230,8 @@ def _sender(context: RequestContext, send: Send) -> Send:
             message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             if context.speaks_anthropic:
                 message["headers"].append((b"request-id", request_id))
+            if shutdown.announced:
+                message["headers"].append((b"connection", b"close"))  # the next request is another gateway's
         await send(message)
 
     return sender

@@ -21,7 +21,7 @@ def run(config: GatewayConfig) -> int:
         config = replace(config, admin_port=launch.available_port(config.admin_host, config.admin_port, "--admin-port"))
     supervisor = Supervisor(
         services(config),
-        shutdown_timeout=config.shutdown_timeout,
+        shutdown_timeout=config.time_to_end,
         stop_together=True,
         hang_timeout=config.hang_timeout,
     )

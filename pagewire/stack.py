@@ -51,7 +51,7 @@ def run(config: ServeConfig) -> int:
             print(banner(config, model, time.monotonic() - started), flush=True)
 
         supervisor = Supervisor(
-            services(config, directory), shutdown_timeout=config.shutdown_timeout, hang_timeout=config.hang_timeout
+            services(config, directory), shutdown_timeout=config.time_to_end, hang_timeout=config.hang_timeout
         )
         with running.announced(config, shared=True):
             return asyncio.run(supervisor.run(announce))
@@ -69,7 +69,7 @@ def run_for(
         config = _resolved(config, directory)
         supervisor = Supervisor(
             services(config, directory)[0 if with_rest else 1 :],
-            shutdown_timeout=config.shutdown_timeout,
+            shutdown_timeout=config.time_to_end,
             hang_timeout=config.hang_timeout,
         )
         return asyncio.run(_serve_for(supervisor, lambda: work(config)))

@@ -32,6 +32,14 @@ def extend_history(history: int, token_id: int) -> int:
     return history ^ (history >> 29)
 
 
+def first_history(weights_version: str) -> int:
+    """Of no tokens yet, where weights of this version make them."""
+    history = EMPTY_HISTORY
+    for byte in weights_version.encode():
+        history = extend_history(history, byte)
+    return history
+
+
 def next_token(history: int, vocab_size: int, banned: Collection[int] = ()) -> int:
     """The token that follows a history."""
     token_id = (history >> 7) % vocab_size
@@ -47,9 +55,10 @@ def expected_output(
     vocab_size: int,
     end_token_ids: Collection[int] = (),
     min_tokens: int = 0,
+    weights_version: str = "",
 ) -> list[int]:
     """What generation through a FakeExecutor must give; end_token_ids are end-of-sequence and stop tokens together."""
-    history = EMPTY_HISTORY
+    history = first_history(weights_version)
     for token_id in prompt_token_ids:
         history = extend_history(history, token_id)
     output: list[int] = []
@@ -80,11 +89,13 @@ class FakeRow:
     sampling_params: common_pb2.SamplingParams
     yields_vector: bool = False
     num_read_from: int = 0  # position of the first token of the last step
+    weights_version: str = ""
     histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
 
     def extend_histories(self) -> None:
         for token_id in self.token_ids[len(self.histories) :]:
-            self.histories.append(extend_history(self.histories[-1] if self.histories else EMPTY_HISTORY, token_id))
+            before = self.histories[-1] if self.histories else first_history(self.weights_version)
+            self.histories.append(extend_history(before, token_id))
 
 
 class FakeExecutor:
@@ -140,6 +151,7 @@ class FakeExecutor:
         self.max_draft_tokens = max_draft_tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.num_executed_tokens = 0
+        self.weights_version = ""  # another one makes other tokens
         self.reset()
 
     def reset(self) -> None:
@@ -235,6 +247,7 @@ class FakeExecutor:
                 [[-1] * blocks.first + list(blocks.ids) for blocks in new.blocks],
                 new.sampling_params,
                 new.yields_vector,
+                weights_version=self.weights_version,
             )
         assert len(self.rows) <= self.max_num_seqs, f"{len(self.rows)} requests in {self.max_num_seqs} rows"
 
@@ -380,10 +393,21 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         step_seconds: float = 0.0,
         whole_prompts: bool = False,
         kind: common_pb2.ModelKind = common_pb2.MODEL_KIND_UNSPECIFIED,
+        weights_version: str = "",
+        checkpoints: Mapping[str, str] | None = None,
     ) -> None:
-        """kind: what the model is served for; a vector has one number."""
+        """kind: what the model is served for; a vector has one number. weights_version: of the weights that it starts
+        with. checkpoints: which others can be loaded, with digests."""
+        self.weights = executor_pb2.Weights(version=weights_version, digest=weights_version, model=model)
+        self.checkpoints = {} if checkpoints is None else checkpoints
+        self.loaded_weights: executor_pb2.Weights | None = None
+        self.num_loads = 0
+        self.may_load, self.may_install = asyncio.Event(), asyncio.Event()
+        self.may_load.set()
+        self.may_install.set()
         self.incarnation = random.getrandbits(63)
         self.executor = make_executor()
+        self.executor.weights_version = weights_version
         self.step_seconds = step_seconds
         self.whole_prompts = whole_prompts
         self.num_steps = 0
@@ -439,7 +463,39 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             whole_prompts=self.whole_prompts,
             device="fake",
             dtype="none",
+            weights=self.weights,
         )
+
+    async def LoadWeights(
+        self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.LoadWeightsResponse:
+        self.num_loads += 1
+        await self.may_load.wait()
+        wanted, digest = request.weights, self.checkpoints.get(request.weights.model)
+        if digest is None:
+            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"the fake has no weights {wanted.model}")
+        if wanted.digest not in ("", digest):
+            raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, "there are other weights now")
+        self.loaded_weights = wanted
+        wanted.digest, wanted.version = digest, wanted.version or digest
+        return executor_pb2.LoadWeightsResponse(weights=wanted)
+
+    async def InstallWeights(
+        self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.InstallWeightsResponse:
+        await self.may_install.wait()
+        assert request.weights == self.loaded_weights, "other weights were loaded"
+        is_open = self._stream is not None and not self._stream.done()
+        assert not (is_open and self.executor.rows), "requests run"
+        self.weights, self.loaded_weights = request.weights, None
+        self.executor.weights_version = request.weights.version
+        return executor_pb2.InstallWeightsResponse()
+
+    async def DropWeights(
+        self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.DropWeightsResponse:
+        self.loaded_weights = None
+        return executor_pb2.DropWeightsResponse()
 
     async def CompileGrammar(
         self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext

@@ -24,7 +24,11 @@ class ServiceConfig:
         group="observability",
     )
     shutdown_timeout: float = flag(
-        30.0, "seconds that requests in flight have to finish after SIGTERM", group="recovery", valid=NOT_NEGATIVE
+        30.0,
+        "seconds that running requests have to end after SIGTERM; what is left then goes on in another process of the "
+        "service, or ends with 503 / UNAVAILABLE where clients are served",
+        group="recovery",
+        valid=NOT_NEGATIVE,
     )
     hang_timeout: float = flag(
         8.0,
@@ -47,8 +51,9 @@ class OperatorsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeysConfig:
-    """What the services have that clients call: who may, and whose requests are."""
+class KeysConfig(ServiceConfig):
+    """What the services have that clients call: who may, whose requests are, and how long a service that ends waits for
+    its load balancers."""
 
     api_key: str | None = flag(
         None,
@@ -69,6 +74,18 @@ class KeysConfig:
         "where a proxy sets it, as whoever sends it is believed (default: none is)",
         group="network",
     )
+    drain_delay: float = flag(
+        0.0,
+        "seconds after SIGTERM in which clients' new requests are still taken, while readiness probes fail: as long as "
+        "load balancers take to notice; --shutdown-timeout begins afterwards",
+        group="recovery",
+        valid=NOT_NEGATIVE,
+    )
+
+    @property
+    def time_to_end(self) -> float:
+        """Seconds from SIGTERM until what still runs is cut off."""
+        return self.drain_delay + self.shutdown_timeout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,8 +190,15 @@ def _vectors(vectors: np.ndarray, first_index: int) -> dict[int, common_pb2.Vect
     return {first_index + index: common_pb2.Vector(values=vector.tolist()) for index, vector in enumerate(vectors)}
 
 
-def describe_response(info: ExecutorInfo) -> executor_pb2.DescribeResponse:
+def first_weights(info: ExecutorInfo, revision: str = "") -> executor_pb2.Weights:
+    """Those that an executor starts with."""
+    digest = info.weights_digest
+    return executor_pb2.Weights(version=digest, model=info.model, revision=revision, digest=digest)
+
+
+def describe_response(info: ExecutorInfo, weights: executor_pb2.Weights) -> executor_pb2.DescribeResponse:
     return executor_pb2.DescribeResponse(
+        weights=weights,
         incarnation=info.incarnation,
         model_info=common_pb2.ModelInfo(
             model=info.model,

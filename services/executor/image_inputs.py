@@ -81,6 +81,10 @@ class ImageInputs:
         """Forgets all requests; the embeddings stay."""
         self._prompts.clear()
 
+    def forget_embeddings(self) -> None:
+        """They are of other weights."""
+        self._cache.clear()
+
     @property
     def smallest(self) -> int:
         """Tokens of the smallest image; 0: the model reads none."""
@@ -252,6 +256,10 @@ class EmbeddingCache:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._entries: OrderedDict[Hashable, Tensor] = OrderedDict()
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._num_bytes = 0
 
     def get(self, key: Hashable) -> Tensor | None:
         if key in self._entries:

@@ -97,6 +97,19 @@ class ModelRunner:
         self._images.reset()
         self._prompt_logprobs.reset()
 
+    def on_other_weights(self) -> None:
+        """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
+        self.reset()
+        self._images.forget_embeddings()
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
     @property
     def max_draft_tokens(self) -> int:
         """Most drafts of a request in one step."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import grpc
 
+from pagewire.services.executor.clock import Clock
 from pagewire.services.executor.probe import Doubts
 from pagewire.v1 import executor_pb2
-
-if TYPE_CHECKING:
-    from pagewire.services.executor.worker import Clock
 
 # Called on the worker's threads with each result in step order, then once with how the session ended: an error, or
 # None when it was closed.

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import grpc
-import torch
 
 from pagewire.services.executor import convert, stats
+from pagewire.services.executor.clock import Clock
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
 from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step, StepOutput
-from pagewire.services.executor.step_watch import StepWatch
+from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, StepWatch
 from pagewire.watchdog import Pulse
 
 logger = logging.getLogger(__name__)
@@ -57,52 +57,22 @@ class _Submitted:
 
 
 @dataclass(frozen=True)
+class _Called:
+    function: Callable[[ModelRunner], None]
+    reason: str  # for the end of the session
+    done: Future[None] = field(default_factory=Future)
+
+
+_Item = _Opened | _Submitted | _Closed | _Called | _Doubted
+
+
+@dataclass(frozen=True)
 class _Launched:
     session: Session
     output: StepOutput
     kind: str
     num_requests: int
     clock: Clock
-
-
-class Clock:
-    """Times of one step; all but the start are known once it was waited for."""
-
-    def __init__(self, on_cuda: bool, received_ns: int) -> None:
-        self._received_ns = received_ns
-        self._started_ns = self._ended_ns = time.perf_counter_ns()
-        self.queue_ns = self._started_ns - received_ns
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if on_cuda:
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))
-        self._is_launching = False
-
-    def launching(self) -> None:
-        """The host has prepared the step: from here on the device works on it. On a CPU the preparation is its work."""
-        self._is_launching = True
-        if self._events is not None:
-            self._events[0].record()
-
-    def launched(self) -> None:
-        if not self._is_launching:
-            self.launching()  # a step that only frees rows
-        if self._events is not None:
-            self._events[1].record()
-
-    def wait_ns(self) -> int:
-        """Waits until the device is done with the step."""
-        if self._events is None:
-            self._ended_ns = time.perf_counter_ns()
-            return self._ended_ns - self._started_ns
-        start, end = self._events
-        end.synchronize()
-        return int(start.elapsed_time(end) * 1e6)
-
-    def idle_ns(self, previous: Clock) -> int:
-        """How long the device had nothing to do between the end of the step before and this one."""
-        if self._events is None or previous._events is None:
-            return max(0, self._received_ns - previous._ended_ns)
-        return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))
 
 
 class Worker:
@@ -116,9 +86,11 @@ class Worker:
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
-        self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | _Doubted | None] = SimpleQueue()
+        self._submitted: SimpleQueue[_Item | None] = SimpleQueue()
         self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
+        self._num_requests = 0  # with a row
+        self._runner: ModelRunner | None = None
         self._spans = stats.RequestSpans()
         self.loaded: Future[ExecutorInfo] = Future()
         self.failed: Future[None] = Future()
@@ -157,12 +129,31 @@ class Worker:
         if session is not None:
             session.deliver(error)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a row and no step waits. May be asked on any thread."""
+        return not self._num_requests and self._submitted.empty()
+
+    def between_steps(self, function: Callable[[ModelRunner], None], reason: str) -> Future[None]:
+        """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
+        in it is one of the device."""
+        called = _Called(function, reason)
+        self._submitted.put(called)
+        return called.done
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Once it is `loaded`; to look at."""
+        assert self._runner is not None
+        return self._runner
+
     def _run(self) -> None:
         try:
             runner, info = self._start_runner()
         except BaseException as error:
             self.loaded.set_exception(error)
         else:
+            self._runner = runner
             self.loaded.set_result(info)
             self._serve(runner)
         self._launched.put(None)
@@ -170,15 +161,17 @@ class Worker:
     def _serve(self, runner: ModelRunner) -> None:
         try:
             while (item := self._submitted.get()) is not None:
-                self._watch.begin(encodes_images=runner.smallest_image > 0)
+                self._watch.begin(_allowance(item, runner))
                 self._handle(runner, item)
                 self._watch.end()
         except BaseException as error:
             self._fail(error)
         self._end_session(None, "the executor stops")
 
-    def _handle(self, runner: ModelRunner, item: _Opened | _Submitted | _Closed | _Doubted) -> None:
-        if isinstance(item, _Opened):
+    def _handle(self, runner: ModelRunner, item: _Item) -> None:
+        if isinstance(item, _Called):
+            self._call(runner, item)
+        elif isinstance(item, _Opened):
             self._end_session(item.session, "superseded by a new stream")
             runner.reset()
         elif item.session is not self._session:
@@ -191,6 +184,19 @@ class Worker:
             self._retreat(runner, item.session, item.error)
         else:
             self._execute_or_end(runner, item)
+
+    def _call(self, runner: ModelRunner, item: _Called) -> None:
+        session = self._session
+        self._end_session(None, item.reason)
+        try:
+            item.function(runner)
+        except BaseException as error:
+            item.done.set_exception(DeviceError(f"{type(error).__name__}: {error}"))
+            self._session = session  # which hears of the error
+            raise
+        if session is not None:
+            self._hand_over(_Closed(session))
+        item.done.set_result(None)
 
     def _execute_or_end(self, runner: ModelRunner, item: _Submitted) -> None:
         try:
@@ -226,12 +232,14 @@ class Worker:
     def _end_session(self, successor: Session | None, reason: str) -> None:
         self._spans.end_all(reason)
         self._session = successor
+        self._num_requests = 0
 
     def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
         clock = Clock(self._on_cuda, received_ns)
+        self._num_requests += len(step.new_requests)
 
         def launching(load: float) -> None:
             self._watch.launching(load)
@@ -241,7 +249,8 @@ class Worker:
         clock.launched()
         self._watch.launched()
         self._spans.update(step)
-        return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
+        self._num_requests = runner.num_requests
+        return _Launched(session, output, stats.step_kind(step), self._num_requests, clock)
 
     def _return_results(self) -> None:
         try:
@@ -287,3 +296,10 @@ class Worker:
         self.tell(error)
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+def _allowance(item: _Item, runner: ModelRunner) -> float:
+    """Seconds that it may take to handle, apart from a step."""
+    if isinstance(item, _Called):
+        return INSTALL_S
+    return IMAGES_S if runner.smallest_image > 0 else 0.0

@@ -29,6 +29,11 @@ def root_hash(cache_salt: str, owner: str = "") -> bytes:
     return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
 
 
+def computed_root(root: bytes, weights_version: str) -> bytes:
+    """What chains with this root begin with where weights of this version compute them."""
+    return hashlib.sha256(b"pagewire weights: " + root + weights_version.encode()).digest() if weights_version else root
+
+
 class Block:
     """One block; a node of the free queue while nobody holds it."""
 

@@ -195,7 +195,7 @@ class Decision:
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
     def _turns(self) -> Turns:
-        return Turns(self._waiting, self._limits.max_running_per_tenant)
+        return Turns(self._waiting, self._limits.max_running_per_tenant, self._rows.suits)
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
         """Admits waiting requests in their turns until one does not fit. Who waits for another's blocks is passed over,

@@ -14,7 +14,7 @@ class Loss(enum.StrEnum):
     DEVICE = "device"  # it has said that its device failed
     HANG = "hang"  # it has said that a step does not end
     SILENT = "silent"  # the stream broke: it died of a step, or somebody killed it
-    DELIBERATE = "deliberate"  # it stops, or another scheduler has it
+    DELIBERATE = "deliberate"  # it has other weights now, or another scheduler
     MODEL = "model"  # its model yields no numbers, whoever asks
 
     @property
@@ -33,6 +33,7 @@ _BY_BEGINNING = {
     "INTERNAL: fatal device error": Loss.DEVICE,
     "DEADLINE_EXCEEDED: no progress": Loss.HANG,
     "ABORTED: the executor": Loss.DELIBERATE,
+    "stream ended": Loss.DELIBERATE,  # without an error
     "DATA_LOSS: the model": Loss.MODEL,
 }
 

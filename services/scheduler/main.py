@@ -24,7 +24,7 @@ _LINK_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkServic
 
 
 async def serve(config: SchedulerConfig) -> None:
-    """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
+    """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
     addresses = config.executor_addresses
     if "" in addresses or len(set(addresses)) < len(addresses):
         raise StartupError(
@@ -41,14 +41,15 @@ async def serve(config: SchedulerConfig) -> None:
         for server in servers:
             await server.start()
         tasks = [
-            asyncio.create_task(rpc.wait_for_signal(), name="signal"),
+            told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
             asyncio.create_task(engine.run(), name="engine"),
             asyncio.create_task(report_availability(engine, *servers), name="availability"),
         ]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # a defect ends the process, loudly; its supervisor starts it again
-        await asyncio.gather(*(server.stop(engine.drained()) for server in servers))
+        drained = engine.drained if told.result() else None
+        await asyncio.gather(*(server.stop(drained) for server in servers))
         await rpc.cancel(tasks)
 
 
@@ -57,16 +58,19 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     link = SchedulerLinkServicer(engine)
-    server.add(link, scheduler_link_pb2_grpc.add_SchedulerLinkServiceServicer_to_server, _LINK_NAME)
+    server.add(link, scheduler_link_pb2_grpc.add_SchedulerLinkServiceServicer_to_server, _LINK_NAME, is_link=True)
     executors = [Neighbour("executor", *pair) for pair in zip(config.executor_addresses, behind, strict=True)]
-    server.add_admin("scheduler", executors, partial(describe, engine, config.executor_addresses))
+    server.add_admin(
+        "scheduler", executors, partial(describe, engine, config.executor_addresses), engine.rollout.replace
+    )
     return server
 
 
 def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
     """The gRPC server for clients, without the link, on which tokenizer services are believed."""
     door = [*interceptors(config), ClientTenants(config.tenant_header)]
-    server = rpc.Server(config.public_listen.split(","), config.shutdown_timeout, MAX_PUBLIC_BYTES, door)
+    addresses = config.public_listen.split(",")
+    server = rpc.Server(addresses, config.shutdown_timeout, MAX_PUBLIC_BYTES, door, config.drain_delay)
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 

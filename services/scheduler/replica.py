@@ -45,6 +45,7 @@ class Replica:
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
         self._info = info
+        self.is_leaving = False  # its executor still works, but is about to end
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
@@ -58,7 +59,7 @@ class Replica:
 
     def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
         """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
-        return charge(requests, self._in_flight, loss)
+        return [] if self.is_leaving else charge(requests, self._in_flight, loss)
 
     def detach(self) -> list[Request]:
         """The executor is gone: drops its steps and KV. Returns the requests that go on elsewhere, in order."""
@@ -68,6 +69,19 @@ class Replica:
             request.forget_blocks()
             request.preempt()
         return running
+
+    def drain(self) -> None:
+        """Lets those that run end, and takes nobody else but who needs its weights."""
+        self._rows.is_draining = True
+
+    @property
+    def is_draining(self) -> bool:
+        return self._rows.is_draining
+
+    @property
+    def is_drained(self) -> bool:
+        """Nobody runs, nothing is in flight, and the executor knows that."""
+        return not (self.running or self._in_flight or self._rows.finished_request_ids)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -80,7 +94,12 @@ class Replica:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
         those that run leave some of the token budget."""
         rows = self._rows
-        if self._info is None or not rows.num_open or not rows.quarantine.admits(request, not rows.running):
+        if (
+            self._info is None
+            or not rows.suits(request)
+            or not rows.num_open
+            or not rows.quarantine.admits(request, not rows.running)
+        ):
             return False
         computed = rows.find_room(request)
         if computed is None:

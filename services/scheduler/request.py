@@ -73,6 +73,7 @@ class Request:
         "finish_reason",
         "has_grammar",
         "has_matcher",
+        "hashed_for",
         "held_blocks",
         "images",
         "is_accepted",
@@ -102,6 +103,7 @@ class Request:
         "tenant_weight",
         "token_ids",
         "tokens_per_minute",
+        "weights_version",
         "yields_vector",
     )
 
@@ -121,6 +123,7 @@ class Request:
         tenant: str = "",
         tenant_weight: float = 0.0,
         tokens_per_minute: int = 0,
+        weights_version: str = "",
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -132,6 +135,8 @@ class Request:
         cache_salt, cache_owner: it shares blocks only with requests of the same.
 
         tenant: whose it is. tenant_weight: 0 stands for 1. tokens_per_minute: of the tenant, 0 = no limit.
+
+        weights_version: of the weights that made the tokens it brings along; empty: they are not known.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
@@ -141,6 +146,7 @@ class Request:
         self.tenant = tenant
         self.tenant_weight = tenant_weight
         self.tokens_per_minute = tokens_per_minute
+        self.weights_version = weights_version  # of those that compute it, or last did
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
         self.sampling_params = sampling_params
@@ -172,6 +178,7 @@ class Request:
 
         # Owned by the replica's KVCacheManager.
         self.block_hashes: list[bytes] = []
+        self.hashed_for = ""  # the version of the weights that they are for
         self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 

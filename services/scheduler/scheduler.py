@@ -10,7 +10,7 @@ State advances when a step is scheduled, not when its result arrives, so that th
 Feature code does not belong here: who of several replicas is to take a request is `placement.py`'s.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest
@@ -62,7 +62,8 @@ class Scheduler:
         if present is not None and not info.is_interchangeable_with(present):
             raise NotInterchangeable(
                 f"it serves {_described(info)}, while others serve {_described(present)}; it is not used until they "
-                "are gone: give every executor of --executor-address the same --model, --max-model-len and --block-size"
+                "are gone: give every executor of --executor-address the same --model and files, --max-model-len and "
+                "--block-size"
             )
         replica.attach(info)
         ended: list[tuple[Request, InvalidRequest | None]] = []
@@ -161,6 +162,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def waiting(self) -> Iterable[Request]:
+        """Those who wait, in the policy's order."""
+        return self._waiting
+
+    @property
     def num_short_waiting(self) -> int:
         """Of those that wait, how many have short prompts."""
         return self._waiting.num_short
@@ -225,4 +231,5 @@ class Scheduler:
 
 
 def _described(info: ExecutorInfo) -> str:
-    return f"{info.model} with requests of up to {info.max_num_tokens} tokens in blocks of {info.block_size}"
+    version = f" (weights {info.weights.version})" if info.weights.version else ""
+    return f"{info.model}{version} with requests of up to {info.max_num_tokens} tokens in blocks of {info.block_size}"

@@ -47,6 +47,7 @@ CONDEMNED = Counter(
     ["cause"],
 )
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
+WEIGHTS_REPLACED = Counter("pagewire:weights_replaced", "Times the weights of all executors were replaced")
 STEPS = Counter("pagewire:steps", "Steps sent to the executor")
 LATE_STEPS = Counter("pagewire:late_steps", "Steps that were decided too late: the device waited for them")
 STEP_LEAD = Gauge("pagewire:step_lead_seconds", "How long before a long step should end the next one is decided")

@@ -7,7 +7,7 @@ for each other.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 
 from pagewire.services.scheduler.fairness import Account, Ledger
@@ -83,9 +83,15 @@ class WaitingQueue:
 class Turns:
     """Goes through the waiting requests in the order of their turns, while some are taken out."""
 
-    def __init__(self, queue: WaitingQueue, max_running_per_tenant: int | None = None) -> None:
-        """max_running_per_tenant: a tenant with so many has no turn."""
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        max_running_per_tenant: int | None = None,
+        suits: Callable[[Request], bool] = lambda request: True,
+    ) -> None:
+        """max_running_per_tenant: a tenant with so many has no turn. suits: whether a request may have one."""
         self._queue = queue
+        self._suits = suits
         self._max_running = max_running_per_tenant
         self._places = dict.fromkeys(queue.lanes, 0)  # of the next in each lane that has turns
 
@@ -95,6 +101,8 @@ class Turns:
         best: Request | None = None
         for (account, is_long), place in self._places.items():
             lane = self._queue.lanes.get((account, is_long), ())
+            while place < len(lane) and not self._suits(lane[place]):
+                place = self._places[account, is_long] = place + 1
             if place >= len(lane) or (self._max_running is not None and account.num_running >= self._max_running):
                 continue
             if best is None or _goes_before(lane[place], best, is_contended):

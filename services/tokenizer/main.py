@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from pagewire import rpc, telemetry
-from pagewire.admin import Neighbour
+from pagewire.admin import Neighbour, replace_behind
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
@@ -35,7 +35,7 @@ _LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkServic
 
 
 async def serve(config: TokenizerConfig) -> None:
-    """Serves until a signal ends it: NOT_SERVING at once, then requests in flight may end."""
+    """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
     telemetry.serve_metrics(config)
     pool = await asyncio.to_thread(load_pool, config)
     release_unused_memory()
@@ -58,14 +58,15 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio
     for server in servers:
         await server.start()
     tasks = [
-        asyncio.create_task(rpc.wait_for_signal(), name="signal"),
+        told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
         asyncio.create_task(link.run(), name="scheduler"),
         asyncio.create_task(report_availability(link, *servers), name="availability"),
     ]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()  # a defect ends the process, loudly; its supervisor starts it again
-    await asyncio.gather(*(server.stop(generator.drained()) for server in servers))
+    drained = generator.drained if told.result() else None
+    await asyncio.gather(*(server.stop(drained) for server in servers))
     await rpc.cancel(tasks)
 
 
@@ -139,12 +140,17 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grp
     servers = [rpc.Server(config.listen.split(","), config.shutdown_timeout, interceptors=[ServiceTenants()])]
     if config.public_listen:
         door = [*interceptors(config), ClientTenants(config.tenant_header)]
-        servers.append(rpc.Server(config.public_listen.split(","), config.shutdown_timeout, interceptors=door))
+        addresses = config.public_listen.split(",")
+        public = rpc.Server(addresses, config.shutdown_timeout, interceptors=door, drain_delay=config.drain_delay)
+        servers.append(public)
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-        if server is servers[0] or config.public_admin:
+        if server is servers[0]:
+            server.add_admin("tokenizer", behind, link.describe, replace_behind(channel))
+        elif config.public_admin:
             server.add_admin("tokenizer", behind, link.describe)
-    servers[0].add(link, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, _LINK_NAME)
+    add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
+    servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers
 
 

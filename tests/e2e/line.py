@@ -80,10 +80,15 @@ class Line:
     def _behind_gateways(self) -> list[str]:
         return ["--tokenizer-address", self.address("tokenizer"), "--data-dir", str(self.directory / "data")]
 
+    def command(self, service: str) -> list[str]:
+        """What starts a process of it."""
+        kind = service.replace("sister", "gateway")
+        return [sys.executable, "-m", "pagewire.cli", kind, *self._arguments(service)]
+
     def start(self, service: str) -> None:
         with (self.directory / f"{service}.log").open("ab") as log:
             self.processes[service] = subprocess.Popen(
-                [sys.executable, "-m", "pagewire.cli", service.replace("sister", "gateway"), *self._arguments(service)],
+                self.command(service),
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -129,7 +134,7 @@ class Line:
                 async with httpx.AsyncClient() as client:
                     return (await client.get(f"{base_url}/readyz", timeout=5)).status_code == 200
             async with rpc.channel(self.address(service)) as channel:
-                request = health_pb2.HealthCheckRequest(service=FULL_NAMES[service])
+                request = health_pb2.HealthCheckRequest(service=FULL_NAMES[service.removesuffix("2")])
                 answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
                 return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
         except (grpc.aio.AioRpcError, httpx.HTTPError):
@@ -167,6 +172,14 @@ class Line:
             await asyncio.sleep(0.1)
         raise TimeoutError(f"the scheduler has no executor of {num_blocks} blocks:\n{self.log('scheduler')[-4000:]}")
 
+    async def wait_executors(self, count: int) -> None:
+        """Until the scheduler has so many."""
+        for _ in range(600):
+            if (await self.load()).num_executors == count:
+                return
+            await asyncio.sleep(0.05)
+        raise TimeoutError(f"the scheduler has not {count} executors:\n{self.log('scheduler')[-4000:]}")
+
     async def wait_idle(self) -> scheduler_pb2.GetLoadResponse:
         """Until nothing runs or waits and every block is free again; the last load seen if that does not come."""
         for _ in range(100):
@@ -181,9 +194,9 @@ class Line:
 
     def stop(self) -> None:
         """SIGTERM from left to right, as the local stack does."""
-        for service in ("sister", "gateway", "tokenizer", "scheduler", "executor"):
-            process = self.processes.get(service)
-            if process is None or process.poll() is not None:
+        order = ("sister", "gateway", "tokenizer", "tokenizer2", "scheduler", "executor", "executor2")
+        for process in filter(None, map(self.processes.get, order)):
+            if process.poll() is not None:
                 continue
             process.terminate()
             try:

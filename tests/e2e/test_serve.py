@@ -79,7 +79,13 @@ def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Pop
     restarted = services_of(process)
     assert restarted["executor"].pid != services["executor"].pid
     assert restarted["scheduler"].pid == services["scheduler"].pid
-    process.send_signal(signal.SIGINT)
+    body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as streamed:
+        lines = filter(None, streamed.iter_lines())
+        assert "text" in next(lines)
+        process.send_signal(signal.SIGINT)
+        *_, last, done = lines
+    assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for nobody, and says so"
     assert process.wait(30) == 0
     assert gone(list(restarted.values()))
     banner = log.read_text()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor import startup, stats
+from pagewire.services.executor import served_model, startup, stats
 from pagewire.services.executor.failures import Cause, find_failures
 from pagewire.services.executor.grammar.matcher import TokenBits
 from pagewire.services.executor.model_config import ModelLoadError
@@ -283,7 +283,7 @@ def test_a_model_without_numbers_is_not_served(tmp_path: Path, monkeypatch: pyte
     )
     info = startup.start_runner(config, config.model, lambda fraction, text: None)[1]
     assert info.vocab_size == VOCAB_SIZE
-    load_model = startup.load_model
+    load_model = served_model.load_model
 
     def damaged(*arguments: object, **options: object) -> object:
         model = load_model(*arguments, **options)  # type: ignore[arg-type]
@@ -291,6 +291,6 @@ def test_a_model_without_numbers_is_not_served(tmp_path: Path, monkeypatch: pyte
             weights(model, "model.norm.weight").fill_(torch.nan)  # type: ignore[arg-type]
         return model
 
-    monkeypatch.setattr(startup, "load_model", damaged)
+    monkeypatch.setattr(served_model, "load_model", damaged)
     with pytest.raises(ModelLoadError, match=r"no numbers \(NaN\) for a fixed prompt either.*try --dtype float32"):
         startup.start_runner(replace(config), config.model, lambda fraction, text: None)
