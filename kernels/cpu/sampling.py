@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.ops.sampling import NOT_A_NUMBER
-from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
 
 _INF = np.float32(np.inf)
 # SplitMix64, as in the reference; unsigned integers wrap and shift as it wants them

@@ -19,9 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.ops.sampling import NOT_A_NUMBER
-
 GROUP_SIZE = 128
+NOT_A_NUMBER = -1  # in place of a token: the logits have NaN
 
 _NEGATIVE_INFINITY = float("-inf")
 

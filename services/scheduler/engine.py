@@ -16,12 +16,12 @@ from pagewire.rpc import RpcError, timeout_of
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, WaitTooLong
-from pagewire.services.scheduler.entrance import Entrance, expired
+from pagewire.services.scheduler.entrance import Entrance, condemned, expired
 from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
-from pagewire.services.scheduler.loss import condemned, loss_of
+from pagewire.services.scheduler.loss import loss_of
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver

@@ -2,10 +2,6 @@
 
 import enum
 
-import grpc
-
-from pagewire.rpc import RpcError
-
 
 class Loss(enum.StrEnum):
     """As metrics name it."""
@@ -41,12 +37,3 @@ _BY_BEGINNING = {
 def loss_of(reason: str) -> Loss:
     """reason: as `Link` tells it, "CODE: message" if the executor has ended the stream."""
     return next((loss for beginning, loss in _BY_BEGINNING.items() if reason.startswith(beginning)), Loss.SILENT)
-
-
-def condemned(num_losses: int, reason: str) -> RpcError:
-    """What the client of a request is told that is the reason why executors fail."""
-    message = (
-        f"this request makes the executor fail: it was lost {num_losses} times while it ran this request, the last "
-        f"time with nothing beside it ({reason}); the executor's log tells more"
-    )
-    return RpcError(grpc.StatusCode.INTERNAL, message)

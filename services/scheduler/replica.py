@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.cost_model import StepCosts
 from pagewire.services.scheduler.decision import Decision, Takes
@@ -28,7 +26,7 @@ from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepR
 from pagewire.services.scheduler.suspicion import charge
 from pagewire.services.scheduler.waiting import WaitingQueue
 
-_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
+_INTERNAL = 13  # as gRPC numbers its codes
 
 
 class Replica:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.ops.sampling import NOT_A_NUMBER
-from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
 from pagewire.kernels.triton.sampling.token_groups import (
     ROW_WARPS,
     TRITON_TYPES,
