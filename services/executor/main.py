@@ -17,6 +17,7 @@ from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import find_model
+from pagewire.secure_rpc import ServiceTls
 from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.servicer import ExecutorServicer
@@ -69,7 +70,8 @@ async def serve(config: ExecutorConfig) -> None:
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
     )
-    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+    listen = config.listen.split(",")
+    server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
     servicer = ExecutorServicer(
         worker, lambda info: make_grammars(config, info), partial(load_weights, config), config.revision or ""
     )

@@ -124,7 +124,7 @@ class Replica:
     @property
     def holds_long_back(self) -> bool:
         """Whether rows are open, but as many long prompts are computed as may."""
-        longs = sum(one.is_long and one.num_computed_tokens < one.num_tokens for one in self.running)
+        longs = sum(one.is_long and one.is_prefilling for one in self.running)
         return self.num_open_rows > 0 and longs >= self._rows.limits.max_long_partial_prefills
 
     def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:
