@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 from pagewire.health import http_answers
 from pagewire.running import running_stacks
-from pagewire.tls import GRPC_WITH_TLS, failed_handshake, speaks_tls
+from pagewire.tls import GRPC_WITH_TLS, speaks_tls, why_unavailable
 
 _LOCAL = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1", "0.0.0.0": "127.0.0.1"}
 
@@ -30,13 +30,8 @@ def unanswered(address: str, message: str) -> str:
             f"{address} speaks HTTP: it is the REST port. Give the gRPC port instead: 8001, or what --grpc-port of the"
             " server says"
         )
-    if scheme == "https" and (cause := failed_handshake(message)):
+    if scheme == "https" and (cause := why_unavailable(f"{host}:{port}", message)):
         return f"{address}: {cause}"
-    if scheme == "https" and port.isdecimal() and speaks_tls(host.strip("[]"), int(port)):
-        return (
-            f"{address} ends the connection ({message}): it may want a certificate; show one of its CA with"
-            " --ssl-certfile and --ssl-keyfile"
-        )
     if scheme == "http" and port.isdecimal() and speaks_tls(host.strip("[]"), int(port)):
         return f"{address} speaks TLS: give it as {GRPC_WITH_TLS}{address}, with --ssl-ca-certs for a CA of your own"
     return f"nothing answers at {address} ({message}): start a stack with `pagewire serve`, or name another address"

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
+from pagewire.errors import StartupError
 from pagewire.tls import NO_FILES, Certificates, Files, client_context
 
 if TYPE_CHECKING:
@@ -93,17 +94,22 @@ def _files_of_service() -> Files | None:
     return Files(**names) if names["certfile"] else None
 
 
+def _problem(address: str, service: str = "") -> str | None:
+    files = _files_of_service()
+    if address.startswith(("http://", "https://")):
+        return http_problem(address if files is None else address.replace("http://", "https://", 1))
+    has_tls = files is not None and files.ca_certs and not address.startswith("unix:")
+    return grpc_problem(address, service, files if has_tls else None)
+
+
 def main(arguments: list[str]) -> int:
     if not 1 <= len(arguments) <= 2:
         print("usage: python -m pagewire.health ADDRESS [SERVICE] | URL", file=sys.stderr)
         return 2
-    address, service = arguments[0], "".join(arguments[1:])
-    files = _files_of_service()
-    if address.startswith(("http://", "https://")):
-        problem = http_problem(address if files is None else address.replace("http://", "https://", 1))
-    else:
-        has_tls = files is not None and files.ca_certs and not address.startswith("unix:")
-        problem = grpc_problem(address, service, files if has_tls else None)
+    try:
+        problem = _problem(*arguments)
+    except StartupError as error:
+        problem = str(error)
     if problem is not None:
         print(problem, file=sys.stderr)
     return int(problem is not None)

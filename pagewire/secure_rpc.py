@@ -6,14 +6,15 @@ Unix sockets never have TLS: only this user can open them.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import rpc
 from pagewire.config import TlsConfig
-from pagewire.tls import GRPC_WITH_TLS, NO_FILES, Certificates, Files, Loaded, certificates_of
+from pagewire.tls import GRPC_WITH_TLS, NO_FILES, Certificates, Files, Loaded, certificates_of, why_unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,9 @@ class ServiceTls:
         """To another service."""
         if self.certificates is None or not self._has_secure_links or address.startswith("unix:"):
             return rpc.channel(address)
-        return RenewedChannel(address, self.certificates)
+        channel = RenewedChannel(address, self.certificates)
+        channel.begin(tell_of_refusals(channel, address))
+        return channel
 
 
 NO_TLS = ServiceTls(TlsConfig())
@@ -75,6 +78,24 @@ def client_channel(address: str, files: Files) -> grpc.aio.Channel:
 def channel_credentials(loaded: Loaded) -> grpc.ChannelCredentials:
     """Without CAs, those that gRPC knows count."""
     return grpc.ssl_channel_credentials(loaded.ca_certs, loaded.key, loaded.certificate)
+
+
+async def tell_of_refusals(channel: grpc.aio.Channel, address: str, interval: float = 5.0) -> None:
+    """Logs why no TLS connection to a service comes about, once for each reason: calls just wait for one. Runs until it
+    is cancelled. interval: seconds."""
+    health, told = health_pb2_grpc.HealthStub(channel), ""
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=interval)
+            told = ""
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                continue
+            reason = await asyncio.to_thread(why_unavailable, address, str(error.details()))
+            if reason and reason != told:
+                logger.error("no TLS connection to %s: %s", address, reason)
+                told = reason
 
 
 def _server_credentials(certificates: Certificates, *, wants_certificate: bool) -> grpc.ServerCredentials:
@@ -102,7 +123,13 @@ class RenewedChannel(grpc.aio.Channel):
         self._certificates = certificates
         self._loaded = certificates.current()
         self._channel = self._open()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[None, None, None]) -> None:
+        """Which ends with the channel."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _open(self) -> grpc.aio.Channel:
         return rpc.channel(self._address, channel_credentials(self._loaded))
@@ -110,9 +137,7 @@ class RenewedChannel(grpc.aio.Channel):
     def _current(self) -> grpc.aio.Channel:
         loaded = self._certificates.current()
         if loaded is not self._loaded:
-            closing = asyncio.create_task(self._channel.close(_CALLS_MAY_LAST_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self.begin(self._channel.close(_CALLS_MAY_LAST_S))
             self._loaded = loaded
             self._channel = self._open()
         return self._channel
@@ -148,7 +173,7 @@ class RenewedChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        await rpc.cancel(list(self._closing))
+        await rpc.cancel(list(self._tasks))
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:

@@ -198,6 +198,19 @@ def failed_handshake(message: str) -> str:
     return next((cause for mark, cause in _FAILURES.items() if mark in message), "")
 
 
+def why_unavailable(address: str, message: str) -> str:
+    """What is wrong with TLS at "host:port", of which a call has said that it is unavailable; "" if it is not that."""
+    host, _, port = address.rpartition(":")
+    if cause := failed_handshake(message):
+        return cause
+    if port.isdecimal() and speaks_tls(host.strip("[]"), int(port)):
+        return (
+            "it ends the connection after the handshake: it may want a certificate of its own CA (--ssl-certfile,"
+            " --ssl-keyfile)"
+        )
+    return ""
+
+
 def _read(path: str | None, mark: bytes, flag: str, what: str) -> bytes | None:
     if path is None:
         return None

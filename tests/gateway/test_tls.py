@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagewire import tls
+from pagewire import health, tls
 from pagewire.batch.http_server import HttpServer
 from pagewire.errors import StartupError
 from pagewire.gateway.connection_limits import Limits
@@ -122,6 +122,17 @@ async def test_a_certificate_is_wanted_of_all_but_probes(
                 else:
                     with pytest.raises(httpx.TransportError):
                         await other.get("/readyz")
+
+
+async def test_the_health_command_of_a_container_follows_its_variables(
+    fake: FakeTokenizer, address: str, issued: Issued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(address, issued, ssl_cert_reqs=2) as client:
+        await wait_ready(client)
+        url = f"http://localhost:{client.base_url.port}/readyz"
+        assert await asyncio.to_thread(health.main, [url]) == 1
+        monkeypatch.setenv("PAGEWIRE_SSL_CERTFILE", str(issued.certfile))
+        assert await asyncio.to_thread(health.main, [url]) == 0
 
 
 # Bounds.

@@ -19,7 +19,7 @@ from pagewire.client import Client
 from pagewire.config import TlsConfig
 from pagewire.errors import StartupError
 from pagewire.rpc import RpcError
-from pagewire.secure_rpc import RenewedChannel, ServiceTls
+from pagewire.secure_rpc import RenewedChannel, ServiceTls, tell_of_refusals
 from pagewire.tls import Certificates, Files
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from tests.certificates import Authority, Issued, openssl
@@ -201,6 +201,27 @@ async def test_services_always_want_certificates_of_each_other(issued: Issued, s
             await asked(address, ssl_ca_certs=str(issued.ca_certs))
         with pytest.raises(RpcError):
             await asked(address, **stranger.flags | {"ssl_ca_certs": str(issued.ca_certs)})
+
+
+async def test_a_service_that_is_refused_says_why_once(
+    issued: Issued, stranger: Issued, caplog: pytest.LogCaptureFixture
+):
+    """Its calls wait for a connection, and would for ever."""
+    files = Files(certfile=str(stranger.certfile), keyfile=str(stranger.keyfile), ca_certs=str(issued.ca_certs))
+    async with (
+        serving(of_service(issued, "localhost:1").of_services()) as refusing,
+        serving(None) as plain,
+        RenewedChannel(refusing, Certificates(files, is_client=True)) as refused,
+        RenewedChannel(plain, Certificates(issued.files)) as unanswered,
+    ):
+        refused.begin(tell_of_refusals(refused, refusing, interval=0.05))
+        unanswered.begin(tell_of_refusals(unanswered, plain, interval=0.05))
+        async with asyncio.timeout(10):
+            while len(caplog.messages) < 2:  # noqa: ASYNC110 - what is logged
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+    assert caplog.text.count(f"{refusing}: it ends the connection after the handshake") == 1
+    assert caplog.text.count(f"no TLS connection to {plain}: it speaks no TLS") == 1
 
 
 async def test_a_client_that_speaks_something_else_is_told(issued: Issued):
