@@ -1,13 +1,14 @@
-"""The REST application, and the routes of models, tokens and probes; every API has a folder."""
+"""The REST applications, and the routes of models and tokens; every API has a folder."""
 
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.gateway import openapi
+from pagewire.gateway.admin import routes as admin_routes
 from pagewire.gateway.batches import routes as batch_routes
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
@@ -20,35 +21,47 @@ from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.models import model_info, model_page
 from pagewire.gateway.messages.responses import ModelInfo, ModelPage
 from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.operation import probes, unserved
 from pagewire.gateway.operation import routes as operation_routes
-from pagewire.gateway.operation import unserved
 from pagewire.gateway.page.routes import add_page
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import DetokenizeRequest, TokenizeRequest
 from pagewire.gateway.schema.responses import (
     DetokenizeResponse,
-    Health,
     Model,
     ModelList,
     TokenizeResponse,
     Version,
 )
 from pagewire.gateway.sglang import routes as sglang_routes
-from pagewire.gateway.status import routes as status_routes
 from pagewire.gateway.vectors import routes as vectors_routes
-from pagewire.keys import Door
+from pagewire.launch import is_loopback
 from pagewire.v1 import inference_pb2
 
 router = APIRouter(route_class=JsonRoute)
 
 
 def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
-    app = with_routes()
+    """What --port serves: everything but what --admin-port has, where there is one."""
+    app = with_routes(for_operators=config.admin_port is None)
+    return _served(app, config, gateway, host=config.host)
+
+
+def create_admin_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
+    """What --admin-port serves."""
+    app = FastAPI(title="Pagewire", docs_url=None, redoc_url=None, openapi_url=None)
+    for one in (*admin_routes.ROUTERS, probes.router):
+        app.include_router(one)
+    return _served(app, config, gateway, host=config.admin_host)
+
+
+def _served(app: FastAPI, config: GatewayConfig, gateway: Gateway, *, host: str) -> FastAPI:
     app.state.gateway = gateway
+    app.state.is_private = is_loopback(host)
     app.add_middleware(
         RequestMiddleware,
-        door=Door(config.api_key, config.api_key_file),
+        door=gateway.door,
         shutdown=gateway.shutdown,
         max_timeout=config.request_timeout,
         tenant_header=config.tenant_header,
@@ -58,8 +71,8 @@ def create_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
     return app
 
 
-def with_routes() -> FastAPI:
-    """Enough to document the API."""
+def with_routes(*, for_operators: bool = True) -> FastAPI:
+    """Enough to document the API. for_operators: with what they alone ask for."""
     app = openapi.DocumentedApp(
         title="Pagewire",
         version=__version__,
@@ -70,13 +83,15 @@ def with_routes() -> FastAPI:
     )
     app.include_router(generation_routes.router)
     app.include_router(router)
+    app.include_router(probes.router)
     app.include_router(messages_routes.router)
     app.include_router(vectors_routes.router)
     app.include_router(files_routes.router)
     app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     app.include_router(operation_routes.router)
-    app.include_router(status_routes.router)
+    for one in admin_routes.ROUTERS if for_operators else ():
+        app.include_router(one)
     app.include_router(sglang_routes.router)
     app.include_router(unserved.router)
     add_page(app)
@@ -153,37 +168,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
     return DetokenizeResponse(prompt=text, text=text)
 
 
-@router.get("/livez", tags=["operation"])
-async def livez(request: Request) -> Health:
-    """Whether this process runs. Needs no key."""
-    return Health(status="ok")
-
-
-_READY: openapi.Responses = {
-    200: openapi.response(Health, "Ready."),
-    503: openapi.response(Health, "Not ready; `reason` says why."),
-}
-
-
-@router.get("/health", tags=["operation"], responses=_READY)
-@router.get("/ready", tags=["operation"], responses=_READY)
-@router.get("/ping", tags=["operation"], responses=_READY)
-@router.post("/ping", tags=["operation"], responses=_READY)
-@router.get("/readyz", tags=["operation"], responses=_READY)
-async def ready(request: Request) -> Response:
-    """Whether a request would be served, by the whole line. Needs no key."""
-    if reason := await gateway_of(request).why_not_ready():
-        return json_response(Health(status="unavailable", reason=reason), 503)
-    return json_response(Health(status="ok"))
-
-
 @router.get("/version", tags=["operation"])
 async def version(request: Request) -> Version:
     """Of Pagewire."""
     return Version(version=__version__)
-
-
-@router.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
-async def get_metrics(request: Request) -> Response:
-    """Prometheus metrics of all services."""
-    return Response(await gateway_of(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

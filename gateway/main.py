@@ -3,21 +3,26 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 import uvicorn
+from fastapi import FastAPI
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
-from pagewire.gateway.app import create_app
+from pagewire.gateway.app import create_admin_app, create_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
-from pagewire.gateway.connections import BACKLOG, Connections, Limits
+from pagewire.gateway.connection_limits import BACKLOG, Limits
+from pagewire.gateway.connections import Connections
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.store import Store, data_directory
+from pagewire.gateway.tls_listener import TlsListener
+from pagewire.secure_rpc import ServiceTls
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +33,20 @@ LAST_WORDS_S = 2
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with the signals left to serve()."""
+    """uvicorn, with the signals left to serve(), and TLS to a listener of ours."""
+
+    def __init__(
+        self, config: uvicorn.Config, listener: Callable[[socket.socket, uvicorn.Server], TlsListener] | None
+    ) -> None:
+        super().__init__(config)
+        self._listener = listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listener is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self.servers = [self._listener(sock, self) for sock in sockets or ()]  # type: ignore[misc]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
@@ -40,16 +58,28 @@ def listen(config: GatewayConfig) -> socket.socket:
 
     Raises StartupError naming an address that cannot be bound.
     """
+    return _listen(config.host, config.port, ("--host", "--port"), reuse_port=config.reuse_port)
+
+
+def listen_for_operators(config: GatewayConfig) -> socket.socket | None:
+    """That of --admin-port; the same holds for it."""
+    if config.admin_port is None:
+        return None
+    flags = ("--admin-host", "--admin-port")
+    return _listen(config.admin_host, config.admin_port, flags, reuse_port=config.reuse_port)
+
+
+def _listen(host: str, port: int, flags: tuple[str, str], *, reuse_port: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _cannot_listen(config, error) from error
+        raise _cannot_listen(host, port, flags, error) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if config.reuse_port:
+        if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; its accepted sockets inherit it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT_S * 1000))
@@ -57,32 +87,74 @@ def listen(config: GatewayConfig) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(config, error) from error
+        raise _cannot_listen(host, port, flags, error) from error
     return sock
 
 
-def _cannot_listen(config: GatewayConfig, error: OSError) -> StartupError:
+def _cannot_listen(host: str, port: int, flags: tuple[str, str], error: OSError) -> StartupError:
     return StartupError(
-        f"cannot listen on {config.host}:{config.port} ({error.strerror or error}): stop what is using it, or choose"
-        " another address with --host and --port"
+        f"cannot listen on {host}:{port} ({error.strerror or error}): stop what is using it, or choose"
+        f" another address with {flags[0]} and {flags[1]}"
     )
 
 
 async def serve(
     config: GatewayConfig,
     sock: socket.socket | None = None,
-    stop: Coroutine[None, None, object] | None = None,
+    stop: Coroutine[None, None, bool] | None = None,
     limits: Limits | None = None,
 ) -> None:
-    """Serves REST until SIGINT or SIGTERM (or until `stop` returns); answers in flight then get shutdown_timeout
-    seconds to end. limits: of connections (default: what this process has descriptors for). Raises StartupError."""
+    """Serves REST until SIGTERM, or until `stop` returns True: answers in flight then get shutdown_timeout seconds to
+    end; after SIGINT, none. limits: of connections (default: what this process has descriptors for).
+
+    Raises StartupError.
+    """
+    tenants.check_header(config.tenant_header)
+    tls = ServiceTls(config, [config.tokenizer_address])
+    scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
-    gateway = Gateway(config, store)
+    gateway = Gateway(config, store, tls)
     app = create_app(config, gateway)
+    for_operators = listen_for_operators(config)
     worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
-    server = _Server(
+    servers = {_server(app, connections, tls): sock}
+    if for_operators is not None:
+        servers[_server(create_admin_app(config, gateway), connections, tls)] = for_operators
+        logger.info("for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
+    link = asyncio.create_task(gateway.link.run())
+    batches = asyncio.create_task(worker.run())
+    background = asyncio.create_task(gateway.background.run())
+    keeper = asyncio.create_task(gateway.keeper.run())
+    serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
+    watching = asyncio.create_task(connections.watch())
+    stopped = asyncio.create_task(stop or rpc.wait_for_signal())
+    logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
+    try:
+        parts = {link, *serving, watching, batches, background, keeper}
+        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
+        gateway.shutdown.announced = True
+        worker.stop()
+        await rpc.cancel([background])  # others go on with what it did
+        if stopped.result():
+            await asyncio.sleep(config.drain_delay)
+        await _drain(gateway, config.shutdown_timeout if stopped.result() else 0.0)
+        for server in servers:
+            server.should_exit = True
+        await asyncio.wait(serving)
+    finally:
+        await rpc.cancel([stopped, *serving, watching, batches, background, link, keeper])
+        await gateway.keeper.close()
+        await gateway.channel.close()
+        await store.close()
+
+
+def _server(app: FastAPI, connections: Connections, tls: ServiceTls) -> _Server:
+    """All servers of a process share what it has room for."""
+    return _Server(
         uvicorn.Config(
             app,
             loop="none",
@@ -96,37 +168,16 @@ async def serve(
             # A burst must not take all descriptors at once.
             backlog=connections.limits.reserve,
             timeout_graceful_shutdown=LAST_WORDS_S,
-        )
+        ),
+        None if tls.certificates is None else partial(TlsListener, tls, connections),
     )
-    link = asyncio.create_task(gateway.link.run())
-    batches = asyncio.create_task(worker.run())
-    background = asyncio.create_task(gateway.background.run())
-    keeper = asyncio.create_task(gateway.keeper.run())
-    serving = asyncio.create_task(server.serve([sock]))
-    watching = asyncio.create_task(connections.watch())
-    stopped = asyncio.create_task(stop or rpc.wait_for_signal())
-    logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
-    try:
-        parts = {link, serving, watching, batches, background, keeper}
-        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not stopped.done():
-            raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
-        worker.stop()
-        await rpc.cancel([background])  # others go on with what it did
-        await _drain(gateway, config.shutdown_timeout)
-        server.should_exit = True
-        await serving
-    finally:
-        await rpc.cancel([stopped, serving, watching, batches, background, link, keeper])
-        await gateway.keeper.close()
-        await gateway.channel.close()
-        await store.close()
 
 
 async def _drain(gateway: Gateway, timeout: float) -> None:
     gateway.shutdown.begun = True
     try:
-        await asyncio.wait_for(gateway.shutdown.wait_idle(), timeout)
+        async with asyncio.timeout(timeout):
+            await gateway.shutdown.wait_idle()
     except TimeoutError:
         logger.warning("%d generations still running after %g s are cut off", gateway.link.num_live, timeout)
         gateway.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import REGISTRY, Gauge, generate_latest, start_http_server
 
 from pagewire import logs
-from pagewire.config import ServiceConfig
+from pagewire.config import ListenConfig, ServiceConfig
+from pagewire.errors import StartupError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -98,8 +99,15 @@ def exposition() -> str:
     return generate_latest(REGISTRY).decode()
 
 
-def serve_metrics(port: int | None, host: str = "0.0.0.0") -> None:
-    """Serves this process's metrics over HTTP in a thread of its own, if a port was asked for."""
-    if port is not None:
-        start_http_server(port, host)
-        logger.info("metrics on http://%s:%d/metrics", host, port)
+def serve_metrics(config: ListenConfig) -> None:
+    """Serves this process's metrics over HTTP in a thread of its own, if a port was asked for. Raises StartupError."""
+    if config.metrics_port is None:
+        return
+    try:
+        start_http_server(config.metrics_port, config.admin_host)
+    except OSError as error:
+        raise StartupError(
+            f"--metrics-port: cannot listen on {config.admin_host}:{config.metrics_port} ({error.strerror or error}):"
+            " stop what is using it, or choose another with --metrics-port and --admin-host"
+        ) from error
+    logger.info("metrics on http://%s:%d/metrics", config.admin_host, config.metrics_port)

@@ -43,7 +43,7 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Batches:
-    """Every method raises ApiError if the store fails."""
+    """Each tenant has its own; others' are as good as none. Every method raises ApiError if the store fails."""
 
     def __init__(self, store: Store, files: Files) -> None:
         self._files = files
@@ -86,18 +86,21 @@ class Batches:
         # The batch's own from now on, whatever becomes of the file.
         await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
         try:
-            await self._documents.put(id, msgspec.json.encode(record), jobs=self.jobs)
+            value, owner = msgspec.json.encode(record), record.tenant.name
+            await self._documents.put(id, value, owner=owner, jobs=self.jobs)
         except BaseException:
             self.working_file(id).unlink(missing_ok=True)
             raise
         return batch
 
     async def get(self, id: str) -> Batch:
-        batch = (await self.record(id)).batch
+        batch = (await self.record(id, present.get().name)).batch
         return await self._with_cancellation(batch)
 
     async def list(self, query: BatchQuery) -> BatchList:
-        page = await self._documents.list(after=query.after, limit=query.limit + 1, newest_first=True)
+        page = await self._documents.list(
+            present.get().name, after=query.after, limit=query.limit + 1, newest_first=True
+        )
         if page is None:
             raise _not_found(query.after or "", "after")
         data = [await self._with_cancellation(_decode(document).batch) for document in page[: query.limit]]
@@ -110,13 +113,14 @@ class Batches:
 
     async def cancel(self, id: str) -> Batch:
         """Whoever runs it will end it."""
+        batch = (await self.record(id, present.get().name)).batch
         if not await self.jobs.cancel(id):
-            batch = (await self.record(id)).batch
             raise ApiError(409, f"{id} cannot be cancelled any more: it is {batch.status}")
         return await self.get(id)
 
-    async def record(self, id: str) -> Record:
-        document = await self._documents.get(id)
+    async def record(self, id: str, owner: str | None = None) -> Record:
+        """owner: None: whoever it is."""
+        document = await self._documents.get(id, owner)
         if document is None:
             raise _not_found(id, "batch_id")
         return _decode(document)

@@ -217,10 +217,11 @@ class BatchRun:
         await self._save()
 
     async def _finalize(self) -> None:
-        batch, expiry = self._batch, self._record.output_expiry
+        batch, expiry, owner = self._batch, self._record.output_expiry, self._record.tenant.name
         for id, what in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
             if id is not None:
-                await self._files.adopt(self._batches.working_file(id), id, f"{batch.id}_{what}.jsonl", expiry)
+                path = self._batches.working_file(id)
+                await self._files.adopt(path, id, f"{batch.id}_{what}.jsonl", expiry, owner)
         now = int(time.time())
         if self._record.ending == "completed":
             batch.status, batch.completed_at = "completed", now

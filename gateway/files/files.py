@@ -17,13 +17,14 @@ from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.schema import MAX_EXPIRY_S, File, FileList, FileQuery, Purpose, UploadForm
 from pagewire.gateway.files.upload import save, storage_error
 from pagewire.gateway.store import Document, Store
+from pagewire.tenants import present
 
 # A file that no document knows is one that has expired, was deleted, or is about to get its document.
 ORPHAN_S = 3600.0
 
 
 class Files:
-    """Every method raises ApiError if the disk fails."""
+    """Each tenant has its own; others' are as good as none. Every method raises ApiError if the disk fails."""
 
     def __init__(self, store: Store, max_bytes: int, max_total_bytes: int) -> None:
         """max_bytes: of an uploaded file. max_total_bytes: of all; what batches answer counts, but is always kept."""
@@ -46,18 +47,18 @@ class Files:
             form = _form(upload.fields)
             expiry = form.expires_after.seconds if form.expires_after else MAX_EXPIRY_S
             assert upload.filename is not None
-            return await self._add(id, Path(upload.filename).name, "batch", expiry)
+            return await self._add(id, Path(upload.filename).name, "batch", expiry, _owner())
         except BaseException:
             self.path(id).unlink(missing_ok=True)
             raise
 
-    async def adopt(self, path: Path, id: str, filename: str, expiry: int) -> File:
-        """Moves what a batch has answered to the files. May be repeated, as after a crash in the middle."""
+    async def adopt(self, path: Path, id: str, filename: str, expiry: int, owner: str) -> File:
+        """Moves what a batch has answered to its owner's files. May be repeated, as after a crash in the middle."""
         _move(path, self.path(id))
-        return await self._add(id, filename, "batch_output", expiry)
+        return await self._add(id, filename, "batch_output", expiry, owner)
 
     async def get(self, id: str) -> File:
-        document = await self._documents.get(id)
+        document = await self._documents.get(id, _owner())
         if document is None:
             raise not_found(id)
         return _decode(document)
@@ -65,7 +66,7 @@ class Files:
     async def list(self, query: FileQuery) -> FileList:
         newest_first, found, after = query.order == "desc", list[File](), query.after
         while len(found) <= query.limit:
-            page = await self._documents.list(after=after, limit=query.limit + 1, newest_first=newest_first)
+            page = await self._documents.list(_owner(), after=after, limit=query.limit + 1, newest_first=newest_first)
             if page is None:
                 raise not_found(query.after or "", param="after")
             if not page:
@@ -82,7 +83,7 @@ class Files:
         )
 
     async def delete(self, id: str) -> None:
-        if not await self._documents.delete(id):
+        if not await self._documents.delete(id, _owner()):
             raise not_found(id)
         self.path(id).unlink(missing_ok=True)
 
@@ -104,7 +105,7 @@ class Files:
             )
             raise ApiError(413, message, param="file")
 
-    async def _add(self, id: str, filename: str, purpose: Purpose, expiry: int) -> File:
+    async def _add(self, id: str, filename: str, purpose: Purpose, expiry: int, owner: str) -> File:
         now = int(time.time())
         file = File(
             id=id,
@@ -114,8 +115,13 @@ class Files:
             filename=filename,
             purpose=purpose,
         )
-        await self._documents.put(id, msgspec.json.encode(file), expires_at=file.expires_at)
+        await self._documents.put(id, msgspec.json.encode(file), owner=owner, expires_at=file.expires_at)
         return file
+
+
+def _owner() -> str:
+    """Whose files the present request is about."""
+    return present.get().name
 
 
 def _total_bytes(folder: Path) -> int:

@@ -5,7 +5,7 @@ import re
 from fastapi import APIRouter, Request
 from msgspec import UNSET
 
-from pagewire import __version__
+from pagewire import __version__, tenants
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.gateway import Gateway, gateway_of
 from pagewire.gateway.json_route import JsonRoute
@@ -25,11 +25,13 @@ _TEXT = "Hi"
 @router.post("/inference/v1/abort_requests")
 @router.post("/abort_request")
 async def abort_requests(request: Request, body: AbortBody) -> Aborted:
-    """Ends generations wherever they are, whichever gateway they came by."""
+    """Ends generations wherever they are, whichever gateway they came by: a tenant's own, or with a key that may change
+    the service, or where there are no tenants, anybody's."""
     gateway = gateway_of(request)
     ids = [name for given in body.ids for name in (given, _PREFIX.sub("", given, count=1))]
     upstream = inference_pb2.AbortRequestsRequest(request_ids=ids, all=bool(body.abort_all))
-    answer = await gateway.call(gateway.inference.AbortRequests, upstream)
+    whose = tenants.metadata() if tenants.whose_requests() is not None else []
+    answer = await gateway.call(gateway.inference.AbortRequests, upstream, whose)
     return Aborted(status="aborted", aborted=answer.num_aborted)
 
 

@@ -22,7 +22,9 @@ class AbortBody(Parameters):
         "tokenizer", "Their `request_id`, `X-Request-Id`, or the `id` of their answer."
     )
     rid: str | list[str] | None = field("tokenizer", "SGLang's name of `request_ids`.", union_mode="left_to_right")
-    abort_all: bool | None = field("tokenizer", "All that are being generated, whoever sent them.", False)
+    abort_all: bool | None = field(
+        "tokenizer", "All of the tenant; with a key that may, or without tenants: of all.", False
+    )
 
     @model_validator(mode="after")
     def _says_which(self) -> "AbortBody":

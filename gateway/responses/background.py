@@ -102,8 +102,8 @@ class Background:
 
     async def delete(self, id: str) -> None:
         """A response of any kind, which ends if it still runs. Raises ApiError 404."""
-        await self._jobs.cancel(id)
         await self._responses.delete(id)
+        await self._jobs.cancel(id)
         await self._log.delete(id)
 
     async def events(self, id: str, first_event: int, shutdown: GracefulShutdown) -> AsyncIterator[bytes]:
@@ -165,14 +165,14 @@ class Background:
     async def _finish(self, lease: Lease) -> None:
         """Brings a response to its end, and says there what it was. Raises ApiError or LeaseLost."""
         try:
-            stored = await self._responses.find(lease.id)
+            stored = await self._responses.find_any(lease.id)
             if stored is not None and not has_ended(stored):
                 outputs = await self._log.read_all(lease.id)
                 error = await self._outcome(lease, stored, outputs)
                 ended = _told(stored, outputs, error)
                 await self._responses.update(lease.id, ended, lease)
                 logger.info("response %s %s after %d outputs", lease.id, status_of(ended), len(outputs))
-            if await self._responses.find(lease.id) is None:  # it was deleted, perhaps before its last outputs
+            if await self._responses.find_any(lease.id) is None:  # it was deleted, perhaps before its last outputs
                 await self._log.delete(lease.id)
         except (DecodeError, ProtobufDecodeError):
             logger.exception("response %s is stored in a form that cannot be read; it is given up", lease.id)
@@ -222,6 +222,7 @@ class Background:
                 output.usage.CopyFrom(reply.choices[0].usage)
                 if not outputs:
                     output.prompt_token_ids[:] = reply.choices[0].prompt_token_ids
+                    output.weights_version = reply.choices[0].weights_version
                     await self._responses.update(lease.id, _begun(stored), lease)
                 await self._log.append(lease.id, len(outputs), output, lease)
                 outputs.append(output)

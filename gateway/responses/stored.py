@@ -15,7 +15,7 @@ from pagewire.gateway.responses.conversation import AnyItem
 from pagewire.gateway.responses.items import FunctionCallInput, FunctionCallOutput, ItemReference, Items, MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery
 from pagewire.gateway.store import Bound, Jobs, Lease, Store
-from pagewire.tenants import NOBODY, Tenant
+from pagewire.tenants import NOBODY, Tenant, present
 
 PREFIX = "resp_"
 # Of one conversation: responses, and bytes of what was said in them.
@@ -38,7 +38,7 @@ class Stored(msgspec.Struct, gc=False):
 
 
 class Responses:
-    """Every method raises ApiError if the store fails."""
+    """Each tenant has its own; others' are as good as none. Every method raises ApiError if the store fails."""
 
     def __init__(self, store: Store, bound: Bound, ttl_s: float) -> None:
         self._documents = store.documents("response", bound)
@@ -46,13 +46,20 @@ class Responses:
 
     async def save(self, id: str, stored: Stored, jobs: Jobs | None = None) -> None:
         """jobs: adds one that is to generate it."""
-        await self._documents.put(id, _encode(stored), expires_at=self._expires_at(), jobs=jobs)
+        owner = present.get().name
+        await self._documents.put(id, _encode(stored), owner=owner, expires_at=self._expires_at(), jobs=jobs)
 
     async def update(self, id: str, stored: Stored, lease: Lease) -> None:
         """Nothing is saved if it was deleted meanwhile. Raises LeaseLost."""
         await self._documents.replace(id, _encode(stored), expires_at=self._expires_at(), lease=lease)
 
     async def find(self, id: str) -> Stored | None:
+        """The present tenant's."""
+        document = await self._documents.get(id, present.get().name)
+        return None if document is None else _decode(document.value)
+
+    async def find_any(self, id: str) -> Stored | None:
+        """Whosever it is."""
         document = await self._documents.get(id)
         return None if document is None else _decode(document.value)
 
@@ -64,7 +71,7 @@ class Responses:
 
     async def delete(self, id: str) -> None:
         """Raises ApiError 404."""
-        if not await self._documents.delete(id):
+        if not await self._documents.delete(id, present.get().name):
             await self.get(id)
 
     async def conversation(self, id: str) -> list[AnyItem]:

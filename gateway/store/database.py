@@ -21,10 +21,12 @@ class Schema:
     version: int
     tables: tuple[str, ...]
     script: str
+    upgrades: tuple[str, ...] = ()  # from each version, beginning with 1, to the next
 
 
 STORE = Schema(
-    version=1,
+    version=2,
+    upgrades=("ALTER TABLE documents ADD COLUMN owner TEXT NOT NULL DEFAULT '';",),
     tables=("documents", "totals", "jobs"),
     script="""
 CREATE TABLE documents (
@@ -34,6 +36,7 @@ CREATE TABLE documents (
     value BLOB NOT NULL,
     created_at REAL NOT NULL,
     expires_at REAL,
+    owner TEXT NOT NULL DEFAULT '',
     UNIQUE (collection, id)
 );
 CREATE INDEX documents_in_order ON documents (collection, seq);
@@ -133,7 +136,11 @@ def _open(path: Path, schema: Schema) -> sqlite3.Connection:
             for statement in _statements(schema.script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {schema.version}")
-        elif version != schema.version:
+        while 0 < version <= len(schema.upgrades):
+            connection.execute(schema.upgrades[version - 1])
+            version += 1
+            connection.execute(f"PRAGMA user_version = {version}")
+        if version not in (0, schema.version):
             raise StartupError(
                 f"--data-dir {path.parent}: another version of Pagewire made it (schema {version}, this one's is"
                 f" {schema.version}): use that version, or name another directory with --data-dir"

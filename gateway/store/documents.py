@@ -28,7 +28,8 @@ class Bound:
 
 
 class Documents:
-    """One collection, in the order in which ids were first put. An expired document is as good as gone.
+    """One collection, in the order in which ids were first put. An expired document is as good as gone, and so is one
+    of another owner; None stands for whoever it is.
 
     Every method raises ApiError if the store fails, 507 if the disk is full.
     """
@@ -43,11 +44,13 @@ class Documents:
         id: str,
         value: bytes,
         *,
+        owner: str = "",
         expires_at: float | None = None,
         lease: Lease | None = None,
         jobs: Jobs | None = None,
     ) -> None:
-        """Adds or replaces. lease: written only while it is held. jobs: adds one of the same id, or neither.
+        """Adds, or replaces, which changes no owner. lease: written only while it is held. jobs: adds one of the same
+        id, or neither.
 
         Raises LeaseLost, or ApiError 413 if the value alone is larger than the bound.
         """
@@ -59,9 +62,9 @@ class Documents:
                 check_held(connection, lease)
             connection.execute("DELETE FROM documents WHERE expires_at <= ?", (now,))
             connection.execute(
-                "INSERT INTO documents (collection, id, value, created_at, expires_at) VALUES (?, ?, ?, ?, ?)"
+                "INSERT INTO documents (collection, id, value, created_at, expires_at, owner) VALUES (?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (collection, id) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at",
-                (self._collection, id, value, now, expires_at),
+                (self._collection, id, value, now, expires_at, owner),
             )
             if self._bound is not None:
                 self._make_room(connection, self._bound)
@@ -90,16 +93,17 @@ class Documents:
 
         return await self._database.write(work)
 
-    async def get(self, id: str) -> Document | None:
-        return await self._database.read(lambda connection: self._get(connection, id))
+    async def get(self, id: str, owner: str | None = None) -> Document | None:
+        return await self._database.read(lambda connection: self._get(connection, id, owner))
 
-    async def delete(self, id: str) -> bool:
+    async def delete(self, id: str, owner: str | None = None) -> bool:
         """Whether it was there."""
 
         def work(connection: sqlite3.Connection) -> bool:
-            existed = self._get(connection, id) is not None
+            if self._get(connection, id, owner) is None:
+                return False
             connection.execute("DELETE FROM documents WHERE collection = ? AND id = ?", (self._collection, id))
-            return existed
+            return True
 
         return await self._database.write(work)
 
@@ -110,16 +114,22 @@ class Documents:
         await self._database.write(lambda connection: connection.execute(statement, values))
 
     async def list(
-        self, *, after: str | None = None, limit: int | None = None, newest_first: bool = False
+        self,
+        owner: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
     ) -> Sequence[Document] | None:
         """after: the id that the page before ended with; None is returned if there is no such document (any more)."""
         comes_after, order = ("<", "DESC") if newest_first else (">", "ASC")
 
         def work(connection: sqlite3.Connection) -> Sequence[Document] | None:
-            condition, values = "collection = ? AND (expires_at IS NULL OR expires_at > ?)", [self._collection]
+            whose, values = "collection = ? AND owner = coalesce(?, owner)", (self._collection, owner)
+            condition = f"{whose} AND (expires_at IS NULL OR expires_at > ?)"
             if after is not None:
-                place = "SELECT seq FROM documents WHERE collection = ? AND id = ?"
-                found = connection.execute(place, (self._collection, after)).fetchone()
+                place = f"SELECT seq FROM documents WHERE {whose} AND id = ?"
+                found = connection.execute(place, (*values, after)).fetchone()
                 if found is None:
                     return None
                 condition += f" AND seq {comes_after} {found[0]}"
@@ -140,11 +150,12 @@ class Documents:
         )
         return row or (0, 0)
 
-    def _get(self, connection: sqlite3.Connection, id: str) -> Document | None:
+    def _get(self, connection: sqlite3.Connection, id: str, owner: str | None = None) -> Document | None:
         row = connection.execute(
             "SELECT id, value, created_at, expires_at FROM documents"
-            " WHERE collection = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)",
-            (self._collection, id, time.time()),
+            " WHERE collection = ? AND id = ? AND owner = coalesce(?, owner)"
+            " AND (expires_at IS NULL OR expires_at > ?)",
+            (self._collection, id, owner, time.time()),
         ).fetchone()
         return row and Document(*row)
 

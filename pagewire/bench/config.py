@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from pagewire.client_config import ClientTlsFlags
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerFlags:
+class ServerFlags(ClientTlsFlags):
     """Which server, and what every request asks of it."""
 
     base_url: str = flag("http://127.0.0.1:8000", "server to measure, any that speaks the OpenAI API", group="server")
@@ -38,6 +39,13 @@ class BenchConfig(ServerFlags):
         "shape of the gaps between starts: 1 = Poisson arrivals, lower = bursts, higher = more even",
         group="load",
         valid=Range(above=0),
+    )
+    max_retries: int = flag(
+        0,
+        "how often a request that is refused (429, 503) comes back, each time when the server tells it to"
+        " (Retry-After); its times are those of the try that was answered",
+        group="load",
+        valid=NOT_NEGATIVE,
     )
     warmup: int = flag(1, "requests sent one by one before the measurement", group="load", valid=NOT_NEGATIVE)
     seed: int = flag(0, "seed of the random prompts and of the arrivals", group="load")

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
-import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
+
+from pagewire.tls import NO_FILES, Files, client_context
 
 # Longest line of a response head or of one server-sent event.
 LINE_LIMIT = 4 * 1024 * 1024
@@ -16,9 +19,25 @@ _REASON = ":reason"
 class HttpError(Exception):
     """An answer that is not what was asked for: another status, or not HTTP (None)."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, retry_after: float | None = None) -> None:
+        """retry_after: seconds after which the server says to come back."""
         super().__init__(message)
         self.status = status
+        self.retry_after = retry_after
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds, of the headers of an answer, names in lower case: `retry-after-ms`, as OpenAI's and Anthropic's clients
+    read it, or `retry-after` in seconds or as a date (RFC 9110). None if it does not say."""
+    milliseconds, value = headers.get("retry-after-ms", ""), headers.get("retry-after", "")
+    if milliseconds.isdecimal():
+        return int(milliseconds) / 1000
+    if value.isdecimal():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None
 
 
 class Connection:
@@ -27,13 +46,14 @@ class Connection:
     After an error, or an answer that was not read to its end, it must be closed; the next request opens it again.
     """
 
-    def __init__(self, base_url: str, headers: dict[str, str]) -> None:
+    def __init__(self, base_url: str, headers: dict[str, str], files: Files = NO_FILES) -> None:
+        """files: for https. Raises ValueError for what is no URL, StartupError for files that cannot be used."""
         url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"expected http://host:port, got {base_url!r}")
         self._host = url.hostname
         self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._tls = client_context(files) if url.scheme == "https" else None
         self._prefix = url.path.rstrip("/")
         lines = [f"{name}: {value}\r\n" for name, value in {"Host": url.netloc, **headers}.items()]
         self._headers = "".join(lines)
@@ -87,7 +107,8 @@ class Connection:
         status, head = await self._send(method, path, None if body is None else json.dumps(body).encode())
         if status != 200:
             text = b"".join([piece async for piece in self._body(head)]).decode("utf-8", "replace")
-            raise HttpError(f"HTTP {status} {head[_REASON]}: {text.strip()[:200]}", status)
+            message = f"HTTP {status} {head[_REASON]}: {text.strip()[:200]}"
+            raise HttpError(message, status, retry_after(head))
         return head
 
     async def _send(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str]]:

@@ -26,7 +26,7 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 def summarise(config: BenchConfig, model: str, records: Sequence[Record], client_cpu_s: float) -> dict[str, Any]:
     """Throughput counts whole requests, prefill included: all output tokens / (last end - first start)."""
     ok = [record for record in records if record.error is None]
-    wall = max(r.end for r in records) - min(r.start for r in records)
+    wall = max(r.end for r in records) - min(r.start - r.waited for r in records)
     output_tokens = sum(r.completion_tokens for r in ok)
     prompt_tokens = [r.prompt_tokens for r in ok if r.prompt_tokens is not None]
     summary: dict[str, Any] = {
@@ -43,6 +43,7 @@ def summarise(config: BenchConfig, model: str, records: Sequence[Record], client
         "wall_s": round(wall, 4),
         "completed": len(ok),
         "failures": len(records) - len(ok),
+        "retries": sum(r.retries for r in records),
         "errors": dict(Counter(r.error for r in records if r.error is not None).most_common(5)),
         "not_full_length": sum(r.completion_tokens != config.output_len for r in ok),
         "usage_reported": sum(r.usage_reported for r in ok),
@@ -53,6 +54,7 @@ def summarise(config: BenchConfig, model: str, records: Sequence[Record], client
         "req_per_s": round(len(ok) / wall, 3),
         "output_tok_per_s": round(output_tokens / wall, 2),
         "chunks_per_token": round(sum(r.chunks for r in ok) / output_tokens, 3) if output_tokens else None,
+        "waited_max_s": round(max(r.waited for r in records), 3),
         "client_cpu_s": round(client_cpu_s, 3),
     }
     series = {
@@ -83,13 +85,16 @@ def table(summary: dict[str, Any]) -> str:
     for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("latency", "total")):
         cells = (summary[f"{name}_p50_ms"], summary[f"{name}_p99_ms"])
         lines.append(f"  {title:<8}" + "".join("         -" if c is None else f"{c:>10.1f}" for c in cells))
+    if summary["retries"]:
+        waited = f"the last try was up to {summary['waited_max_s']:.1f} s after the first"
+        lines.append(f"  {summary['retries']} retries of requests that were refused; {waited}")
     lines += [f"  {count} x {error}" for error, count in summary["errors"].items()]
     return "\n".join(lines)
 
 
 def write_json(path: Path, summary: dict[str, Any], records: Sequence[Record]) -> None:
     """Starts count from the first request; of the gaps only the longest is kept."""
-    origin = min(record.start for record in records)
+    origin = min(record.start - record.waited for record in records)
     requests = []
     for record in records:
         row = dataclasses.asdict(record)

@@ -8,13 +8,17 @@ from typing import Any
 from pagewire.bench.config import ServerFlags
 from pagewire.bench.http import Connection, HttpError
 
+# The same request may be answered later.
+_LATER = (429, 503)
+
 
 @dataclass
 class Record:
-    """Times in seconds; start on time.perf_counter's clock.
+    """Times in seconds; start, of the last try, on time.perf_counter's clock.
 
-    ttft: request written to the first chunk with text (or the end). tpot: first to last such chunk per output token
-    after the first. itl: gaps between such chunks.
+    retries: tries before it, which were refused; waited: from the first to the last. ttft: request written to the first
+    chunk with text (or the end). tpot: first to last such chunk per output token after the first. itl: gaps between
+    such chunks.
     """
 
     start: float
@@ -28,6 +32,8 @@ class Record:
     usage_reported: bool = False
     finish_reason: str | None = None
     error: str | None = None
+    retries: int = 0
+    waited: float = 0.0
 
 
 def body(config: ServerFlags, model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
@@ -45,12 +51,15 @@ def body(config: ServerFlags, model: str, prompt: str, max_tokens: int) -> dict[
     return request
 
 
-async def send(connection: Connection, endpoint: str, request: dict[str, Any], timeout: float) -> Record:
-    """Never raises for what the server or the network does: the record's error says it."""
+async def send(
+    connection: Connection, endpoint: str, request: dict[str, Any], timeout: float, max_retries: int = 0
+) -> Record:
+    """Never raises for what the server or the network does: the record's error says it. timeout: seconds, of all tries
+    together."""
     record = Record(start=time.perf_counter())
     try:
         async with asyncio.timeout(timeout):
-            await _stream(connection, endpoint, request, record)
+            await _persist(connection, endpoint, request, record, max_retries)
     except TimeoutError:
         record.error = f"no end within {timeout:g} s"
     except asyncio.IncompleteReadError:
@@ -63,6 +72,25 @@ async def send(connection: Connection, endpoint: str, request: dict[str, Any], t
     if record.error is None and record.ttft is None:
         record.error = "no output"
     return record
+
+
+async def _persist(
+    connection: Connection, endpoint: str, request: dict[str, Any], record: Record, max_retries: int
+) -> None:
+    first_start = record.start
+    while True:
+        try:
+            await _stream(connection, endpoint, request, record)
+            return
+        except HttpError as error:
+            if error.status not in _LATER or record.retries == max_retries:
+                raise
+            delay = 2.0**record.retries if error.retry_after is None else error.retry_after
+        connection.close()
+        await asyncio.sleep(delay)
+        record.retries += 1
+        record.start = time.perf_counter()
+        record.waited = record.start - first_start
 
 
 async def _stream(connection: Connection, endpoint: str, request: dict[str, Any], record: Record) -> None:

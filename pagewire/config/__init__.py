@@ -13,25 +13,31 @@ from pagewire.config.scheduler import SchedulerConfig
 from pagewire.config.serve import SET_BY_STACK, ServeConfig
 from pagewire.config.shared import (
     DEFAULT_MODEL,
+    WITHOUT_TLS,
     BatchConfig,
     ListenConfig,
     ModelConfigFlags,
+    PublicListenConfig,
     RecoveryConfig,
     ServiceConfig,
+    TlsConfig,
 )
 from pagewire.config.tokenizer import TokenizerConfig
 
 __all__ = [
     "DEFAULT_MODEL",
     "SET_BY_STACK",
+    "WITHOUT_TLS",
     "BatchConfig",
     "ExecutorConfig",
     "GatewayConfig",
     "ListenConfig",
     "ModelConfigFlags",
+    "PublicListenConfig",
     "RecoveryConfig",
     "SchedulerConfig",
     "ServeConfig",
     "ServiceConfig",
+    "TlsConfig",
     "TokenizerConfig",
 ]

@@ -2,16 +2,23 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.shared import KeysConfig, RecoveryConfig, ServiceConfig
+from pagewire.config.shared import KeysConfig, OperatorsConfig, RecoveryConfig, ServiceConfig
 from pagewire.fields import PORT, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(RecoveryConfig, KeysConfig, ServiceConfig):
+class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     """REST, OpenAI-compatible."""
 
     host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")
     port: int = flag(8000, "REST port", group="network", valid=PORT)
+    admin_port: int | None = flag(
+        None,
+        "HTTP port for what operators ask for: metrics, status and what changes the service, with the probes; the "
+        "public ports have none of it then but the probes (default: --port has it)",
+        group="network",
+        valid=PORT,
+    )
     api_server_count: int = flag(
         1,
         "gateway processes behind the REST port; with several, /metrics shows the gateway metrics of only one",

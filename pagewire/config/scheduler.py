@@ -43,6 +43,13 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         None, "requests of one tenant that may run at once (default: unlimited)", group="scheduling", valid=POSITIVE
     )
     enable_prefix_caching: bool = flag(True, "reuse the KV blocks of prompts that begin alike", group="scheduling")
+    prefix_cache_sharing: str = flag(
+        "tenant",
+        "who finds whose blocks there: requests of the same tenant, or all, which then learn from the time of an "
+        "answer what others have asked",
+        group="scheduling",
+        choices=("tenant", "all"),
+    )
     enable_chunked_prefill: bool = flag(True, "split long prompts over several steps", group="scheduling")
     scheduling_policy: str = flag(
         "fcfs",

@@ -15,6 +15,11 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         "addresses to serve gRPC on, comma separated: unix:/path or host:port",
         group="network",
     )
+    public_admin: bool = flag(
+        True,
+        "serve metrics and status on --public-listen, too; pagewire serve does without --admin-port",
+        group="network",
+    )
     scheduler_address: str = flag("localhost:50052", "the scheduler service", group="network")
     served_model_name: str | None = flag(
         None, "names that clients use, comma separated; the first is reported (default: MODEL)", group="model"

@@ -23,8 +23,16 @@ class KeysAddConfig:
     requests_per_minute: int = flag(
         0, "that each process which clients reach takes; 0 = no limit", group="key", valid=NOT_NEGATIVE
     )
+    tokens_per_minute: int = flag(
+        0, "of its prompts and outputs, by all ways; 0 = no limit", group="key", valid=NOT_NEGATIVE
+    )
     max_running: int = flag(
         0, "requests that may run at once in each process; 0 = no limit", group="key", valid=NOT_NEGATIVE
+    )
+    admin: bool = flag(
+        False,
+        "its owner may change the service for everybody: /v1/admin over REST, AdminService over gRPC",
+        group="key",
     )
 
 
@@ -60,7 +68,9 @@ def add(path: Path, config: KeysAddConfig) -> str:
         digest=digest_of(secret.encode()),
         weight=config.weight,
         requests_per_minute=config.requests_per_minute,
+        tokens_per_minute=config.tokens_per_minute,
         max_running=config.max_running,
+        admin=config.admin,
     )
     try:
         before = path.read_text() if path.exists() else ""

@@ -53,7 +53,7 @@ class Door:
         Raises StartupError for a file that cannot be read.
         """
         digest = digest_of(api_key.encode()) if api_key else None
-        self._one = None if digest is None else Key(name="", digest=digest)
+        self._one = None if digest is None else Key(name="", digest=digest, admin=True)
         self._file = KeyFile(key_file, check_interval) if key_file else None
         self._uses: dict[str, _Use] = {}
 

@@ -1,4 +1,5 @@
-"""One key: a line `NAME sha256:HEX [weight=2] [requests_per_minute=60] [max_running=8]` of a file.
+"""One key: a line `NAME sha256:HEX [weight=2] [requests_per_minute=60] [tokens_per_minute=90000] [max_running=8]
+[admin]` of a file.
 
 Keys are random and as long as their hash, so that a fast hash gives nothing away that a slow one would hide.
 """
@@ -11,27 +12,31 @@ from dataclasses import dataclass
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
-_WHOLE = ("requests_per_minute", "max_running")
+_ADMIN = "admin"
+_WHOLE = ("requests_per_minute", "tokens_per_minute", "max_running")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
     """name: of the tenant, "" for that of --api-key. digest: SHA-256. weight: share of the tenant among others.
 
-    requests_per_minute, max_running: of each process that clients reach; 0 = no limit.
+    requests_per_minute, max_running: of each process that clients reach; 0 = no limit. tokens_per_minute: of prompts
+    and outputs, by all ways. admin: may change the service.
     """
 
     name: str
     digest: bytes
     weight: float = 1.0
     requests_per_minute: int = 0
+    tokens_per_minute: int = 0
     max_running: int = 0
+    admin: bool = False
 
     def line(self) -> str:
         """As parse_key() reads it."""
         told = [f"{name}={value}" for name in _WHOLE if (value := getattr(self, name))]
         weight = [] if self.weight == 1 else [f"weight={self.weight:g}"]
-        return " ".join([self.name, f"sha256:{self.digest.hex()}", *weight, *told])
+        return " ".join([self.name, f"sha256:{self.digest.hex()}", *weight, *told, *([_ADMIN] if self.admin else [])])
 
 
 def digest_of(key: bytes) -> bytes:
@@ -68,10 +73,13 @@ def _parse(words: list[str]) -> Key:
     if hash is None:
         raise ValueError("the second word is not sha256: and 64 hexadecimal digits; `pagewire keys add` writes it")
     values: dict[str, float] = {}
+    if admin := _ADMIN in settings:
+        settings.remove(_ADMIN)
     for setting in settings:
         what, _, value = setting.partition("=")
         if what not in ("weight", *_WHOLE) or what in values or not _NUMBER.fullmatch(value) or not float(value):
-            raise ValueError(f"what follows the hash is weight, {' or '.join(_WHOLE)}, once, =, and a number above 0")
+            names = ", ".join(("weight", *_WHOLE))
+            raise ValueError(f"what follows the hash is one of {names}, once, =, and a number above 0; or {_ADMIN}")
         if what in _WHOLE and "." in value:
             raise ValueError(f"{what} is no whole number")
         values[what] = float(value)
@@ -79,6 +87,7 @@ def _parse(words: list[str]) -> Key:
         name=name,
         digest=bytes.fromhex(hash[1]),
         weight=values.get("weight", 1.0),
+        admin=admin,
         **{what: int(values[what]) for what in _WHOLE if what in values},
     )
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import grpc
 
+from pagewire.config import PublicListenConfig
 from pagewire.keys import Door, caller
 from pagewire.keys.door import bearer
+from pagewire.launch import is_loopback
 from pagewire.rpc import RpcError
 
 # Whoever supervises a service asks for it, without a key.
 _OPEN = "/grpc.health.v1.Health/"
 # What says or ends something, and computes nothing, has no limits.
 _UNLIMITED = ("Abort", "Get", "List")
+_ADMIN = ".AdminService"
 MESSAGE = "missing or wrong API key: send it as metadata, authorization: Bearer KEY"
 
 
@@ -41,10 +44,35 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         return _held(handler, lambda: self._door.admit(key))
 
 
-def interceptors(api_key: str | None, key_file: str | None) -> Sequence[KeyInterceptor]:
-    """Of a server that clients reach. Raises StartupError for a file that cannot be read."""
-    door = Door(api_key, key_file)
-    return () if door.is_open else (KeyInterceptor(door),)
+class AdminInterceptor(grpc.aio.ServerInterceptor):
+    """Before what changes the service for everybody. Behind that of keys, if there is one."""
+
+    def __init__(self, *, is_private: bool) -> None:
+        """is_private: other machines do not reach this server."""
+        self._is_private = is_private
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        service, _, name = handler_call_details.method.rpartition("/")
+        key = caller.get()
+        may = self._is_private if key is None else key.admin
+        if may or not service.endswith(_ADMIN) or name.startswith("Get"):
+            return await continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(_refuse_change)
+
+
+def interceptors(config: PublicListenConfig) -> Sequence[grpc.aio.ServerInterceptor]:
+    """Of the server that clients reach. Raises StartupError for a file that cannot be read."""
+    door = Door(config.api_key, config.api_key_file)
+    admin = AdminInterceptor(is_private=all(map(_is_private, config.public_listen.split(","))))
+    return [admin] if door.is_open else [KeyInterceptor(door), admin]
+
+
+def _is_private(address: str) -> bool:
+    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def metadata(api_key: str) -> list[tuple[str, str]]:
@@ -60,7 +88,16 @@ def _given(details: grpc.HandlerCallDetails) -> list[bytes]:
 
 def _is_unlimited(method: str) -> bool:
     service, _, name = method.rpartition("/")
-    return service.endswith(".AdminService") or name.startswith(_UNLIMITED)
+    return service.endswith(_ADMIN) or name.startswith(_UNLIMITED)
+
+
+async def _refuse_change(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    message = (
+        "this call changes the service for everybody: use the key of --api-key, one made by `pagewire keys add"
+        " --admin`, or, where no key is asked for, serve on loopback"
+    )
+    await RpcError(grpc.StatusCode.PERMISSION_DENIED, message).abort(context)
+    yield b""
 
 
 async def _refuse(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:

@@ -1,6 +1,7 @@
 """A request and the client that waits for it."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pagewire import telemetry
@@ -25,6 +26,10 @@ class LiveRequest:
     first_token_time: float | None = None
     compiling: asyncio.Task[None] | None = None  # its grammar; meanwhile the scheduler does not have it
     forecast: Forecast = NOTHING_KNOWN
+
+    def goes_by(self, external_ids: Collection[str], tenant: str | None) -> bool:
+        """Whether its client has given it one of these ids, and it is of the tenant; None: of any."""
+        return bool(self.external_id) and self.external_id in external_ids and tenant in (None, self.request.tenant)
 
     @property
     def stage(self) -> str:

@@ -80,12 +80,15 @@ class Pacer:
         elif done.was_held or done.followed_long:
             self.lead = max(self.lead * _DECAY, _MIN_LEAD)
 
+    def running_since(self, now: float) -> float:
+        """When the oldest step in flight could begin: it was sent, and the one before done. Now, if there is none."""
+        return max(self._in_flight[0].time, self._last_result_time) if self._in_flight else now
+
     def _seconds_left(self, now: float) -> float:
         """Until the running step ends; 0 if none runs, or if no other may be sent before it ends."""
         if not 0 < len(self._in_flight) < self._pipeline_depth:
             return 0.0
-        running = self._in_flight[0]
-        return max(running.time, self._last_result_time) + self._guess(running.num_tokens) - now
+        return self.running_since(now) + self._guess(self._in_flight[0].num_tokens) - now
 
     def _guess(self, num_tokens: int) -> float:
         """Seconds that a step of so many tokens takes; rather too few than too many."""

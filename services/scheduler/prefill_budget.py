@@ -8,7 +8,7 @@ short prompts wait than requests decode: in a burst, steps that are kept short d
 """
 
 from pagewire.config import SchedulerConfig
-from pagewire.services.scheduler.cost_model import StepCosts, StepWork
+from pagewire.services.scheduler.cost_model import StepCosts
 
 # Smaller pieces are not worth their overhead.
 MIN_CHUNK = 16
@@ -27,27 +27,27 @@ class PrefillTarget:
         self._target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
 
     def seconds(
-        self, costs: StepCosts, num_decodes: int, num_short_prompts: int, *, is_alone: bool, is_contended: bool
+        self, costs: StepCosts, num_decodes: float, num_short_prompts: float, *, is_alone: bool, is_contended: bool
     ) -> float:
-        """num_short_prompts: that wait or run. is_alone: there is one request. is_contended: there are several tenants,
-        one of which may be about to come that was served less, so that also a step in which nobody decodes is to be
-        short."""
+        """num_short_prompts: that run, or wait and have a row. is_alone: there is one request. is_contended: there are
+        several tenants, one of which may be about to come that was served less, so that also a step in which nobody
+        decodes is to be short."""
         if self._target == 0 or is_alone:
             return NO_LIMIT
-        decodes = costs.seconds(StepWork(num_decodes))
+        decodes = costs.decode_seconds(num_decodes)
         if self._target is None:
             target, least = _DEFAULT_TARGET, decodes
         else:
             target, least = self._target, decodes * _LEAST_SHARE
-        if not is_contended and (num_decodes == 0 or self._target is None):
-            target *= min(max(1.0, num_short_prompts / num_decodes), _MAX_STRETCH) if num_decodes else _MAX_STRETCH
+        if not is_contended and (num_decodes < 1 or self._target is None):
+            target *= min(max(1.0, num_short_prompts / num_decodes), _MAX_STRETCH) if num_decodes >= 1 else _MAX_STRETCH
         return max(target - decodes, least)
 
     def modest_seconds(self, costs: StepCosts, num_decodes: int) -> float:
         """Of tenants that were served more than others that run."""
         if self._target == 0 or num_decodes == 0:
             return NO_LIMIT
-        return _MODEST_SHARE * costs.seconds(StepWork(num_decodes))
+        return _MODEST_SHARE * costs.decode_seconds(num_decodes)
 
 
 class PrefillBudget:

@@ -11,18 +11,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.cost_model import StepCosts
 from pagewire.services.scheduler.decision import Decision, Takes
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.group_blocks import GroupBlocks
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
-from pagewire.services.scheduler.prefill_budget import PrefillTarget
+from pagewire.services.scheduler.prefill_budget import NO_LIMIT, PrefillTarget
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import charge
 from pagewire.services.scheduler.waiting import WaitingQueue
+
+_INTERNAL = 13  # as gRPC numbers its codes
 
 
 class Replica:
@@ -39,6 +43,7 @@ class Replica:
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
         self._info = info
+        self.is_leaving = False  # its executor still works, but is about to end
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
@@ -50,22 +55,31 @@ class Replica:
         """Starts over on an executor with empty rows and an empty KV cache."""
         self._start_over(info)
 
-    def detach(self) -> tuple[list[Request], list[Request]]:
-        """The executor is gone: drops its steps and KV.
+    def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
+        """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
+        return [] if self.is_leaving else charge(requests, self._in_flight, loss)
 
-        Returns:
-            Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
-            lost that runs them.
-        """
-        running, condemned = self.running, charge(self.running, self._in_flight)
+    def detach(self) -> list[Request]:
+        """The executor is gone: drops its steps and KV. Returns the requests that go on elsewhere, in order."""
+        running = self.running
         self._start_over(None)
         for request in running:
             request.forget_blocks()
-            if request in condemned:
-                request.finish(FinishReason.ERROR)
-            else:
-                request.preempt()
-        return [request for request in running if not request.is_finished], condemned
+            request.preempt()
+        return running
+
+    def drain(self) -> None:
+        """Lets those that run end, and takes nobody else but who needs its weights."""
+        self._rows.is_draining = True
+
+    @property
+    def is_draining(self) -> bool:
+        return self._rows.is_draining
+
+    @property
+    def is_drained(self) -> bool:
+        """Nobody runs, nothing is in flight, and the executor knows that."""
+        return not (self.running or self._in_flight or self._rows.finished_request_ids)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -78,7 +92,12 @@ class Replica:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
         those that run leave some of the token budget."""
         rows = self._rows
-        if self._info is None or not rows.num_open or not rows.quarantine.admits(request, not rows.running):
+        if (
+            self._info is None
+            or not rows.suits(request)
+            or not rows.num_open
+            or not rows.quarantine.admits(request, not rows.running)
+        ):
             return False
         computed = rows.find_room(request)
         if computed is None:
@@ -103,7 +122,7 @@ class Replica:
     @property
     def holds_long_back(self) -> bool:
         """Whether rows are open, but as many long prompts are computed as may."""
-        longs = sum(one.is_long and one.num_computed_tokens < one.num_tokens for one in self.running)
+        longs = sum(one.is_long and one.is_prefilling for one in self.running)
         return self.num_open_rows > 0 and longs >= self._rows.limits.max_long_partial_prefills
 
     def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:
@@ -121,7 +140,7 @@ class Replica:
 
     def update(self, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in what the oldest step in flight brought. Tokens of requests that ended or were preempted meanwhile
-        are dropped. A request that ended has its finish_reason set. seconds: of the device; 0: it is not known.
+        are dropped. A request that ended has its finish_reason set. seconds: of the step; 0: they are not known.
 
         Raises:
             InvalidResult: the result is not that step's.
@@ -151,8 +170,28 @@ class Replica:
         refused = [request for request in self.running if request.request_id in result.errors]
         for request in refused:
             self._rows.release(request)
+            if result.errors[request.request_id].code == _INTERNAL and self._rows.kv is not None:
+                self._rows.kv.forget(request)  # NaN in one of them would be NaN for whoever finds it
             request.finish(FinishReason.ERROR)
         return [(request, result.errors[request.request_id]) for request in refused]
+
+    # -- how fast it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def costs(self) -> StepCosts:
+        """Of steps on the executor that is attached."""
+        return self._rows.costs
+
+    def prompt_room(self, num_decodes: float, num_short_prompts: float, num_tokens: float) -> float:
+        """How many tokens of prompts a step computes beside so many decodes. num_short_prompts: that run, or could.
+        num_tokens: of a prompt, on average."""
+        seconds = self._target.seconds(
+            self.costs, num_decodes, num_short_prompts, is_alone=False, is_contended=self._ledger.is_contended
+        )
+        room = max(1.0, self.max_num_batched_tokens - num_decodes)
+        if seconds == NO_LIMIT or not self._rows.limits.splits_prompts:
+            return room
+        return min(room, max(1.0, self.costs.prompt_tokens_within(seconds, int(num_tokens / 2))))
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
@@ -165,6 +204,11 @@ class Replica:
     def running(self) -> list[Request]:
         """In the policy's order; not to be changed."""
         return self._rows.running
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one runs here that may be the reason why executors fail."""
+        return self._rows.quarantine.is_closed
 
     @property
     def num_preemptions(self) -> int:

@@ -3,15 +3,13 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from typing import Protocol
 
 import grpc
 
 from pagewire.services.scheduler import stats
-from pagewire.services.scheduler.busy_time import BusyTime
 from pagewire.services.scheduler.executor_client import ExecutorClient
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
@@ -22,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 class ReplicaListener(Protocol):
     """Who serves the requests. Calls come one at a time."""
+
+    def weights_wanted(self, present: Weights) -> Weights:
+        """As `ExecutorListener.weights_wanted`."""
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
 
@@ -34,11 +35,8 @@ class ReplicaListener(Protocol):
     def on_step(self, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
-    def on_result(self, replica: Replica, result: StepResult, clock: StepClock) -> None:
-        """Raises InvalidResult."""
-
-    def on_step_done(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """A step of so many requests and tokens has taken so long: from one result to the next, while there is work."""
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
+        """seconds: from the result before, or from when it was sent if that was later. Raises InvalidResult."""
 
 
 class ReplicaDriver:
@@ -56,14 +54,12 @@ class ReplicaDriver:
         hang_timeout: float = 0.0,
     ) -> None:
         self._scheduler = scheduler
-        self._replica = replica
+        self.replica = self._replica = replica
         self._listener = listener
         self._stats = statistics
         self._client = ExecutorClient(channel, address, term, self, hang_timeout)
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
-        self._in_flight: deque[tuple[int, int]] = deque()  # requests and tokens of steps
-        self._busy = BusyTime()
 
     @property
     def has_executor(self) -> bool:
@@ -72,6 +68,18 @@ class ReplicaDriver:
     async def compile(self, grammar: Grammar) -> None:
         """As `ExecutorClient.compile`."""
         await self._client.compile(grammar)
+
+    async def load(self, weights: Weights) -> Weights:
+        """As `ExecutorClient.load`."""
+        return await self._client.load(weights)
+
+    async def drop(self) -> None:
+        """As `ExecutorClient.drop`."""
+        await self._client.drop()
+
+    def start_over(self, reason: str) -> None:
+        """As `ExecutorClient.start_over`."""
+        self._client.start_over(reason)
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -98,8 +106,6 @@ class ReplicaDriver:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
                 self._replica.pacer.on_sent(num_tokens, time.monotonic())
-                self._busy.on_sent(time.monotonic())
-                self._in_flight.append((len(step.request_ids), num_tokens))
                 self._stats.on_step(num_tokens, schedule_seconds)
                 await self._client.send(step, self._listener.on_step(step))
             self._stats.refresh()
@@ -120,17 +126,19 @@ class ReplicaDriver:
 
     # -- what ExecutorClient calls -----------------------------------------------------------------------------------
 
+    def weights_wanted(self, present: Weights) -> Weights:
+        return self._listener.weights_wanted(present)
+
     def on_executor(self, info: ExecutorInfo) -> None:
-        self._in_flight.clear()
-        self._busy = BusyTime()
         self._listener.on_attached(self._replica, info)
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
-        self._listener.on_result(self._replica, result, clock)
-        work = self._in_flight.popleft()
-        is_busy = bool(self._in_flight or self._replica.running)
-        self._listener.on_step_done(*work, self._busy.on_result(is_busy, time.monotonic()))
-        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, time.monotonic())
+        now = time.monotonic()
+        self._listener.on_result(self._replica, result, clock, now - self._replica.pacer.running_since(now))
+        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
+
+    def on_leaving(self, is_leaving: bool) -> None:
+        self._replica.is_leaving = is_leaving
 
     def on_executor_lost(self, reason: str) -> None:
         self._listener.on_lost(self._replica, reason)

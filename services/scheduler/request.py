@@ -10,6 +10,7 @@ from pagewire.sampling_params import (
     check_num_prompt_logprobs,
     check_token_ids,
 )
+from pagewire.services.scheduler.block_pool import root_hash
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import NO_ACCOUNT
 from pagewire.services.scheduler.group_blocks import HeldBlocks
@@ -68,11 +69,11 @@ class Request:
         "account",
         "awaited",
         "block_hashes",
-        "cache_salt",
         "epoch",
         "finish_reason",
         "has_grammar",
         "has_matcher",
+        "hashed_for",
         "held_blocks",
         "images",
         "is_accepted",
@@ -91,14 +92,18 @@ class Request:
         "order",
         "replica_id",
         "request_id",
+        "root_hash",
         "sampling_params",
         "second_text_start",
         "status",
         "stop_token_id",
         "stop_token_ids",
+        "suspect_until",
         "tenant",
         "tenant_weight",
         "token_ids",
+        "tokens_per_minute",
+        "weights_version",
         "yields_vector",
     )
 
@@ -114,8 +119,11 @@ class Request:
         second_text_start: int = 0,
         images: PromptImages = NO_IMAGES,
         cache_salt: str = "",
+        cache_owner: str = "",
         tenant: str = "",
         tenant_weight: float = 0.0,
+        tokens_per_minute: int = 0,
+        weights_version: str = "",
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -124,17 +132,21 @@ class Request:
         yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
         texts, where in the prompt the second begins; 0: there is only one.
 
-        cache_salt: it shares blocks only with requests of the same.
+        cache_salt, cache_owner: it shares blocks only with requests of the same.
 
-        tenant: whose it is. tenant_weight: 0 stands for 1.
+        tenant: whose it is. tenant_weight: 0 stands for 1. tokens_per_minute: of the tenant, 0 = no limit.
+
+        weights_version: of the weights that made the tokens it brings along; empty: they are not known.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
         self.second_text_start = second_text_start
         self.images = images
-        self.cache_salt = cache_salt
+        self.root_hash = root_hash(cache_salt, cache_owner)  # what the hashes of its blocks begin with
         self.tenant = tenant
         self.tenant_weight = tenant_weight
+        self.tokens_per_minute = tokens_per_minute
+        self.weights_version = weights_version  # of those that compute it, or last did
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
         self.sampling_params = sampling_params
@@ -148,7 +160,8 @@ class Request:
         self.num_output_placeholders = 0
         self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
         self.num_preemptions = 0
-        self.num_losses = 0  # executors lost while they ran it, since its last token
+        self.suspect_until = 0  # an executor was lost while it ran it: with so many tokens it is cleared
+        self.num_losses = 0  # executors lost while it was, or became, a suspect
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None  # the entry of sampling_params.stop_token_ids that ended it
@@ -165,6 +178,7 @@ class Request:
 
         # Owned by the replica's KVCacheManager.
         self.block_hashes: list[bytes] = []
+        self.hashed_for = ""  # the version of the weights that they are for
         self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 
@@ -187,6 +201,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether it runs, and more than its last token has to be computed."""
+        return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens > 1
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -46,7 +46,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Abort(
         self, request: scheduler_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.AbortResponse:
-        return scheduler_pb2.AbortResponse(num_aborted=self._engine.abort_external(set(request.external_ids)))
+        num_aborted = self._engine.abort_external(set(request.external_ids), tenants.whose_requests())
+        return scheduler_pb2.AbortResponse(num_aborted=num_aborted)
 
     async def GetLoad(
         self, request: scheduler_pb2.GetLoadRequest, context: grpc.aio.ServicerContext

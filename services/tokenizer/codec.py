@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagewire.process import release_unused_memory
-from pagewire.services.tokenizer.chat import Chat, ChatError, expand_images, render_chat
+from pagewire.services.tokenizer.chat import Chat, expand_images, render_chat
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput, encode_inputs
 from pagewire.services.tokenizer.sentence_config import read_sentence_config
 from pagewire.services.tokenizer.text_limit import Room, TextLimit
@@ -24,7 +24,7 @@ class CodecSource:
     path: str
     # Instead of the model's own; None = the model's own.
     chat_template: str | None = None
-    # Render templates that come with requests. A template is a program: it may take all memory and never end.
+    # Render templates that come with requests; the pool does, elsewhere.
     trust_request_chat_template: bool = False
 
 
@@ -41,7 +41,6 @@ class Codec:
         self.chat_template = source.chat_template or self.tokenizer.chat_template
         # Of chats with tools.
         self.tool_chat_template = source.chat_template or self.tokenizer.tool_chat_template or self.chat_template
-        self._trust_request_chat_template = source.trust_request_chat_template
         self.limit = TextLimit(self.tokenizer)
 
     def encode_text(self, text: str, add_special_tokens: bool, room: Room | None = None) -> list[int]:
@@ -78,14 +77,23 @@ class Codec:
         image_texts: Sequence[str] = (),
         room: Room | None = None,
     ) -> list[int]:
-        """image_texts: what replaces the chat's placeholders, image_token, in their order.
+        """By the model's template. Raises ChatError or TextTooLong."""
+        template = self.tool_chat_template if chat.tools else self.chat_template
+        text = render_chat(chat, template, self.tokenizer.special_tokens, image_token)
+        return self.encode_rendered(text, add_special_tokens, image_token, image_texts, room)
+
+    def encode_rendered(
+        self,
+        text: str,
+        add_special_tokens: bool,
+        image_token: str = "",
+        image_texts: Sequence[str] = (),
+        room: Room | None = None,
+    ) -> list[int]:
+        """A chat's text. image_texts: what replaces its placeholders, image_token, in their order.
 
         Raises ChatError or TextTooLong.
         """
-        if chat.chat_template and not self._trust_request_chat_template:
-            raise ChatError("chat_template is not taken from requests here; --trust-request-chat-template allows it")
-        template = self.tool_chat_template if chat.tools else self.chat_template
-        text = render_chat(chat, template, self.tokenizer.special_tokens, image_token)
         if image_texts:
             text = expand_images(text, image_token, image_texts)
         return self._encode(text, add_special_tokens, room)

@@ -8,11 +8,12 @@ from typing import Any
 class ComposedGeneration:
     """One that the present task composes of others."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, tenant: str) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task: asyncio.Task[Any] = task
         self.request_id = request_id
+        self.tenant = tenant
         self.is_over = False
         self.was_ended = False
 

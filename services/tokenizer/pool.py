@@ -19,11 +19,12 @@ from pagewire.memory_return import return_memory_after
 from pagewire.process import usable_cores
 from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
-from pagewire.services.tokenizer.chat import Chat
+from pagewire.services.tokenizer.chat import Chat, ChatError
 from pagewire.services.tokenizer.codec import Codec, CodecSource
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.images import ImageReader, NoImages
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
+from pagewire.services.tokenizer.request_templates import RequestTemplates
 from pagewire.services.tokenizer.text_limit import Room
 from pagewire.services.tokenizer.timed_threads import TimedThreads
 from pagewire.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
@@ -68,6 +69,8 @@ class TokenizerPool:
         for worker in self.workers:
             self._idle.put(worker)
         self._threads = TimedThreads(self.size, "tokenizer")
+        special_tokens = self.codec.tokenizer.special_tokens
+        self._request_templates = RequestTemplates(special_tokens) if source.trust_request_chat_template else None
         self._max_queued = max_queued
         self._timeout = timeout
         self._num_calls = 0
@@ -123,7 +126,16 @@ class TokenizerPool:
         room: Room | None = None,
     ) -> list[int]:
         """image_texts: what stands for each of the chat's images. Raises ChatError or TextTooLong."""
-        args = (chat, add_special_tokens, self.images.image_token, image_texts, room)
+        image_token = self.images.image_token
+        if chat.chat_template:
+            if self._request_templates is None:
+                raise ChatError(
+                    "chat_template is not taken from requests here; --trust-request-chat-template allows it"
+                )
+            text = await self._request_templates.render(chat, image_token)
+            given = (add_special_tokens, image_token, image_texts, room)
+            return await self._call("encode_rendered", len(text), text, *given)
+        args = (chat, add_special_tokens, image_token, image_texts, room)
         return await self._call("encode_chat", chat.num_chars, *args)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -140,6 +152,8 @@ class TokenizerPool:
         self._threads.close()
         for worker in self.workers:
             worker.close()
+        if self._request_templates is not None:
+            self._request_templates.close()
         self.images.close()
 
     async def _call(self, method: str, num_chars: int, *args: Any) -> Any:

@@ -91,7 +91,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def AbortRequests(
         self, request: inference_pb2.AbortRequestsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.AbortRequestsResponse:
-        num_aborted = self._generator.end_early(None if request.all else frozenset(request.request_ids))
+        ids = None if request.all else frozenset(request.request_ids)
+        num_aborted = self._generator.end_early(ids, tenants.whose_requests())
         return inference_pb2.AbortRequestsResponse(num_aborted=num_aborted)
 
     async def CountRequests(

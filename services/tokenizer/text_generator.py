@@ -51,9 +51,10 @@ REPLAY_PIECE = 1000
 class LiveGeneration:
     """A request, from its arrival to its end."""
 
-    def __init__(self, link: SchedulerLink, request_id: str, deliver: Deliver) -> None:
+    def __init__(self, link: SchedulerLink, submission: GenerateSubmission, deliver: Deliver) -> None:
         self._link = link
-        self.request_id = request_id
+        self.request_id = submission.request.request_id
+        self.tenant = submission.context.tenant
         self._deliver = deliver
         self.starting: asyncio.Task[None] | None = None
         self.stream: TextStream | None = None  # once its prompt is encoded
@@ -152,13 +153,13 @@ class TextGenerator:
             await self.link.drained()
 
     @contextmanager
-    def composing(self, request_id: str) -> Iterator[None]:
+    def composing(self, submission: GenerateSubmission) -> Iterator[None]:
         """What the present task submits, one request after the other, is one to others: `drained` waits for its end,
         `end_early` ends it.
 
         Raises RpcError (ABORTED) then.
         """
-        composed = ComposedGeneration(request_id)
+        composed = ComposedGeneration(submission.request.request_id, submission.context.tenant)
         self._starting.add(composed.task)
         self._generations.add(composed)
         try:
@@ -173,16 +174,20 @@ class TextGenerator:
 
     def start(self, submission: GenerateSubmission, deliver: Deliver) -> LiveGeneration:
         """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
-        live = LiveGeneration(self.link, submission.request.request_id, deliver)
+        live = LiveGeneration(self.link, submission, deliver)
         self._generations.add(live)
         live.starting = asyncio.create_task(self._start(live, submission, deliver))
         self._starting.add(live.starting)
         live.starting.add_done_callback(self._starting.discard)
         return live
 
-    def end_early(self, request_ids: Collection[str] | None) -> int:
-        """Ends generations by their ids, None: all. Returns how many."""
-        chosen = [one for one in self._generations if request_ids is None or one.goes_by(request_ids)]
+    def end_early(self, request_ids: Collection[str] | None, tenant: str | None = None) -> int:
+        """Ends generations by their ids, None: all; those of a tenant, None: of all. Returns how many."""
+        chosen = [
+            one
+            for one in self._generations
+            if tenant in (None, one.tenant) and (request_ids is None or one.goes_by(request_ids))
+        ]
         return sum([one.end_early() for one in chosen])
 
     async def _start(self, live: LiveGeneration, submission: GenerateSubmission, deliver: Deliver) -> None:

@@ -24,8 +24,8 @@ GRPC_SERVICES = {
     "scheduler": scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name,
     "executor": executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
 }
-# Metrics come through the gateway; a container's port is its own; dummy weights are for tests; code is never trusted.
-NOT_IN_COMPOSE = {"metrics_port", "reuse_port", "seed", "trust_remote_code"}
+# A container's port is its own; dummy weights are for tests; code is never trusted.
+NOT_IN_COMPOSE = {"reuse_port", "seed", "trust_remote_code"}
 
 
 def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:
@@ -71,7 +71,7 @@ def test_every_variable_is_a_setting_of_its_service_and_every_setting_a_variable
 def test_services_accept_the_default_environment(name):
     settings = configuration(name)
     assert settings.log_format == "json"
-    changed = {"log_format", "host", "listen", "public_listen", "device"}
+    changed = {"log_format", "host", "admin_host", "listen", "public_listen", "device"}
     for field in dataclasses.fields(settings):
         if field.name not in changed and not field.name.endswith("_address"):
             assert getattr(settings, field.name) == field.default, f"{field.name}: a default is stated twice"
@@ -134,7 +134,9 @@ def test_containers_have_no_privileges_and_time_to_end(name):
     assert "no-new-privileges:true" in service["security_opt"]
     assert "user" not in service, "the image's user holds"
     assert service["restart"] == "unless-stopped"
-    assert float(service["stop_grace_period"].removesuffix("s")) > configuration(name).shutdown_timeout
+    settings = configuration(name)
+    longest = settings.shutdown_timeout + getattr(settings, "drain_delay", 0.0)
+    assert float(service["stop_grace_period"].removesuffix("s")) > longest
 
 
 @pytest.mark.parametrize("name", LINE)

@@ -48,6 +48,14 @@ def services_of(process: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
     return {match.group(1): child for match, child in named if match}
 
 
+def listening(process: subprocess.Popen[bytes]) -> list[tuple[str, int]]:
+    """(address, port) of every TCP socket that listens in the stack's processes."""
+    stack = psutil.Process(process.pid)
+    found = [c for one in (stack, *stack.children(recursive=True)) for c in one.net_connections("inet")]
+    # gRPC listens on IPv4 by way of IPv6.
+    return [(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
+
+
 def complete(port: int) -> str:
     body = {"model": "m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
     response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
@@ -62,6 +70,9 @@ def gone(processes: list[psutil.Process]) -> bool:
 def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
     process, port, log = stack
     assert "Paris" in complete(port)
+    sockets = listening(process)
+    assert len(sockets) == 2 and ("127.0.0.1", port) in sockets, "REST and the public gRPC"
+    assert {address for address, _ in sockets} == {"127.0.0.1"}
     services = services_of(process)
     assert set(services) == {"gateway", "tokenizer", "scheduler", "executor"}
     services["executor"].kill()
@@ -69,7 +80,13 @@ def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Pop
     restarted = services_of(process)
     assert restarted["executor"].pid != services["executor"].pid
     assert restarted["scheduler"].pid == services["scheduler"].pid
-    process.send_signal(signal.SIGINT)
+    body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as streamed:
+        lines = filter(None, streamed.iter_lines())
+        assert "text" in next(lines)
+        process.send_signal(signal.SIGINT)
+        *_, last, done = lines
+    assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for nobody, and says so"
     assert process.wait(30) == 0
     assert gone(list(restarted.values()))
     banner = log.read_text()

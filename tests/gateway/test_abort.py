@@ -18,6 +18,7 @@ from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1 import common_pb2, inference_pb2
 from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway.test_keys import new
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 
 TEXT = "one two three four five six"
@@ -100,6 +101,31 @@ async def test_a_whole_answer_says_that_it_was_aborted(line: TokenizerLine, gate
     assert await aborted(other, path, **body) == 1
     choice = (await answer).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("abort", "")
+
+
+async def test_a_tenant_ends_its_own_and_an_operator_everybodys(line: TokenizerLine, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    alice, bob, operator = new(path, "alice"), new(path, "bob"), new(path, "operator", admin=True)
+    async with running_gateway(line.config.listen, api_key_file=str(path)) as client:
+        await wait_ready(client)
+
+        async def ask(headers: dict[str, str], name: str) -> str:
+            answer = await client.post(CHAT, json=BODY, headers={**headers, "x-request-id": name})
+            return str(answer.json()["choices"][0]["finish_reason"])
+
+        asked = [asyncio.create_task(ask(headers, name)) for headers in (alice, bob) for name in ("a", "b")]
+        await line.scheduler.until(lambda: line.scheduler.num_running == 4)
+
+        async def end(headers: dict[str, str], **body: Any) -> int:
+            answer = await client.post("/abort_requests", json=body, headers=headers)
+            return int(answer.json()["aborted"])
+
+        assert await end(bob, request_ids=["a", "chatcmpl-a"]) == 1
+        assert await asked[2] == "abort" and not asked[0].done()
+        assert await end(bob, abort_all=True) == 1
+        assert await end(alice, request_ids=["b"]) == 1
+        assert await end(operator, abort_all=True) == 1
+        assert [await one for one in asked] == ["abort"] * 4
 
 
 async def test_which_requests_has_to_be_said(gateways) -> None:

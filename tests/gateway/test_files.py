@@ -138,7 +138,7 @@ async def test_the_bytes_of_expired_files_are_removed(tmp_path: Path, monkeypatc
     for expiry in (-1, 100):
         path = tmp_path / "answers"
         path.write_bytes(CONTENT)
-        await files.adopt(path, f"file-{expiry}", "out.jsonl", expiry)
+        await files.adopt(path, f"file-{expiry}", "out.jsonl", expiry, owner="")
     assert [file.id for file in (await files.list(FileQuery())).data] == ["file-100"]
     await files.sweep()
     assert files.path("file--1").exists(), "it could be about to get its document"

@@ -69,6 +69,40 @@ async def test_lists_go_page_by_page(stores: tuple[Store, Store]) -> None:
     assert await ids(after="unknown") is None
 
 
+async def test_documents_are_their_owners(stores: tuple[Store, Store]) -> None:
+    notes = stores[0].documents("notes")
+    for id, owner in (("a", "alice"), ("b", "bob"), ("c", "alice"), ("n", "")):
+        await notes.put(id, b"1", owner=owner)
+    await notes.put("a", b"2", owner="bob")
+
+    async def ids(*owner: str, **options: object) -> str | None:
+        page = await notes.list(*owner, **options)
+        return None if page is None else "".join(document.id for document in page)
+
+    assert [await ids("alice"), await ids("bob"), await ids(""), await ids()] == ["ac", "b", "n", "abcn"]
+    assert await ids("alice", after="b") is None and await ids("alice", after="a") == "c"
+    assert await notes.get("a", "bob") is None and await notes.get("a", "") is None
+    found = await notes.get("a", "alice")
+    assert found is not None and found.value == b"2"
+    assert not await notes.delete("a", "bob") and await notes.get("a") is not None
+    assert await notes.delete("a", "alice")
+
+
+async def test_a_directory_of_before_there_were_owners_is_nobodys(tmp_path: Path) -> None:
+    await Store(tmp_path).close()
+    connection = sqlite3.connect(tmp_path / "pagewire.db")
+    connection.execute("ALTER TABLE documents DROP COLUMN owner")
+    connection.execute("INSERT INTO documents (collection, id, value, created_at) VALUES ('notes', 'a', x'31', 1)")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        store = Store(tmp_path)
+        found = await store.documents("notes").get("a", "")
+        assert found is not None and found.value == b"1"
+        await store.close()
+
+
 async def test_all_under_a_prefix_are_deleted(stores: tuple[Store, Store]) -> None:
     notes, others = stores[0].documents("notes"), stores[0].documents("others")
     for id in ("a/", "a/1", "a/x", "a", "a0", "b/1"):

@@ -8,7 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from pagewire.config import GatewayConfig
+from pagewire.errors import StartupError
+from pagewire.gateway import main
 from pagewire.keys.entry import Key, digest_of
+from pagewire.tenants import ClientTenants
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
@@ -68,7 +72,8 @@ async def test_searches_and_vectors_have_it_too(
 
 async def test_lines_of_a_batch_are_whose_the_batch_is(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     line = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": BODY}).encode()
-    file = (await client.post("/v1/files", files={"file": ("in.jsonl", line)}, data={"purpose": "batch"})).json()
+    upload = {"file": ("in.jsonl", line)}
+    file = (await client.post("/v1/files", files=upload, data={"purpose": "batch"}, headers=ACME)).json()
     fake.running.clear()
     request = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
     assert (await client.post("/v1/batches", json=request, headers=ACME)).status_code == 200
@@ -98,7 +103,15 @@ async def test_nobody_is_believed_without_the_flag(fake: FakeTokenizer, address:
         internal = {"pagewire-tenant": "acme", "pagewire-tenant-weight": "9"}
         await client.post("/v1/embeddings", json={"input": "a"}, headers=ACME | internal)
     assert submitted(fake) == {""}
-    assert fake.tenants == [("", 0)]
+    assert fake.tenants == [("", 0, 0)]
+
+
+@pytest.mark.parametrize("name", ["", "X Tenant", "X-Tenant:", "héader", "grpc-tenant", "tenant-bin", "Authorization"])
+async def test_a_header_that_cannot_be_one_stops_the_start(name: str) -> None:
+    with pytest.raises(StartupError, match="--tenant-header"):
+        ClientTenants(name)
+    with pytest.raises(StartupError, match="--tenant-header"):
+        await main.serve(GatewayConfig(port=0, tenant_header=name))
 
 
 @pytest.mark.parametrize("names", [[""], ["x" * 129], ["caf\xe9"], ["a", "a"]])
@@ -120,7 +133,7 @@ async def test_an_idempotency_key_is_the_tenants_own(client: httpx.AsyncClient, 
 
 async def test_a_keys_owner_wins_over_the_header(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text(Key(name="owner", digest=digest_of(b"k1"), weight=2).line() + "\n")
+    keys.write_text(Key(name="owner", digest=digest_of(b"k1"), weight=2, tokens_per_minute=9000).line() + "\n")
     async with running_gateway(address, tenant_header=HEADER, api_key_file=str(keys), api_key="k2") as client:
         await wait_ready(client)
         for key in ("k1", "k2"):
@@ -128,5 +141,5 @@ async def test_a_keys_owner_wins_over_the_header(fake: FakeTokenizer, address: s
             assert (await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)).status_code == 200
             assert (await client.post(CHAT, json=BODY, headers=headers)).status_code == 200
     contexts = [submission.context for submission in fake.submissions]
-    assert [(context.tenant, context.tenant_weight) for context in contexts] == [("owner", 2), ("acme & sons", 0)]
-    assert fake.tenants == [("owner", 2), ("acme & sons", 0)], "the key of --api-key has no owner"
+    told = [(context.tenant, context.tenant_weight, context.tokens_per_minute) for context in contexts]
+    assert told == fake.tenants == [("owner", 2, 9000), ("acme & sons", 0, 0)], "the key of --api-key has no owner"

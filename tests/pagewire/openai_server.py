@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,12 @@ def write_event(writer: asyncio.StreamWriter, event: dict[str, Any] | str) -> No
         writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
 
-def write_whole(writer: asyncio.StreamWriter, status: str, body: dict[str, Any]) -> None:
+def write_whole(
+    writer: asyncio.StreamWriter, status: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> None:
     data = json.dumps(body).encode()
-    writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    writer.write(f"HTTP/1.1 {status}\r\n{lines}Content-Length: {len(data)}\r\n\r\n".encode() + data)
 
 
 @asynccontextmanager

@@ -126,6 +126,36 @@ async def test_failures_are_counted_by_reason(server: Server, tmp_path: Path) ->
     assert "3 x the server closed the connection" in text
 
 
+async def test_who_is_refused_comes_back_when_told_to(server: Server, tmp_path: Path) -> None:
+    """Each prompt is refused twice: with milliseconds, and with a date that has passed."""
+    tries: dict[str, list[float]] = {}
+    now = asyncio.get_running_loop().time
+
+    async def refuse_twice(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        times = tries.setdefault(body["prompt"], [])
+        times.append(now())
+        if len(times) == 1:
+            write_whole(writer, "429 Too Many Requests", {}, {"Retry-After": "9", "Retry-After-Ms": "60"})
+        elif len(times) == 2:
+            write_whole(writer, "503 Service Unavailable", {}, {"Retry-After": "Mon, 23 Nov 2020 10:00:00 GMT"})
+        else:
+            await server.stream(body, writer)
+
+    file = tmp_path / "plain.jsonl"
+    file.write_text("".join(f'{{"prompt": "p{i}", "tokens": 1}}\n' for i in range(3)))
+    server.answer = refuse_twice
+    argv = [f"--prompts-file={file}", "--warmup=0", "--num-prompts=3", "--output-len=2"]
+    code, result, text = await bench(server, tmp_path, *argv, "--max-retries=2")
+    summary = result["summary"]
+    assert code == 0 and (summary["completed"], summary["retries"]) == (3, 6) and "6 retries" in text
+    assert all(times[1] - times[0] > 0.05 for times in tries.values()), "not before the time"
+    assert 0.05 < summary["waited_max_s"] < 9
+    assert all(row["start"] >= row["waited"] >= 0.05 and row["retries"] == 2 for row in result["requests"])
+    tries.clear()
+    code, result, _ = await bench(server, tmp_path, *argv, "--max-retries=1")
+    assert code == 1 and all("503" in error for error in result["summary"]["errors"])
+
+
 async def test_all_failed_exits_with_1(server: Server, tmp_path: Path) -> None:
     async def refuse(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         write_whole(writer, "503 Service Unavailable", {"error": "away"})

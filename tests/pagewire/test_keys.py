@@ -23,7 +23,7 @@ def new(path: Path, name: str, **settings: float) -> bytes:
 
 def test_a_key_that_is_made_opens_and_the_file_has_only_its_hash(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    first = new(path, "a", weight=2.5, requests_per_minute=60, max_running=3)
+    first = new(path, "a", weight=2.5, requests_per_minute=60, tokens_per_minute=900, max_running=3, admin=True)
     second = new(path, "b")
     assert path.stat().st_mode & 0o777 == 0o600
     assert first.decode() not in path.read_text() and second.decode() not in path.read_text()
@@ -31,8 +31,9 @@ def test_a_key_that_is_made_opens_and_the_file_has_only_its_hash(tmp_path: Path)
     key = door.find([b"", first])
     assert key is not None
     assert (key.name, key.weight, key.requests_per_minute, key.max_running) == ("a", 2.5, 60, 3)
+    assert key.tokens_per_minute == 900 and key.admin
     found = door.find([second])
-    assert found is not None and found.name == "b"
+    assert found is not None and found.name == "b" and not found.admin
     assert door.find([first + b"x", first[:-1], b"a", b""]) is None
 
 
@@ -50,7 +51,7 @@ def test_the_one_key_is_taken_beside_those_of_the_file(tmp_path: Path) -> None:
         ("a", "second word"),
         ("a my-secret-key", "second word"),
         ("a sha256:abc", "second word"),
-        (f"a {HASH} wieght=2", "weight, requests_per_minute or max_running"),
+        (f"a {HASH} wieght=2", "weight, requests_per_minute, tokens_per_minute, max_running, once"),
         (f"a {HASH} weight=0", "above 0"),
         (f"a {HASH} weight=nan", "above 0"),
         (f"a {HASH} max_running=2 max_running=3", "once"),

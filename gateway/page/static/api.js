@@ -5,7 +5,12 @@ import { byId } from "./dom.js";
 const KEY = "pagewire.key";
 
 /** An answer that is an error, in the server's words. */
-export class ApiError extends Error {}
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
 
 let asking = null;
 
@@ -36,7 +41,7 @@ export async function request(path, { body, signal } = {}) {
     const response = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
     if (response.ok) return response;
     const message = await messageOf(response);
-    if (response.status !== 401 || !(await askForKey())) throw new ApiError(message);
+    if (response.status !== 401 || !(await askForKey())) throw new ApiError(message, response.status);
   }
 }
 

@@ -50,7 +50,8 @@ async function watch() {
         showHealth(...summary(status));
         engine.show(status);
       }
-    } catch {
+    } catch (error) {
+      if (error.status === 404) return watchReadiness();
       if (!controller.signal.aborted) {
         showHealth("unreachable", "Gateway away");
         engine.showGone();
@@ -58,6 +59,23 @@ async function watch() {
     }
     document.removeEventListener("visibilitychange", hide);
     if (!controller.signal.aborted) await sleep(RETRY_MS);
+  }
+}
+
+/** Where the status is on a port for operators, which this page does not reach. */
+async function watchReadiness() {
+  byId("to-engine").hidden = true;
+  byId("health").removeAttribute("href");
+  for (;;) {
+    await visible();
+    try {
+      await request("readyz");
+      showHealth("serving", "Ready");
+    } catch (error) {
+      if (error.status) showHealth("not_serving", "Starting", error.message);
+      else showHealth("unreachable", "Gateway away");
+    }
+    await sleep(2 * RETRY_MS);
   }
 }
 

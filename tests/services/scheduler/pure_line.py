@@ -8,6 +8,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -38,8 +39,14 @@ class PureLine:
     executor; what takes a replica means the first by default."""
 
     def __init__(
-        self, *executors: FakeExecutor, max_model_len: int = 1 << 20, attach: bool = True, **config: Any
+        self,
+        *executors: FakeExecutor,
+        max_model_len: int = 1 << 20,
+        attach: bool = True,
+        check: bool = True,
+        **config: Any,
     ) -> None:
+        """check: the scheduler's integrity, at every turn."""
         self.executors = list(executors)
         self.max_model_len = max_model_len
         self.config = SchedulerConfig(**config)
@@ -54,6 +61,7 @@ class PureLine:
         self._results: list[deque[StepResult]] = [deque() for _ in executors]
         self._in_flight: list[deque[ScheduledStep]] = [deque() for _ in executors]
         self._num_requests = 0
+        self._checks = check
         if attach:
             for index in range(len(executors)):
                 self.attach(index)
@@ -81,19 +89,19 @@ class PureLine:
             if error is not None:
                 self.errors[request.request_id] = error
 
-    def lose(self, index: int = 0) -> None:
+    def lose(self, index: int = 0, loss: Loss = Loss.SILENT) -> None:
         """The executor is gone, with everything in it, steps in flight included."""
-        for request in self.scheduler.detach(self.scheduler.replicas[index]):
+        for request in self.scheduler.detach(self.scheduler.replicas[index], loss):
             self._note_end(request)
             self.condemned.append(request)
-        self.scheduler.check_integrity()
+        self._check_integrity()
         self.executors[index].reset()
         self._results[index].clear()
         self._in_flight[index].clear()
 
-    def die(self, successor: FakeExecutor | None = None, index: int = 0) -> None:
+    def die(self, successor: FakeExecutor | None = None, index: int = 0, loss: Loss = Loss.SILENT) -> None:
         """The executor loses everything, steps in flight included, and comes back, or another one does."""
-        self.lose(index)
+        self.lose(index, loss)
         if successor is not None:
             self.executors[index] = successor
         self.attach(index)
@@ -134,11 +142,11 @@ class PureLine:
     def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
         self.scheduler.abort(request, reason)
         self._note_end(request)
-        self.scheduler.check_integrity()
+        self._check_integrity()
 
     def schedule(self, index: int = 0) -> ScheduledStep | None:
         step = self.scheduler.schedule(self.scheduler.replicas[index])
-        self.scheduler.check_integrity()
+        self._check_integrity()
         if step is not None:
             self.steps.append(step)
             self._results[index].append(self.executors[index].execute(step))
@@ -149,7 +157,7 @@ class PureLine:
         """seconds: that the step is said to have taken; 0: it is not known."""
         outputs = self.scheduler.update(self.scheduler.replicas[index], self._results[index].popleft(), seconds)
         self._in_flight[index].popleft()
-        self.scheduler.check_integrity()
+        self._check_integrity()
         end = 0
         for i, (request, num_tokens) in enumerate(zip(outputs.requests, outputs.num_tokens, strict=True)):
             start, end = end, end + num_tokens
@@ -189,3 +197,7 @@ class PureLine:
     def _note_end(self, request: Request) -> None:
         assert request.finish_reason is not None
         self.ends[request.request_id].append(request.finish_reason)
+
+    def _check_integrity(self) -> None:
+        if self._checks:
+            self.scheduler.check_integrity()

@@ -33,6 +33,7 @@ class Arrival:
     retry_delay: float | None = None  # of the last refusal
     admitted_at: float | None = None
     forecast: Forecast | None = None
+    first_step_at: float | None = None
     first_token_at: float | None = None
     step_at_admission: int = 0
     step_at_first_token: int = 0
@@ -55,7 +56,7 @@ class Simulation:
         executor = FakeExecutor(
             num_blocks=num_blocks, max_num_seqs=num_rows, max_num_batched_tokens=512, check_kv=False
         )
-        self.line = PureLine(executor, enable_prefix_caching=False, **config)
+        self.line = PureLine(executor, enable_prefix_caching=False, check=False, **config)
         self.admission = Admission()
         self.max_wait = max_wait
         self.now = 0.0
@@ -103,13 +104,21 @@ class Simulation:
     def _execute(self) -> None:
         step = self.line.steps[-1]
         for request in step.admitted:
-            self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0)
+            arrival = self._live[request.request_id]
+            if arrival.first_step_at is None:
+                arrival.first_step_at = self.now
+                assert arrival.admitted_at is not None and arrival.forecast is not None
+                self.admission.on_first_step(
+                    request.num_prompt_tokens,
+                    request.num_cached_tokens or 0,
+                    arrival.forecast,
+                    self.now - arrival.admitted_at,
+                )
         num_requests, num_tokens = len(step.request_ids), sum(step.num_scheduled_tokens)
         seconds = self._step_seconds(num_requests, num_tokens) if num_requests else 0.0
         self.now += seconds
         self.num_steps += 1
-        self.admission.costs.learn(num_requests, num_tokens, seconds)
-        outputs = self.line.receive()
+        outputs = self.line.receive(seconds=seconds)
         self.admission.on_tokens(len(outputs.token_ids))
         for request in outputs.requests:
             arrival = self._live[request.request_id]

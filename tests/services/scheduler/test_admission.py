@@ -4,7 +4,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pagewire.services.scheduler.request import Request
+from pagewire.v1.common_pb2 import SamplingParams
+from tests.fakes import FakeExecutor
+from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.simulation import Arrival, Simulation
 
 CAPACITY = 4.0  # requests per second of a Simulation with 16 rows
@@ -60,7 +66,8 @@ def test_forecasts_are_right_on_the_whole() -> None:
             assert one.admitted_at is not None
             errors.append(one.first_token_at - one.admitted_at - one.forecast.wait - one.forecast.prefill)
     assert abs(median(errors)) < 0.2
-    assert median([abs(error) for error in errors]) < 0.5
+    # Outputs end by chance: a wait for sixteen ends is that uncertain.
+    assert median([abs(error) for error in errors]) < 0.2 * MAX_WAIT
 
 
 @pytest.mark.parametrize("num_arrivals", [60, 120])
@@ -102,16 +109,49 @@ def test_who_waits_for_nobody_is_let_in_however_long_its_prompt_takes() -> None:
 
 @pytest.mark.parametrize("num_blocks", [100, 300])
 def test_where_memory_is_short_forecasts_wait_for_it(num_blocks: int) -> None:
-    # In order of arrival: a long prompt that is overtaken waits for longer than was foreseen.
-    simulation = Simulation(
-        max_wait=MAX_WAIT,
-        num_rows=64,
-        num_blocks=num_blocks,
-        max_num_partial_prefills=64,
-        max_long_partial_prefills=64,
-    )
+    simulation = Simulation(max_wait=MAX_WAIT, num_rows=64, num_blocks=num_blocks)
     requests = arrivals(12, 30)
     simulation.run(requests)
-    waits = sorted(one.first_token_at - one.time for one in requests if one.first_token_at is not None)
+    late = [one for one in requests if one.time > 10]  # it takes some waits to learn by how much forecasts are short
+    waits = sorted(one.first_token_at - one.time for one in late if one.first_token_at is not None)
     assert any(one.num_refusals for one in requests)
-    assert waits[int(0.9 * len(waits))] < 2 * MAX_WAIT
+    assert simulation.line.replica.num_preemptions, "that is what it is about"
+    assert waits[int(0.9 * len(waits))] < 1.5 * MAX_WAIT
+
+
+def test_long_prompts_are_forecast_to_be_overtaken() -> None:
+    """Prompts of more than 128 tokens are long here, and are computed one after the other."""
+    simulation, requests = Simulation(max_wait=MAX_WAIT, num_rows=64), arrivals(12, 40)
+    simulation.run(requests)
+    for is_long in (False, True):
+        errors = [
+            one.first_token_at - one.time - one.forecast.wait - one.forecast.prefill
+            for one in requests
+            if one.first_token_at is not None and one.forecast is not None and one.time > 10
+            if (one.num_prompt_tokens > 128) == is_long
+        ]
+        assert len(errors) > 30
+        assert abs(median(errors)) < 0.1 * MAX_WAIT
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 300), st.integers(0, 2)), max_size=30),
+    st.tuples(st.sampled_from("abcd"), st.integers(1, 300), st.integers(0, 2)),
+)
+def test_who_is_before_whom(waiting: list[tuple[str, int, int]], newcomer: tuple[str, int, int]) -> None:
+    """Of its own tenant by policy, to the token where that is all of them; of each other tenant as many at most."""
+    line = PureLine(FakeExecutor(max_num_batched_tokens=512), scheduling_policy="priority")
+    for tenant, num_tokens, priority in waiting:
+        line.add([1] * num_tokens, tenant=tenant, priority=priority)
+    tenant, num_tokens, priority = newcomer
+    request = Request(0, [1] * num_tokens, SamplingParams(priority=priority), tenant=tenant)
+    num, tokens = line.scheduler.waiting_before(request)
+    own = [one for one in waiting if one[0] == tenant]
+    before = [one for one in own if one[2] <= priority]
+    others = [len([one for one in waiting if one[0] == other]) for other in set("abcd") - {tenant}]
+    assert num == pytest.approx(len(before) + sum(min(len(before), other) for other in others))
+    if tenant == "d":
+        assert num == tokens == 0
+    if len(before) == len(own) == len(waiting):
+        assert tokens == sum(one[1] for one in waiting)

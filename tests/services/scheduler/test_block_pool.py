@@ -32,6 +32,12 @@ def test_chains_with_a_salt_are_others() -> None:
     assert root_hash("aaaa") != hash_block(ROOT_HASH, [0x61616161])
 
 
+def test_no_salt_leads_to_the_chains_of_another_owner() -> None:
+    names = ("", "a", "b", "ab")
+    roots = {root_hash(salt, owner) for salt in names for owner in names}
+    assert len(roots) == len(names) ** 2
+
+
 def test_freed_contents_are_found_until_reused() -> None:
     pool = BlockPool(3)
     (block,) = fill(pool, [1])

@@ -46,6 +46,32 @@ def test_noise_and_hiccups_do_not_mislead() -> None:
     assert costs.seconds(work) == pytest.approx(seconds_of(work, truth), rel=0.3)
 
 
+def test_results_that_come_in_pairs_do_not_make_steps_look_short() -> None:
+    """Where the scheduler waits for a core, one step seems to take long and the next one nearly nothing."""
+    costs = StepCosts()
+    for i in range(200):
+        costs.learn(StepWork(8), 0.030 if i % 2 else 0.010)
+    assert costs.decode_seconds(8) == pytest.approx(0.020, rel=0.1)
+
+
+def test_the_first_prompts_are_believed_at_once() -> None:
+    """However many steps without prompts there were: else a long one would be computed whole, again and again."""
+    costs = StepCosts()
+    for _ in range(100):
+        costs.learn(StepWork(1), 0.0035)
+    work = StepWork(1)
+    work.add_prompt(0, 2048)
+    costs.learn(work, 0.9)
+    assert costs.prompt_tokens_within(0.05, 0) < 250
+
+
+def test_costs_are_known_after_some_steps() -> None:
+    costs = StepCosts()
+    for i in range(20):
+        assert costs.are_known == (i >= 16)
+        costs.learn(StepWork(1), 0.01)
+
+
 def test_hours_of_decoding_say_nothing_about_prompts() -> None:
     truth = (0.003, 0.0005, 0.0004, 1e-7)
     costs = learned(truth)

@@ -3,7 +3,7 @@ other. The clock is the simulation's."""
 
 import pytest
 
-from benchmarks.scheduling import BEFORE, Simulation, flood, warm
+from benchmarks.scheduling.simulation import BEFORE, Simulation, flood, warm
 
 
 def test_a_stream_goes_on_beside_long_prompts_and_a_chat_overtakes_them() -> None:

@@ -78,3 +78,30 @@ async def test_a_wrong_name_is_refused(tmp_path: Path, names: list[str]) -> None
         with pytest.raises(grpc.aio.AioRpcError, match="X-Tenant-ID names a tenant") as raised:
             await stub.Generate(generate_request([1]), metadata=[("x-tenant-id", name) for name in names]).read()
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("sharing", "cached"), [("tenant", [0, 0, 0, 16, 16, 16, 0, 0, 16]), ("all", [0, 16, 16, 16, 16, 16, 0, 16, 16])]
+)
+async def test_what_others_have_asked_is_not_found_in_the_cache(
+    tmp_path: Path, sharing: str, cached: list[int]
+) -> None:
+    asked = [
+        ("a", ""),
+        ("b", ""),
+        ("", ""),
+        ("a", ""),
+        ("b", ""),
+        ("", ""),
+        ("a", "mine"),
+        ("b", "mine"),
+        ("a", "mine"),
+    ]
+    found = []
+    async with public_stub(tmp_path, tenant_header="X-Tenant-ID", prefix_cache_sharing=sharing) as (_, stub):
+        for tenant, salt in asked:
+            request = generate_request(range(1, 21), max_tokens=2, cache_salt=salt)
+            metadata = [("x-tenant-id", tenant)] if tenant else []
+            responses = [response async for response in stub.Generate(request, metadata=metadata)]
+            found.append(responses[-1].usage.cached_tokens)
+    assert found == cached

@@ -93,20 +93,22 @@ async def test_a_full_queue_lets_no_request_in(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 async def test_a_template_that_never_ends_is_given_up(tmp_path, kind) -> None:
-    source = CodecSource(str(save_byte_level(tmp_path)), trust_request_chat_template=True)
+    template = f"{{% if endless %}}{ENDLESS}{{% endif %}}{{{{ messages[0].content }}}}"
+    source = CodecSource(str(save_byte_level(tmp_path)), chat_template=template)
     pool = TokenizerPool(source, size=1, kind=kind, timeout=2.0)
     messages = [{"role": "user", "content": "Hi"}]
     try:
         await pool.encode_text("A worker that has started", add_special_tokens=False)
         before = [worker.pid for worker in pool.workers]
-        endless = asyncio.create_task(pool.encode_chat(Chat(messages, chat_template=ENDLESS), add_special_tokens=False))
+        chat = Chat(messages, template_kwargs={"endless": True})
+        endless = asyncio.create_task(pool.encode_chat(chat, add_special_tokens=False))
         behind = asyncio.create_task(pool.encode_chat(Chat(messages), add_special_tokens=False))
         with pytest.raises(RpcError, match=r"within 2 seconds \(--prompt-timeout\).* chat template") as refusal:
             await endless
         assert refusal.value.code.name == "INVALID_ARGUMENT"
         assert await behind == pool.codec.encode_chat(Chat(messages), False)
         assert not before or [worker.pid for worker in pool.workers] != before
-        left = asyncio.create_task(pool.encode_chat(Chat(messages, chat_template=ENDLESS), add_special_tokens=False))
+        left = asyncio.create_task(pool.encode_chat(chat, add_special_tokens=False))
         while not REGISTRY.get_sample_value("pagewire:tokenizer_pool_busy_workers"):  # noqa: ASYNC110 (threads change it)
             await asyncio.sleep(0.005)
     finally:

@@ -1,9 +1,5 @@
-"""What a flood of long prompts does to others: `python -m benchmarks.scheduling`.
-
-The scheduler decides, and a formula in the place of an executor says how long each step takes; the clock is the
-simulation's. Printed are times to first token, the rate of a running stream and the time until all is done, with what
-limits prompts off and on.
-"""
+"""Scheduling against a simulated clock: the scheduler decides, and a formula in the place of an executor says how long
+each step takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -143,7 +139,8 @@ def flood(tenants: Sequence[str], **config: Any) -> Flood:
     return seconds[0]
 
 
-def main() -> None:
+def report() -> None:
+    """Prints what a flood does, with what limits prompts off and on."""
     print(f"{'':34}{'ttft s':>9}{'alone':>8}{'tokens/s':>10}{'alone':>8}{'all done s':>12}")
     for name, tenants, config in (
         ("before", ("", ""), BEFORE),
@@ -152,7 +149,3 @@ def main() -> None:
     ):
         f = flood(tenants, **config)
         print(f"{name:34}{f.ttft:9.3f}{f.ttft_alone:8.3f}{f.rate:10.1f}{f.rate_alone:8.1f}{f.seconds:12.2f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,37 @@
+"""What long prompts and many streams do to others: `python -m benchmarks.scheduling [--address localhost:8001]`.
+
+By default with a simulated device. With --address of a running stack, over gRPC:
+
+flood    a stream runs, then 12 prompts of 4,000 tokens come, half a second later a chat
+tenants  the same, where the flood is of another tenant; the stack needs --tenant-header X-Tenant-ID
+queue    500 long streams, then a short one
+shares   four tenants that send different things, all more than can be served: Jain's index of what they got
+
+"all done" of the same flood, on a stack that takes prompts in order and whole (FLAGS), is what the throughput has to be
+compared with: `pagewire serve FLAGS`, with
+
+    --target-itl-ms 0 --max-num-partial-prefills 1000000 --max-long-partial-prefills 1000000
+"""
+
+import argparse
+import asyncio
+
+from benchmarks.scheduling import running, simulation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", help="gRPC of a running stack, or its REST URL if it runs here")
+    parser.add_argument("--only", nargs="+", choices=running.PARTS, default=list(running.PARTS))
+    parser.add_argument("--prompts", type=int, default=12, help="of the flood")
+    parser.add_argument("--prompt-tokens", type=int, default=4000, help="of each of them")
+    parser.add_argument("--streams", type=int, default=500, help="of the queue")
+    parser.add_argument("--seconds", type=float, default=15, help="that queue and shares take")
+    args = parser.parse_args()
+    if args.address is None:
+        simulation.report()
+    else:
+        asyncio.run(running.report(args))
+
+
+main()

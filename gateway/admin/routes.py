@@ -1,0 +1,20 @@
+"""All routes for operators: those that tell, which any key opens, and those that change the service."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.status import routes as status_routes
+
+telling = APIRouter(route_class=JsonRoute, tags=["operation"])
+
+
+@telling.get("/metrics", response_class=PlainTextResponse)
+async def get_metrics(request: Request) -> Response:
+    """Prometheus metrics of all services."""
+    return Response(await gateway_of(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+# Routers of what changes the service have AdminRoute as their route_class.
+ROUTERS = (telling, status_routes.router)

@@ -1,0 +1,35 @@
+"""What supervisors and load balancers ask for, on every port: no probe needs a key."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagewire.gateway import openapi
+from pagewire.gateway.encoding import json_response
+from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.schema.responses import Health
+
+router = APIRouter(route_class=JsonRoute, tags=["operation"])
+
+_READY: openapi.Responses = {
+    200: openapi.response(Health, "Ready."),
+    503: openapi.response(Health, "Not ready; `reason` says why."),
+}
+
+
+@router.get("/livez")
+async def livez(request: Request) -> Health:
+    """Whether this process runs. Needs no key."""
+    return Health(status="ok")
+
+
+@router.get("/health", responses=_READY)
+@router.get("/ready", responses=_READY)
+@router.get("/ping", responses=_READY)
+@router.post("/ping", responses=_READY)
+@router.get("/readyz", responses=_READY)
+async def ready(request: Request) -> Response:
+    """Whether a request would be served, by the whole line. Needs no key."""
+    if reason := await gateway_of(request).why_not_ready():
+        return json_response(Health(status="unavailable", reason=reason), 503)
+    return json_response(Health(status="ok"))
