@@ -126,15 +126,15 @@ class Player:
             leaves = ask.leaves_at is not None
             run = self._leave(ask, http) if leaves else self._ask(schedule, number, http, progress, outcome)
             tasks.append(asyncio.create_task(run, name=ask.name))
-        asks = list(tasks)
         total = sum(self._undisturbed[ask.name].num_events for ask in schedule.asks if ask.leaves_at is None)
         for fault in schedule.faults:
             reached = asyncio.create_task(progress.reach(fault.at * total))
             await asyncio.wait([reached], timeout=fault.patience)
             reached.cancel()
             tasks.append(asyncio.create_task(inflict(self._line, fault), name=fault.kind))
-        await asyncio.gather(*tasks[len(asks) :])
-        await asyncio.gather(*asks)
+        await asyncio.wait(tasks)  # not gather(), which would cancel them if this is cancelled
+        for task in tasks:
+            task.result()
 
     async def _ask(
         self, schedule: Schedule, number: int, http: httpx.AsyncClient, progress: Progress, outcome: Outcome
