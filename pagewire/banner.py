@@ -45,7 +45,11 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
         else f"\n  Admin {rest_url(replace(config, host=config.admin_host, port=config.admin_port))}/metrics"
     )
     address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc.removeprefix('grpcs://')}"
-    calls = "" if model is None else f"\n{_calls(model, name, rest, address, bool(config.api_key))}\n"
+    calls = (
+        ""
+        if model is None
+        else f"\n{_calls(model, name, rest, address, bool(config.api_key or config.api_key_file))}\n"
+    )
     return f"""
 Pagewire {pagewire.__version__} serves {name}, ready after {seconds:.1f} s
 
