@@ -54,11 +54,12 @@ class PrefillBudget:
     """What is left of a step for prompts."""
 
     def __init__(self, costs: StepCosts, num_tokens: int, seconds: float, min_chunk: int = MIN_CHUNK) -> None:
-        """min_chunk: tokens; where time allows no more than a smaller piece, there is none."""
+        """seconds: beyond what the step takes without prompts. min_chunk: tokens; where time allows no more than a
+        smaller piece, there is none."""
         self._costs = costs
         self._min_chunk = min_chunk
         self._all_tokens = self.num_tokens = num_tokens
-        self._all_seconds = self._seconds = seconds
+        self._all_seconds = self._seconds = max(0.0, seconds - costs.first_prompt_seconds)
 
     def fit(self, start: int, wanted: int, *, kept: float = 0.0, least: int = 0) -> int:
         """How many of `wanted` tokens of a prompt, from position `start` on, fit.
