@@ -6,11 +6,10 @@ with no c below zero. A step lasts from the result before to its own, as those s
 on the way to the device and back, or for want of a core, counts too.
 
 The coefficients minimize the squared error, relative to the size of a step's work: relative to its time, jitter would
-make steps look short. What a step says replaces what earlier ones have said of such steps, and nothing else
-(directional forgetting; Kulhavy, "Restricted exponential forgetting in real-time identification", Automatica 1987). So
-an hour of decoding leaves the costs of prompts as they are, and so do steps that all have as much of a prompt as fits
-into the same time, which alone could not tell tokens from pairs. Coordinate descent with a bound at zero is all the
-solver that five unknowns need.
+make steps look short. Older steps count less, those with and without prompts apart: an hour of decoding says nothing
+new about prompts, and a flood of prompts nothing about decodes alone. Recent steps are often alike, as all have as much
+of a prompt as fits into the same time, and do not tell tokens from pairs; so there is a second, longer memory, which
+counts for little where they do. Coordinate descent with a bound at zero is all the solver that five unknowns need.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from math import sqrt
 # What a unit of each feature is, so that all have about the same size. Where steps do not tell which of them costs so
 # much, it is the first: a step with a prompt says nothing of larger ones unless its tokens cost something.
 _SCALES = (1 / 128, 1.0, 1 / 32, 1 / 2**18, 1.0)
-_FORGOTTEN = 0.05  # per step: twenty steps of a kind are remembered
+# Twenty steps of a kind are remembered, and five hundred: what is left of those before a step, and how much it counts.
+_MEMORIES = ((0.95, 1.0), (0.998, 0.02))
 _SWEEPS = 8
 _STEPS_PER_FIT = 8
 _TINY = 1e-12
@@ -27,6 +27,10 @@ _TINY = 1e-12
 # that is an accident; but if the next one is too, it was none, and may look slower by far.
 _MAX_SURPRISE, _MAX_SURPRISE_AGAIN = 2.0, 10.0
 _NUM_BEFORE_SURPRISES = 8
+# A few steps of small prompts may tell anything of large ones: one is tried that is so many times as large as the
+# largest of late, of which some is forgotten with each step that has prompts.
+_MAX_GROWTH = 2
+_LARGEST_KEPT = 0.99
 # Steps before which costs are rather not told to clients: the first ones compile, record or fault in what later ones
 # have.
 _NUM_KNOWN = 16
@@ -46,16 +50,32 @@ class StepWork:
         self.num_pairs += num_tokens * (start + num_tokens / 2)
 
 
+class _Memory:
+    """Normal equations of one kind of steps, products . coefficients = targets, exponentially forgotten."""
+
+    def __init__(self, kept: float, weight: float) -> None:
+        self.products = [[0.0] * len(_SCALES) for _ in _SCALES]
+        self.targets = [0.0] * len(_SCALES)
+        self._kept = kept
+        self._weight = weight
+
+    def add(self, row: list[float], target: float) -> None:
+        kept = self._kept
+        for i, value in enumerate(row):
+            value *= self._weight
+            self.targets[i] = self.targets[i] * kept + value * target
+            self.products[i] = [old * kept + value * other for old, other in zip(self.products[i], row, strict=True)]
+
+
 class StepCosts:
     """Predicts the duration of steps. As long as no prompt was measured, prompts cost nothing."""
 
     def __init__(self) -> None:
-        num = len(_SCALES)
-        self._coefficients = [0.0] * num  # of scaled features
-        self._products = [[0.0] * num for _ in range(num)]  # normal equations: products . coefficients = targets
-        self._targets = [0.0] * num
-        self._num_learned = [0, 0]  # steps without prompts, with prompts
-        self._was_surprise = [False, False]  # the last one of each
+        self._coefficients = [0.0] * len(_SCALES)  # of scaled features
+        self._memories = tuple([_Memory(*memory) for memory in _MEMORIES] for _ in range(2))  # without, with prompts
+        self._num_learned = [0, 0]
+        self._was_surprise = [False, False]  # the last one
+        self._largest = 0.0  # tokens of prompts in a step
         self._is_stale = False
 
     @property
@@ -71,11 +91,15 @@ class StepCosts:
         """A step has taken so long."""
         if seconds <= 0 or not (work.num_decodes or work.num_prompt_tokens):
             return
+        if work.num_prompt_tokens:
+            self._largest = max(float(work.num_prompt_tokens), self._largest * _LARGEST_KEPT)
         features = _features(work)
         expected = sum(map(float.__mul__, self._coefficients, features))
         seconds = self._believed(seconds, expected, work.num_prompt_tokens > 0)
         size = sqrt(sum(map(float.__mul__, features, features)))
-        self._add([feature / size for feature in features], seconds / size)
+        row = [feature / size for feature in features]
+        for memory in self._memories[work.num_prompt_tokens > 0]:
+            memory.add(row, seconds / size)
         self._is_stale = True
         if self.num_steps % _STEPS_PER_FIT == 0:
             self._fitted()  # else it happens when somebody asks
@@ -93,6 +117,11 @@ class StepCosts:
     def first_prompt_seconds(self) -> float:
         """How much longer a step takes if there are prompts in it, however few of their tokens."""
         return self._fitted()[4]
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """As many as a step may have whose costs can be foreseen; 0: nothing is known."""
+        return int(_MAX_GROWTH * self._largest)
 
     def prompt_tokens_within(self, seconds: float, start: int) -> float:
         """How many tokens of a prompt, the first of which is at position `start`, add so many seconds to a step that
@@ -116,20 +145,6 @@ class StepCosts:
         self._was_surprise[has_prompts] = seconds > _MAX_SURPRISE * expected
         return min(seconds, most)
 
-    def _add(self, row: list[float], target: float) -> None:
-        """Another equation, in the place of a part of what is known in its direction."""
-        products, targets = self._products, self._targets
-        known = [sum(map(float.__mul__, line, row)) for line in products]
-        in_all = sum(map(float.__mul__, known, row))
-        forgotten = _FORGOTTEN / in_all if in_all > _TINY else 0.0
-        lost = forgotten * sum(map(float.__mul__, targets, row))
-        for i, value in enumerate(row):
-            targets[i] += value * target - lost * known[i]
-            part = forgotten * known[i]
-            products[i] = [
-                old + value * other - part * there for old, other, there in zip(products[i], row, known, strict=True)
-            ]
-
     def _fitted(self) -> list[float]:
         if self._is_stale:
             self._is_stale = False
@@ -138,9 +153,13 @@ class StepCosts:
 
     def _fit(self) -> None:
         """Non-negative least squares, from the previous solution on."""
-        coefficients = self._coefficients
+        coefficients, memories = self._coefficients, [*self._memories[0], *self._memories[1]]
+        products = [
+            list(map(sum, zip(*rows, strict=True))) for rows in zip(*(one.products for one in memories), strict=True)
+        ]
+        targets = list(map(sum, zip(*(one.targets for one in memories), strict=True)))
         for _ in range(_SWEEPS):
-            for i, (row, target) in enumerate(zip(self._products, self._targets, strict=True)):
+            for i, (row, target) in enumerate(zip(products, targets, strict=True)):
                 if row[i] > _TINY:
                     rest = target - sum(map(float.__mul__, row, coefficients)) + row[i] * coefficients[i]
                     coefficients[i] = max(0.0, rest / row[i])

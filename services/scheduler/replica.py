@@ -171,7 +171,6 @@ class Replica:
         room = max(1.0, self.max_num_batched_tokens - num_decodes)
         if seconds == NO_LIMIT or not self._rows.limits.splits_prompts:
             return room
-        seconds -= self.costs.first_prompt_seconds
         return min(room, max(1.0, self.costs.prompt_tokens_within(seconds, int(num_tokens / 2))))
 
     # -- what is going on --------------------------------------------------------------------------------------------

@@ -101,6 +101,16 @@ def test_a_result_right_behind_another_says_little() -> None:
     assert costs.seconds(work) == pytest.approx(seconds_of(work, truth), rel=0.25)
 
 
+def test_small_prompts_say_little_of_large_ones() -> None:
+    """A larger one seems to cost less: that would be nothing per token."""
+    costs = StepCosts()
+    for num_tokens, seconds in ((32, 0.130), (60, 0.017)):
+        work = StepWork(1)
+        work.add_prompt(0, num_tokens)
+        costs.learn(work, seconds)
+    assert PrefillBudget(costs, 2048, 0.05).fit(0, 2048) <= 120
+
+
 def test_costs_are_known_after_some_steps() -> None:
     costs = StepCosts()
     for i in range(20):
