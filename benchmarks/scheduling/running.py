@@ -119,6 +119,8 @@ async def flood(users: Users, tenants: Sequence[str], args: argparse.Namespace) 
     end = time.monotonic()
     is_short = streaming.done()
     streaming.cancel()
+    if not all(one.times for one, _ in longs):
+        raise SystemExit("a prompt of the flood was refused: start the stack with --max-queue-time 0")
     prompts_end = min(max(one.times[0] for one, _ in longs), stream.times[-1])
     name = "tenants" if tenants[0] else "flood"
     return (

@@ -3,6 +3,7 @@ other. The clock is the simulation's."""
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_steps_with_decodes_keep_to_the_target(target_itl_ms: float) -> None:
 def test_a_burst_of_short_prompts_is_admitted_in_longer_steps() -> None:
     """As long as more of them wait than decode, unless a target was set."""
 
-    def mixed_steps(**options: int) -> list[float]:
+    def mixed_steps(**options: Any) -> list[float]:
         simulation = Simulation(**options)
         start = warm(simulation)
         num_steps = len(simulation.steps)
