@@ -119,7 +119,9 @@ def _thread_times(root: psutil.Process, service: str) -> dict[int, float]:
 def start_alone(config: ServicesConfig) -> tuple[ModelRunner, ExecutorInfo]:
     executor = config.part(ExecutorConfig, model=str(resolve_model(config.model)))
     runner, info = start_runner(executor, executor.model, lambda fraction, text: None)
-    return runner, convert.to_executor_info(executor_convert.describe_response(info))
+    return runner, convert.to_executor_info(
+        executor_convert.describe_response(info, executor_convert.first_weights(info))
+    )
 
 
 def measure_alone(config: ServicesConfig, runner: ModelRunner, info: ExecutorInfo, num_streams: int) -> Run:

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import grpc
 
 from pagewire import telemetry
+from pagewire.rpc_error import RpcError
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import ServiceState, ServiceStatus
 
@@ -20,6 +21,8 @@ _TIMEOUT_S = 2.0
 _SHARE_OF_TIME = 0.7
 _STARTED = time.monotonic()
 
+# Answers ReplaceWeights. Raises RpcError.
+ReplaceWeights = Callable[[admin_pb2.ReplaceWeightsRequest], Awaitable[admin_pb2.ReplaceWeightsResponse]]
 # Fills in the details of a service; the second argument: whether with maps of KV blocks.
 Describe = Callable[[ServiceStatus, bool], None]
 
@@ -56,9 +59,16 @@ async def status_behind(
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def __init__(
-        self, service: str, behind: Sequence[Neighbour], is_serving: Callable[[], bool], describe: Describe
+        self,
+        service: str,
+        behind: Sequence[Neighbour],
+        is_serving: Callable[[], bool],
+        describe: Describe,
+        replace_weights: ReplaceWeights | None = None,
     ) -> None:
+        """replace_weights: None, where that is not offered."""
         self._service = service
+        self._replace_weights = replace_weights
         self._behind = behind
         self._is_serving = is_serving
         self._describe = describe
@@ -90,3 +100,26 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         timeout = _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
         behind = await asyncio.gather(*(status_behind(one, request, timeout) for one in self._behind))
         return admin_pb2.GetStatusResponse(services=[own, *(status for statuses in behind for status in statuses)])
+
+    async def ReplaceWeights(
+        self, request: admin_pb2.ReplaceWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ReplaceWeightsResponse:
+        if self._replace_weights is None:
+            raise RpcError(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "weights are replaced through the scheduler, or a tokenizer's port for gateways (--listen)",
+            )
+        return await self._replace_weights(request)
+
+
+def replace_behind(channel: grpc.aio.Channel) -> ReplaceWeights:
+    """Leaves it to the next service."""
+    stub = admin_pb2_grpc.AdminServiceStub(channel)
+
+    async def replace(request: admin_pb2.ReplaceWeightsRequest) -> admin_pb2.ReplaceWeightsResponse:
+        try:
+            return await stub.ReplaceWeights(request)
+        except grpc.aio.AioRpcError as error:
+            raise RpcError.from_call(error) from error
+
+    return replace

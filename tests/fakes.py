@@ -22,6 +22,7 @@ from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 
 _MASK = (1 << 64) - 1
 _REFUSAL = common_pb2.RequestError(code=3, message="the fake executor refuses it")
+_NAN = common_pb2.RequestError(code=13, message="the fake executor has no numbers for it")
 EMPTY_HISTORY = 0x9E3779B97F4A7C15
 
 
@@ -29,6 +30,14 @@ def extend_history(history: int, token_id: int) -> int:
     """The 64-bit fingerprint of a token sequence, one token longer."""
     history = ((history ^ (token_id + 1)) * 0xBF58476D1CE4E5B9) & _MASK
     return history ^ (history >> 29)
+
+
+def first_history(weights_version: str) -> int:
+    """Of no tokens yet, where weights of this version make them."""
+    history = EMPTY_HISTORY
+    for byte in weights_version.encode():
+        history = extend_history(history, byte)
+    return history
 
 
 def next_token(history: int, vocab_size: int, banned: Collection[int] = ()) -> int:
@@ -46,9 +55,10 @@ def expected_output(
     vocab_size: int,
     end_token_ids: Collection[int] = (),
     min_tokens: int = 0,
+    weights_version: str = "",
 ) -> list[int]:
     """What generation through a FakeExecutor must give; end_token_ids are end-of-sequence and stop tokens together."""
-    history = EMPTY_HISTORY
+    history = first_history(weights_version)
     for token_id in prompt_token_ids:
         history = extend_history(history, token_id)
     output: list[int] = []
@@ -61,8 +71,11 @@ def expected_output(
     return output
 
 
-class FakeExecutorDied(Exception):
-    """It was given what kills it."""
+class FakeExecutorDied(rpc.RpcError):
+    """It was given what kills it, and says so."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.INTERNAL, "fatal device error: a deadly token")
 
 
 @dataclass(slots=True)
@@ -76,11 +89,13 @@ class FakeRow:
     sampling_params: common_pb2.SamplingParams
     yields_vector: bool = False
     num_read_from: int = 0  # position of the first token of the last step
+    weights_version: str = ""
     histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
 
     def extend_histories(self) -> None:
         for token_id in self.token_ids[len(self.histories) :]:
-            self.histories.append(extend_history(self.histories[-1] if self.histories else EMPTY_HISTORY, token_id))
+            before = self.histories[-1] if self.histories else first_history(self.weights_version)
+            self.histories.append(extend_history(before, token_id))
 
 
 class FakeExecutor:
@@ -89,8 +104,9 @@ class FakeExecutor:
     KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
     it, for speed. Of states it is (group, block) -> fingerprint of the tokens that the state is after.
 
-    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied; a new one that begins with
-    refused_token_id is answered with an error.
+    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied, once it has deadly_from tokens
+    of output; a new one that begins with refused_token_id is answered with an error. One that begins with nan_token_id
+    has no numbers for its next token, once it has that many; what it writes to the KV cache is wrong.
     """
 
     def __init__(
@@ -106,7 +122,9 @@ class FakeExecutor:
         eos_token_ids: Collection[int] = (),
         check_kv: bool = True,
         deadly_token_id: int | None = None,
+        deadly_from: int = 0,
         refused_token_id: int | None = None,
+        nan_token_id: int | None = None,
         max_draft_tokens: int = 0,
         draw_gain: Callable[[int], int] | None = None,
     ) -> None:
@@ -127,10 +145,13 @@ class FakeExecutor:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.check_kv = check_kv
         self.deadly_token_id = deadly_token_id
+        self.deadly_from = deadly_from
         self.refused_token_id = refused_token_id
+        self.nan_token_id = nan_token_id
         self.max_draft_tokens = max_draft_tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.num_executed_tokens = 0
+        self.weights_version = ""  # another one makes other tokens
         self.reset()
 
     def reset(self) -> None:
@@ -146,7 +167,7 @@ class FakeExecutor:
         self._apply_rows(step)
         self._apply_blocks(step)
         assert sum(step.num_scheduled_tokens) <= self.max_num_batched_tokens, "more tokens than a step may compute"
-        if any(self.rows[request_id].token_ids[0] == self.deadly_token_id for request_id in step.request_ids):
+        if any(self._is_poisoned(self.rows[request_id], self.deadly_token_id) for request_id in step.request_ids):
             raise FakeExecutorDied
         refused = {new.request_id: _REFUSAL for new in step.new_requests if new.token_ids[0] == self.refused_token_id}
         drafts = list(step.num_draft_tokens) or [0] * len(step.request_ids)
@@ -154,10 +175,16 @@ class FakeExecutor:
         result = StepResult(step.step_id, [], [], [], {}, {}, refused, {})
         for request_id, num_drafts in zip(step.request_ids, drafts, strict=True):
             row = self.rows[request_id]
-            if self.check_kv:
+            has_nan = self._is_poisoned(row, self.nan_token_id)
+            if has_nan:
+                self._spoil_kv(row)
+            elif self.check_kv:
                 self._check_kv(request_id, row)
             if row.num_computed_tokens == len(row.token_ids) and not row.yields_vector:
                 self._sample_into(result, request_id, row, num_drafts)
+                if has_nan:
+                    result.token_ids[-result.num_tokens[-1] :] = [-1] * result.num_tokens[-1]
+                    result.errors[request_id] = _NAN  # type: ignore[index]
         for request_id in step.request_ids:
             row = self.rows[request_id]
             if row.num_computed_tokens == len(row.token_ids) and row.yields_vector:
@@ -166,6 +193,16 @@ class FakeExecutor:
                 result.num_tokens.append(0)
         self.num_executed_tokens += sum(step.num_scheduled_tokens)
         return result
+
+    def _is_poisoned(self, row: FakeRow, first: int | None) -> bool:
+        return row.token_ids[0] == first and len(row.token_ids) - row.num_prompt_tokens >= self.deadly_from
+
+    def _spoil_kv(self, row: FakeRow) -> None:
+        """What the step has written is wrong."""
+        for index, group in enumerate(self.kv_groups):
+            if not group.is_state:
+                for position in range(row.num_read_from, row.num_computed_tokens):
+                    self._kv[self._slot(row, index, position)] = -1
 
     def _sample_into(self, result: StepResult, request_id: int, row: FakeRow, num_drafts: int) -> None:
         """A request that has reached its last known token gains as many of its drafts and one more as is drawn."""
@@ -210,6 +247,7 @@ class FakeExecutor:
                 [[-1] * blocks.first + list(blocks.ids) for blocks in new.blocks],
                 new.sampling_params,
                 new.yields_vector,
+                weights_version=self.weights_version,
             )
         assert len(self.rows) <= self.max_num_seqs, f"{len(self.rows)} requests in {self.max_num_seqs} rows"
 
@@ -355,10 +393,21 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         step_seconds: float = 0.0,
         whole_prompts: bool = False,
         kind: common_pb2.ModelKind = common_pb2.MODEL_KIND_UNSPECIFIED,
+        weights_version: str = "",
+        checkpoints: Mapping[str, str] | None = None,
     ) -> None:
-        """kind: what the model is served for; a vector has one number."""
+        """kind: what the model is served for; a vector has one number. weights_version: of the weights that it starts
+        with. checkpoints: which others can be loaded, with digests."""
+        self.weights = executor_pb2.Weights(version=weights_version, digest=weights_version, model=model)
+        self.checkpoints = {} if checkpoints is None else checkpoints
+        self.loaded_weights: executor_pb2.Weights | None = None
+        self.num_loads = 0
+        self.may_load, self.may_install = asyncio.Event(), asyncio.Event()
+        self.may_load.set()
+        self.may_install.set()
         self.incarnation = random.getrandbits(63)
         self.executor = make_executor()
+        self.executor.weights_version = weights_version
         self.step_seconds = step_seconds
         self.whole_prompts = whole_prompts
         self.num_steps = 0
@@ -414,7 +463,39 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             whole_prompts=self.whole_prompts,
             device="fake",
             dtype="none",
+            weights=self.weights,
         )
+
+    async def LoadWeights(
+        self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.LoadWeightsResponse:
+        self.num_loads += 1
+        await self.may_load.wait()
+        wanted, digest = request.weights, self.checkpoints.get(request.weights.model)
+        if digest is None:
+            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"the fake has no weights {wanted.model}")
+        if wanted.digest not in ("", digest):
+            raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, "there are other weights now")
+        self.loaded_weights = wanted
+        wanted.digest, wanted.version = digest, wanted.version or digest
+        return executor_pb2.LoadWeightsResponse(weights=wanted)
+
+    async def InstallWeights(
+        self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.InstallWeightsResponse:
+        await self.may_install.wait()
+        assert request.weights == self.loaded_weights, "other weights were loaded"
+        is_open = self._stream is not None and not self._stream.done()
+        assert not (is_open and self.executor.rows), "requests run"
+        self.weights, self.loaded_weights = request.weights, None
+        self.executor.weights_version = request.weights.version
+        return executor_pb2.InstallWeightsResponse()
+
+    async def DropWeights(
+        self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.DropWeightsResponse:
+        self.loaded_weights = None
+        return executor_pb2.DropWeightsResponse()
 
     async def CompileGrammar(
         self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext

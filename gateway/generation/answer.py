@@ -79,6 +79,12 @@ def stop_reason(response: ChoiceOutput) -> StopReason:
     return getattr(response, which) if which else None
 
 
+def fingerprint(generations: Sequence[PendingChoice]) -> str | None:
+    """What an answer says of the weights that made it: their version. Choices that began while weights were replaced
+    may be of several; None: nobody has said."""
+    return ",".join(dict.fromkeys(one.weights_version for one in generations if one.weights_version)) or None
+
+
 class UsageTotal:
     """Token counts of an answer, from the cumulative counts of its generations."""
 
@@ -130,9 +136,15 @@ class ChunkWriter:
         if self._include_usage:
             chunk.usage = None
         self._chunk = chunk
+        self._framed_for: str | None = None  # the version of weights that these two say
+        self._head, self._end = self._frame(None)
+
+    def _frame(self, version: str | None) -> tuple[bytes, bytes]:
+        """What stands before and behind a choice."""
+        self._framed_for = self._chunk.system_fingerprint = version
         # No string holds the separator: its quotes would be escaped there.
-        head, end = event(chunk).split(b'"choices":[]')
-        self._head, self._end = head + b'"choices":[', b"]" + end
+        head, end = event(self._chunk).split(b'"choices":[]')
+        return head + b'"choices":[', b"]" + end
 
     def chunk(
         self,
@@ -140,8 +152,11 @@ class ChunkWriter:
         choice: ChatChunkChoice | CompletionChunkChoice,
         usage: UsageTotal,
         extra: Mapping[str, Any] | None = None,
+        version: str = "",
     ) -> None:
-        """usage: up to here; extra: further fields of this chunk."""
+        """usage: up to here; extra: further fields of this chunk; version: of the weights that make the choice."""
+        if version and version != self._framed_for:
+            self._head, self._end = self._frame(version)
         if extra or self._continuous_usage:
             fields = {"usage": usage.info()} if self._continuous_usage else {}
             out.append(event(msgspec.structs.replace(self._chunk, choices=[choice], **fields, **(extra or {}))))

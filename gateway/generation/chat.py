@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.errors import ApiError
-from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
+from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import chat_logprobs, prompt_logprobs, told_of_prompt
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.generation.tools import call_chunks, whole_calls
@@ -51,7 +51,9 @@ class ChatAnswer:
             extra["prompt_token_ids"] = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
         delta = ChatDelta(role="assistant", content="")
         for generation in generations:
-            self._writer.chunk(out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra)
+            self._writer.chunk(
+                out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra, generation.weights_version
+            )
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
         if output.reasoning or output.tool_calls:
@@ -63,7 +65,7 @@ class ChatAnswer:
                 choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
-            self._writer.chunk(out, choice, usage)
+            self._writer.chunk(out, choice, usage, version=generation.weights_version)
         if output.finish_reason:
             choice = ChatChunkChoice(
                 index=generation.index,
@@ -71,7 +73,7 @@ class ChatAnswer:
                 finish_reason=self._finish_reason(output),
                 stop_reason=stop_reason(output),
             )
-            self._writer.chunk(out, choice, usage)
+            self._writer.chunk(out, choice, usage, version=generation.weights_version)
 
     def _parsed_delta(
         self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal
@@ -91,7 +93,7 @@ class ChatAnswer:
                 choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if not position and self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
-            self._writer.chunk(out, choice, usage)
+            self._writer.chunk(out, choice, usage, version=generation.weights_version)
 
     def _call_delta(self, chunk: ToolCallChunk) -> ChatDelta:
         return ChatDelta(function_call=chunk.function) if self._has_functions else ChatDelta(tool_calls=[chunk])
@@ -109,6 +111,7 @@ class ChatAnswer:
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
+            system_fingerprint=fingerprint(generations),
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=usage.info(),
             service_tier=self._tier,

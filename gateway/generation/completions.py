@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.gateway import Gateway
-from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, finish_reason, stop_reason
+from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, told_of_prompt
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.generation.translate import as_list
@@ -62,13 +62,16 @@ class CompletionAnswer:
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
         """The prompts, if they are wanted; else the first text is the first event."""
         for generation, echo in zip(generations, self._echoes, strict=False):
-            self._writer.chunk(out, CompletionChunkChoice(index=generation.index, text=echo), usage)
+            self._writer.chunk(
+                out, CompletionChunkChoice(index=generation.index, text=echo), usage, version=generation.weights_version
+            )
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
         if self._echoes_logprobs and generation.index not in self._echo_sizes:
             text, logprobs = self._echo(generation, (generation,))
             self._echo_sizes[generation.index] = len(text)
-            self._writer.chunk(out, CompletionChunkChoice(generation.index, text, logprobs), usage)
+            choice = CompletionChunkChoice(generation.index, text, logprobs)
+            self._writer.chunk(out, choice, usage, version=generation.weights_version)
         if not self._has_output:
             output = _end_of(output)
         if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
@@ -82,12 +85,12 @@ class CompletionAnswer:
                 is_first = generation.index not in self._prompts_sent
                 choice.prompt_token_ids = generation.prompt_token_ids if is_first else UNSET
                 self._prompts_sent.add(generation.index)
-            self._writer.chunk(out, choice, usage)
+            self._writer.chunk(out, choice, usage, version=generation.weights_version)
         if output.finish_reason:
             choice = CompletionChunkChoice(
                 index=generation.index, text="", finish_reason=finish_reason(output), stop_reason=stop_reason(output)
             )
-            self._writer.chunk(out, choice, usage)
+            self._writer.chunk(out, choice, usage, version=generation.weights_version)
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
         self._writer.end(out, usage)
@@ -102,6 +105,7 @@ class CompletionAnswer:
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
+            system_fingerprint=fingerprint(generations),
             choices=[
                 self._choice(generation, generations, output if self._has_output else _end_of(output))
                 for generation, output in zip(generations, outputs, strict=True)

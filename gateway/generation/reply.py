@@ -59,6 +59,7 @@ class PendingChoice(LinkedRequest):
         "request",
         "token_ids",
         "usage",
+        "weights_version",
     )
 
     def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
@@ -71,6 +72,7 @@ class PendingChoice(LinkedRequest):
         self.prompt_logprobs: PromptLogprobs | None = None
         self.token_ids: list[int] = []
         self.usage = common_pb2.Usage()  # up to the latest output
+        self.weights_version = ""  # of the weights that make all of its tokens; "" = nobody has said
 
     def to_submit(self) -> GenerateSubmission:
         submit = GenerateSubmission(number=self.number, request=self.request, context=self.reply.context)
@@ -87,6 +89,7 @@ class PendingChoice(LinkedRequest):
                     submit.request.output_parsing.tools.extend(self.request.chat.tools)
                     submit.request.token_ids.ids[:] = self.prompt_token_ids
                 submit.resume_token_ids[:] = self.token_ids
+                submit.weights_version = self.weights_version
         return submit
 
     def fail(self, error: RpcError) -> None:
@@ -104,6 +107,9 @@ class PendingChoice(LinkedRequest):
             # Told again after a resubmission, where it is the same.
             self.prompt_token_ids[:] = response.prompt_token_ids
             response.ClearField("prompt_token_ids")
+        if response.weights_version:
+            self.weights_version = response.weights_version
+            response.ClearField("weights_version")
         if response.HasField("prompt_logprobs"):
             self.prompt_logprobs = PromptLogprobs()
             self.prompt_logprobs.CopyFrom(response.prompt_logprobs)

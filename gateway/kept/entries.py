@@ -24,6 +24,7 @@ def encode_entry(choices: Sequence[PendingChoice], outputs: ChoiceOutputs, promp
         if index not in prompts_told and choice.prompt_token_ids:
             prompts_told.add(index)
             message.prompt_token_ids[:] = choice.prompt_token_ids
+            message.weights_version = choice.weights_version
             if choice.prompt_logprobs is not None:
                 message.prompt_logprobs.CopyFrom(choice.prompt_logprobs)
         entry.append((index, message.SerializeToString()))

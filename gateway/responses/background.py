@@ -222,6 +222,7 @@ class Background:
                 output.usage.CopyFrom(reply.choices[0].usage)
                 if not outputs:
                     output.prompt_token_ids[:] = reply.choices[0].prompt_token_ids
+                    output.weights_version = reply.choices[0].weights_version
                     await self._responses.update(lease.id, _begun(stored), lease)
                 await self._log.append(lease.id, len(outputs), output, lease)
                 outputs.append(output)

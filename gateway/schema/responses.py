@@ -130,7 +130,7 @@ class ChatCompletion(Body, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
     choices: list[ChatChoice]
     usage: UsageInfo
     service_tier: Literal["default"] | UnsetType = UNSET
@@ -181,7 +181,7 @@ class ChatCompletionChunk(Body, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
@@ -217,7 +217,7 @@ class Completion(Body, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: UsageInfo
 
@@ -239,7 +239,7 @@ class CompletionChunk(Body, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
     choices: list[CompletionChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
 

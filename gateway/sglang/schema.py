@@ -125,7 +125,7 @@ class NativeMeta(Body, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    weight_version: Literal["default"] = "default"
+    weight_version: str  # of the weights that make it
     e2e_latency: float
     output_token_logprobs: list[NativeLogprob] | UnsetType = UNSET
     output_top_logprobs: list[list[NativeLogprob]] | UnsetType = UNSET

@@ -74,7 +74,7 @@ class Link(Generic[Request, Response]):
         self._write_lock = asyncio.Lock()
         self._pings, self._on_ping = pings, on_ping
         self._was_heard = False
-        self._hang: str | None = None  # why the stream was broken off
+        self._why_broken: str | None = None  # by this side
 
     async def send(self, message: Request) -> None:
         """Sends in call order. Without a stream the message is dropped: on_connect has to say it all again."""
@@ -94,6 +94,11 @@ class Link(Generic[Request, Response]):
                     raise
                 logger.debug("write to %s failed: the stream has ended", self._name)
 
+    def start_over(self, reason: str) -> None:
+        """Breaks the stream, if there is one; a new one follows at once."""
+        if self._call is not None:
+            self._break_off(self._call, reason)
+
     async def run(self) -> None:
         """Connects and reconnects until cancelled."""
         backoff = FIRST_BACKOFF_S
@@ -108,7 +113,7 @@ class Link(Generic[Request, Response]):
         call = self._open_call(wait_for_ready=True)
         self._call = call
         was_up = False
-        reason, self._hang = "stream ended", None
+        reason, self._why_broken = "stream ended", None
         pinging: asyncio.Task[None] | None = None
         try:
             was_up = bool(await self._owner.on_connect(self.send))
@@ -124,7 +129,7 @@ class Link(Generic[Request, Response]):
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            reason = self._hang or "stream cancelled"
+            reason = self._why_broken or "stream cancelled"
         except RpcError as error:
             was_up, reason = False, f"{error.code.name}: {error.message}"
         except Exception:
@@ -143,7 +148,10 @@ class Link(Generic[Request, Response]):
         return was_up
 
     async def _break_if_silent(self, call: BidiCall[Request, Response], pings: Pings) -> None:
-        self._hang = await pings.until_silent(self._has_heard, self._on_ping)
+        self._break_off(call, await pings.until_silent(self._has_heard, self._on_ping))
+
+    def _break_off(self, call: BidiCall[Request, Response], reason: str) -> None:
+        self._why_broken = reason
         call.cancel()
 
     def _has_heard(self) -> bool:

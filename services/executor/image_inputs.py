@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor import stats
+from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.models.image_forms import PIXELS, ImageForm
 from pagewire.services.executor.models.protocol import Model
@@ -80,6 +81,10 @@ class ImageInputs:
         """Forgets all requests; the embeddings stay."""
         self._prompts.clear()
 
+    def forget_embeddings(self) -> None:
+        """They are of other weights."""
+        self._cache.clear()
+
     @property
     def smallest(self) -> int:
         """Tokens of the smallest image; 0: the model reads none."""
@@ -119,7 +124,7 @@ class ImageInputs:
             prompt = self._prompt(request)
             delta = self._rotate(prompt)
         except InvalidImage as error:
-            return replace(request, images=(), refusal=str(error))
+            return replace(request, images=(), failure=Failure(Cause.IMAGE, str(error)))
         self._prompts[request.request_id] = prompt
         return replace(request, position_delta=delta)
 
@@ -251,6 +256,10 @@ class EmbeddingCache:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._entries: OrderedDict[Hashable, Tensor] = OrderedDict()
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._num_bytes = 0
 
     def get(self, key: Hashable) -> Tensor | None:
         if key in self._entries:

@@ -6,26 +6,33 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
+import grpc
 from tqdm import tqdm
 
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import find_model
+from pagewire.secure_rpc import ServiceTls
 from pagewire.services.executor.grammars import Grammars
+from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.servicer import ExecutorServicer
+from pagewire.services.executor.session import DeviceError
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
-from pagewire.services.executor.worker import DeviceError, Worker
+from pagewire.services.executor.worker import Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
-from pagewire.watchdog import Watchdog
+from pagewire.watchdog import Watchdog, end_process
 
 logger = logging.getLogger(__name__)
 
 _SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 _REPORT_EVERY_S = 0.5
+_LAST_WORDS_S = 0.5
 
 
 class LoadProgress:
@@ -53,19 +60,24 @@ class LoadProgress:
 
 
 async def serve(config: ExecutorConfig) -> None:
-    """Serves until SIGINT or SIGTERM. Raises StartupError if the model cannot be served, or if the device fails later:
-    the process has to end then.
+    """Serves until a signal ends it: not ready at once, so that the scheduler gives new requests to others, if there
+    are any; after SIGTERM, those that are here may end.
+
+    Raises StartupError if the model cannot be served, or if the device fails later: the process has to end then.
     """
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
-    watchdog = Watchdog(config.hang_timeout)
+    watchdog = Watchdog(config.hang_timeout, lambda message: _end_hung(worker, message))
     worker = Worker(
         lambda: start_runner(config, str(find_model(config)), progress),
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
     )
-    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
-    servicer = ExecutorServicer(worker, lambda info: make_grammars(config, info))
+    listen = config.listen.split(",")
+    server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
+    servicer = ExecutorServicer(
+        worker, lambda info: make_grammars(config, info), partial(load_weights, config), config.revision or ""
+    )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     server.add_admin("executor")
     await server.start()
@@ -73,17 +85,20 @@ async def serve(config: ExecutorConfig) -> None:
     worker.start()
     watchdog.start()
     stopping = asyncio.create_task(rpc.wait_for_signal())
+    drained: Callable[[], Awaitable[None]] | None = None
     try:
         if await _first(worker.loaded, stopping):
             progress.close()
             _announce(worker.loaded.result(), config)
             await server.set_serving(True)
             await _first(worker.failed, stopping)
+            if stopping.result():
+                drained = partial(_until_idle, worker)
     except DeviceError as error:
         raise StartupError(f"{error}; ending, so that a supervisor starts anew") from error
     finally:
         await rpc.cancel([stopping])
-        await server.stop()
+        await server.stop(drained)
         await asyncio.to_thread(worker.stop)
         watchdog.stop()
         servicer.close()
@@ -99,7 +114,19 @@ def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:
     )
 
 
-async def _first(work: Future[Any], stopping: asyncio.Task[None]) -> bool:
+def _end_hung(worker: Worker, message: str) -> None:
+    """Ends this process, once the event loop, which may be alive, had time to say why."""
+    worker.tell(DeviceError(message, grpc.StatusCode.DEADLINE_EXCEEDED))
+    time.sleep(_LAST_WORDS_S)
+    end_process(message)
+
+
+async def _until_idle(worker: Worker) -> None:
+    while not (worker.is_idle or worker.failed.done()):  # noqa: ASYNC110 - another thread's state
+        await asyncio.sleep(0.02)
+
+
+async def _first(work: Future[Any], stopping: asyncio.Task[bool]) -> bool:
     """Whether `work` was done before the process was told to stop. Raises what `work` raised."""
     waiting = asyncio.wrap_future(work)
     await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -12,9 +12,12 @@ from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammars import Grammars, is_restricted
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.replacement import Load, LoadedWeights, Replacements
+from pagewire.services.executor.session import DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
-from pagewire.services.executor.worker import DeviceError, Session, Worker
+from pagewire.services.executor.worker import Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
 # None: the session was closed and all its results are there.
@@ -27,11 +30,23 @@ TERM_HELD_S = 10.0
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Thin: messages in, messages out; the worker executes."""
 
-    def __init__(self, worker: Worker, make_grammars: Callable[[ExecutorInfo], Grammars] | None = None) -> None:
-        """make_grammars: called once, when the model is loaded. Without it, no request may have a grammar."""
+    def __init__(
+        self,
+        worker: Worker,
+        make_grammars: Callable[[ExecutorInfo], Grammars] | None = None,
+        load_weights: Load | None = None,
+        revision: str = "",
+    ) -> None:
+        """make_grammars: called once, when the model is loaded. Without it, no request may have a grammar.
+
+        load_weights: reads those that are to replace the present ones. Without it, none can be. revision: of the
+        present ones."""
         self._worker = worker
         self._make_grammars = make_grammars
         self._grammars: Grammars | None = None
+        self._load_weights = load_weights
+        self._revision = revision
+        self._replacements: Replacements | None = None
         self._current: _Results | None = None
         self._term = 0  # of the scheduler that has, or last had, this executor
         self._left_at = 0.0  # when its stream ended, time.monotonic()
@@ -47,7 +62,33 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def Describe(
         self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.DescribeResponse:
-        return convert.describe_response(await self._loaded())
+        info = await self._loaded()
+        return convert.describe_response(info, await self._weights_of(info).in_force())
+
+    def _weights_of(self, info: ExecutorInfo) -> Replacements:
+        if self._replacements is None:
+            first = convert.first_weights(info, self._revision)
+            self._replacements = Replacements(self._worker, self._load_weights or _load_none, first)
+        return self._replacements
+
+    async def LoadWeights(
+        self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.LoadWeightsResponse:
+        replacements = self._weights_of(await self._loaded())
+        return executor_pb2.LoadWeightsResponse(weights=await replacements.load(request.weights))
+
+    async def InstallWeights(
+        self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.InstallWeightsResponse:
+        replacements = self._weights_of(await self._loaded())
+        self._check_term(request.term)
+        return executor_pb2.InstallWeightsResponse(seconds=await replacements.install(request.weights))
+
+    async def DropWeights(
+        self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.DropWeightsResponse:
+        self._weights_of(await self._loaded()).drop()
+        return executor_pb2.DropWeightsResponse()
 
     async def CompileGrammar(
         self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
@@ -70,6 +111,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """No call comes any more."""
         if self._grammars is not None:
             self._grammars.close()
+        if self._replacements is not None:
+            self._replacements.close()
 
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
@@ -81,7 +124,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._take(opening)
         results: _Results = asyncio.Queue()
         if self._current is not None:
-            self._current.put_nowait(RpcError(grpc.StatusCode.ABORTED, "superseded by a new Execute stream"))
+            self._current.put_nowait(
+                RpcError(grpc.StatusCode.ABORTED, "the executor is superseded: a new Execute stream has it")
+            )
         self._current = results
         loop = asyncio.get_running_loop()
 
@@ -93,8 +138,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             yield executor_pb2.StepResult()  # the stream is open
             while (result := await results.get()) is not None:
-                if isinstance(result, InvalidStep | DeviceError):
+                if isinstance(result, InvalidStep):
                     raise RpcError(grpc.StatusCode.INTERNAL, str(result))
+                if isinstance(result, DeviceError | StepFailed):
+                    raise RpcError(result.code, str(result))
                 if isinstance(result, Exception):
                     raise result
                 yield result
@@ -112,14 +159,18 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"a stream begins with step_id 0 and the scheduler's term, not with step {opening.step_id}",
             )
+        self._check_term(opening.term)
+        self._term = opening.term
+
+    def _check_term(self, term: int) -> None:
+        """Raises RpcError if a later scheduler has this executor."""
         is_held = self._current is not None or time.monotonic() - self._left_at < TERM_HELD_S
-        if opening.term < self._term and is_held:
+        if term < self._term and is_held:
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this executor belongs to a scheduler that started later (term {self._term}; yours is term "
-                f"{opening.term}); stop one of the two, or give each its own executors",
+                f"{term}); stop one of the two, or give each its own executors",
             )
-        self._term = opening.term
 
     async def _read(
         self,
@@ -131,7 +182,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Feeds the worker until the scheduler half-closes its side."""
         try:
             async for request in requests:
-                step = convert.step_from_proto(request)
+                step = convert.step_from_proto(request, info.vocab_size)
                 if any(is_restricted(new.sampling) for new in step.new_requests):
                     step = await self._grammars_for(info).attach(step)
                 self._worker.submit(session, step)
@@ -140,3 +191,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             results.put_nowait(error)
         else:
             self._worker.close(session)
+
+
+def _load_none(runner: ModelRunner, wanted: executor_pb2.Weights) -> LoadedWeights:
+    raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "this executor's weights cannot be replaced")

@@ -19,16 +19,15 @@ from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.loading.config_file import parse_overrides
-from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.loading.pooling import pooling_of
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pooling import Pooling
+from pagewire.services.executor.probe import BrokenModel, probe
 from pagewire.services.executor.runner_setup import Setup, num_blocks
+from pagewire.services.executor.served_model import load_served
 from pagewire.services.executor.step import InvalidStep
 from pagewire.services.executor.warm_up import warm_up
 
@@ -63,6 +62,7 @@ class ExecutorInfo:
     labels: tuple[str, ...] = ()  # of a classifier
     vector_size: int = 0
     whole_prompts: bool = False
+    weights_digest: str = ""  # of those that it starts with
 
     @property
     def num_blocks(self) -> int:
@@ -93,26 +93,12 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     sizes = capture_sizes(
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
-    overrides = parse_overrides(config.hf_overrides)
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or usable_cores())
     with phases("weights"):
-        model = load_model(
-            model_path,
-            dtype=config.dtype,
-            device=device,
-            load_format=config.load_format,
-            model_impl=config.model_impl,
-            max_model_len=config.max_model_len,
-            kv_scales=kv_cache.is_fp8(config.kv_cache_dtype),
-            quantization=config.quantization,
-            weights_cache=config.weights_cache or None,
-            seed=config.seed,
-            hf_overrides=overrides,
-            progress=progress,
-        )
+        served = load_served(config, Path(model_path), device, config.load_format, progress)
+    model, pooling = served.model, served.pooling
     _check_model(model, device)
-    pooling = pooling_of(model, Path(model_path), config.runner, config.convert, device, overrides)
     limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
     graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()
@@ -127,7 +113,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     with phases("warm_up"):
         try:
             warm_up(runner, device)
-        except InvalidStep as error:
+            probe(runner, model.config.vocab_size)
+        except (InvalidStep, BrokenModel) as error:
             raise ModelLoadError(f"{model_path}: {error}") from error
     if device.type == "cpu":
         release_unused_memory()  # what loading and packing have left
@@ -136,7 +123,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
             runner.capture_graphs(setup.graph_sizes, progress)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     logger.info("ready: %s", phases)
-    info = _describe(setup, runner)
+    info = replace(_describe(setup, runner), weights_digest=served.digest)
     _report_bytes(info, runner, device)
     return runner, info
 

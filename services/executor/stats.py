@@ -34,6 +34,16 @@ GRAMMAR_MASK_SECONDS = Histogram(
 CONSTRAINED_REQUESTS = Gauge(
     "pagewire:executor_constrained_requests", "Requests with a grammar or a thinking budget that hold a row"
 )
+FAILED_REQUESTS = Counter(
+    "pagewire:executor_failed_requests",
+    "Requests that failed while the others of their step went on, by cause: nan (the model yields no numbers), "
+    "illegal_token (outside the vocabulary), prompt, image, grammar",
+    ["cause"],
+)
+FAILED_STEPS = Counter(
+    "pagewire:executor_failed_steps",
+    "Steps that failed without harm to the device: their requests are tried again, apart from each other",
+)
 _STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
 _QUEUE_SECONDS = Histogram(
     "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS
@@ -44,6 +54,17 @@ _STEP_TOKENS = Histogram(
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
 )
 _REQUESTS = Gauge("pagewire:executor_rows_used", "Requests that hold a row")
+WEIGHTS_VERSION = Gauge("pagewire:executor_weights_version", "1, of the weights in force", ["version"])
+WEIGHTS_LOAD_SECONDS = Histogram(
+    "pagewire:executor_weights_load_seconds",
+    "Time to read weights that are to replace those in force, while steps go on",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+)
+WEIGHTS_INSTALL_SECONDS = Histogram(
+    "pagewire:executor_weights_install_seconds",
+    "Time to put such weights in force, in which no step runs",
+    buckets=telemetry.LATENCY_BUCKETS,
+)
 WEIGHT_BYTES = Gauge("pagewire:executor_weight_bytes", "Bytes of the model's weights")
 WEIGHTS = Gauge(
     "pagewire:executor_weights",

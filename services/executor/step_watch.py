@@ -13,6 +13,8 @@ _MARGIN = 3.0
 _FIRST_S = 60.0
 # For the images of a step: a CPU may take half a minute for a large one.
 IMAGES_S = 120.0
+# For what copies all of the model's weights.
+INSTALL_S = 120.0
 _DECAY = 0.98  # of the slowest step of a size, with each that follows
 
 
@@ -57,11 +59,11 @@ class StepWatch:
         self._launching: tuple[float, float | None] | None = None  # load, expected seconds
         self._launched: deque[tuple[float, float | None]] = deque()
 
-    def begin(self, encodes_images: bool = False) -> None:
-        """The device thread has something to do. encodes_images: that may include images, of any size, before the step
-        is launched."""
+    def begin(self, allowance: float = 0.0) -> None:
+        """The device thread has something to do. allowance: seconds for what comes before a step is launched: images,
+        of any size, or other weights."""
         with self._lock:
-            self._preparing = IMAGES_S if encodes_images else 0.0
+            self._preparing = allowance
             self._beat()
 
     def launching(self, load: float) -> None:

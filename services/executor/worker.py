@@ -15,34 +15,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-import torch
+import grpc
 
 from pagewire.services.executor import convert, stats
+from pagewire.services.executor.clock import Clock
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
+from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step, StepOutput
-from pagewire.services.executor.step_watch import StepWatch
-from pagewire.v1 import executor_pb2
+from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, StepWatch
 from pagewire.watchdog import Pulse
 
 logger = logging.getLogger(__name__)
-
-# Called on the worker's threads with each result in step order, then once with how the session ended: an error, or
-# None when it was closed.
-Deliver = Callable[[executor_pb2.StepResult | Exception | None], None]
-
-
-class DeviceError(RuntimeError):
-    """The device thread failed in a way that leaves the device in an unknown state."""
-
-
-@dataclass(eq=False)
-class Session:
-    """One Execute stream. Opening one ends the one before and empties all rows."""
-
-    deliver: Deliver
-    last_step_id: int = 0
-    last_clock: Clock | None = None  # of the last step that was returned
 
 
 @dataclass(frozen=True)
@@ -57,10 +42,28 @@ class _Closed:
 
 
 @dataclass(frozen=True)
+class _Doubted:
+    """What came of a step cannot be, or cannot be told: the device or the model may be the cause."""
+
+    session: Session
+    error: Exception
+
+
+@dataclass(frozen=True)
 class _Submitted:
     session: Session
     step: Step
     received_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+@dataclass(frozen=True)
+class _Called:
+    function: Callable[[ModelRunner], None]
+    reason: str  # for the end of the session
+    done: Future[None] = field(default_factory=Future)
+
+
+_Item = _Opened | _Submitted | _Closed | _Called | _Doubted
 
 
 @dataclass(frozen=True)
@@ -70,46 +73,6 @@ class _Launched:
     kind: str
     num_requests: int
     clock: Clock
-
-
-class Clock:
-    """Times of one step; all but the start are known once it was waited for."""
-
-    def __init__(self, on_cuda: bool, received_ns: int) -> None:
-        self._received_ns = received_ns
-        self._started_ns = self._ended_ns = time.perf_counter_ns()
-        self.queue_ns = self._started_ns - received_ns
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if on_cuda:
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))
-        self._is_launching = False
-
-    def launching(self) -> None:
-        """The host has prepared the step: from here on the device works on it. On a CPU the preparation is its work."""
-        self._is_launching = True
-        if self._events is not None:
-            self._events[0].record()
-
-    def launched(self) -> None:
-        if not self._is_launching:
-            self.launching()  # a step that only frees rows
-        if self._events is not None:
-            self._events[1].record()
-
-    def wait_ns(self) -> int:
-        """Waits until the device is done with the step."""
-        if self._events is None:
-            self._ended_ns = time.perf_counter_ns()
-            return self._ended_ns - self._started_ns
-        start, end = self._events
-        end.synchronize()
-        return int(start.elapsed_time(end) * 1e6)
-
-    def idle_ns(self, previous: Clock) -> int:
-        """How long the device had nothing to do between the end of the step before and this one."""
-        if self._events is None or previous._events is None:
-            return max(0, self._received_ns - previous._ended_ns)
-        return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))
 
 
 class Worker:
@@ -123,9 +86,11 @@ class Worker:
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
-        self._submitted: SimpleQueue[_Opened | _Submitted | _Closed | None] = SimpleQueue()
+        self._submitted: SimpleQueue[_Item | None] = SimpleQueue()
         self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
+        self._num_requests = 0  # with a row
+        self._runner: ModelRunner | None = None
         self._spans = stats.RequestSpans()
         self.loaded: Future[ExecutorInfo] = Future()
         self.failed: Future[None] = Future()
@@ -158,12 +123,37 @@ class Worker:
         """No more steps: those submitted are executed, then the session's rows are freed."""
         self._submitted.put(_Closed(session))
 
+    def tell(self, error: DeviceError) -> None:
+        """Last words to the scheduler: why its stream ends. On any thread."""
+        session = self._session
+        if session is not None:
+            session.deliver(error)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a row and no step waits. May be asked on any thread."""
+        return not self._num_requests and self._submitted.empty()
+
+    def between_steps(self, function: Callable[[ModelRunner], None], reason: str) -> Future[None]:
+        """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
+        in it is one of the device."""
+        called = _Called(function, reason)
+        self._submitted.put(called)
+        return called.done
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Once it is `loaded`; to look at."""
+        assert self._runner is not None
+        return self._runner
+
     def _run(self) -> None:
         try:
             runner, info = self._start_runner()
         except BaseException as error:
             self.loaded.set_exception(error)
         else:
+            self._runner = runner
             self.loaded.set_result(info)
             self._serve(runner)
         self._launched.put(None)
@@ -171,15 +161,17 @@ class Worker:
     def _serve(self, runner: ModelRunner) -> None:
         try:
             while (item := self._submitted.get()) is not None:
-                self._watch.begin(encodes_images=runner.smallest_image > 0)
+                self._watch.begin(_allowance(item, runner))
                 self._handle(runner, item)
                 self._watch.end()
         except BaseException as error:
             self._fail(error)
         self._end_session(None, "the executor stops")
 
-    def _handle(self, runner: ModelRunner, item: _Opened | _Submitted | _Closed) -> None:
-        if isinstance(item, _Opened):
+    def _handle(self, runner: ModelRunner, item: _Item) -> None:
+        if isinstance(item, _Called):
+            self._call(runner, item)
+        elif isinstance(item, _Opened):
             self._end_session(item.session, "superseded by a new stream")
             runner.reset()
         elif item.session is not self._session:
@@ -188,8 +180,23 @@ class Worker:
             self._end_session(None, "stream closed")
             runner.reset()
             self._hand_over(item)
+        elif isinstance(item, _Doubted):
+            self._retreat(runner, item.session, item.error)
         else:
             self._execute_or_end(runner, item)
+
+    def _call(self, runner: ModelRunner, item: _Called) -> None:
+        session = self._session
+        self._end_session(None, item.reason)
+        try:
+            item.function(runner)
+        except BaseException as error:
+            item.done.set_exception(DeviceError(f"{type(error).__name__}: {error}"))
+            self._session = session  # which hears of the error
+            raise
+        if session is not None:
+            self._hand_over(_Closed(session))
+        item.done.set_result(None)
 
     def _execute_or_end(self, runner: ModelRunner, item: _Submitted) -> None:
         try:
@@ -199,6 +206,22 @@ class Worker:
             self._end_session(None, str(error))
             runner.reset()
             self._hand_over(_Closed(item.session, error))
+        except Exception as error:
+            self._retreat(runner, item.session, error)
+
+    def _retreat(self, runner: ModelRunner, session: Session, error: Exception) -> None:
+        """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
+        cause is the device, or the model."""
+        logger.error("a step failed", exc_info=error)
+        try:
+            probe(runner, self.loaded.result().vocab_size)
+        except BrokenModel:
+            raise
+        except Exception as device_error:
+            raise error from device_error
+        stats.FAILED_STEPS.inc()
+        self._end_session(None, str(error))
+        self._hand_over(_Closed(session, StepFailed(f"a step failed: {type(error).__name__}: {error}")))
 
     def _hand_over(self, item: _Launched | _Closed) -> None:
         if self._on_cuda:
@@ -209,12 +232,14 @@ class Worker:
     def _end_session(self, successor: Session | None, reason: str) -> None:
         self._spans.end_all(reason)
         self._session = successor
+        self._num_requests = 0
 
     def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
         clock = Clock(self._on_cuda, received_ns)
+        self._num_requests += len(step.new_requests)
 
         def launching(load: float) -> None:
             self._watch.launching(load)
@@ -224,14 +249,23 @@ class Worker:
         clock.launched()
         self._watch.launched()
         self._spans.update(step)
-        return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
+        self._num_requests = runner.num_requests
+        return _Launched(session, output, stats.step_kind(step), self._num_requests, clock)
 
     def _return_results(self) -> None:
         try:
             while (launched := self._launched.get()) is not None:
-                self._return(launched)
+                try:
+                    self._return(launched)
+                except Exception as error:
+                    self._doubt(launched.session, error)
         except BaseException as error:
             self._fail(error)
+
+    def _doubt(self, session: Session, error: Exception) -> None:
+        """Has the device thread find out whose fault it is."""
+        session.is_over = True
+        self._submitted.put(_Doubted(session, error))
 
     def _return(self, item: _Launched | _Closed) -> None:
         """Waits for what was launched and delivers it."""
@@ -244,15 +278,28 @@ class Worker:
         idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
         session.last_clock = clock
         tokens = item.output.wait()
+        if session.is_over:
+            return
+        if session.doubts.arise(len(item.output.request_ids), {**item.output.failures, **tokens.failures}):
+            self._doubt(session, NoNumbers("no request of the step had numbers (NaN) for its next token"))
+            return
         session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
     def _fail(self, cause: BaseException) -> None:
         """The device is in an unknown state: the stream ends with the error and the process is to be restarted."""
         logger.critical("fatal error on the device thread", exc_info=cause)
-        error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
-        session = self._session
-        if session is not None:
-            session.deliver(error)
+        if isinstance(cause, BrokenModel):
+            error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
+        else:
+            error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
+        self.tell(error)
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+def _allowance(item: _Item, runner: ModelRunner) -> float:
+    """Seconds that it may take to handle, apart from a step."""
+    if isinstance(item, _Called):
+        return INSTALL_S
+    return IMAGES_S if runner.smallest_image > 0 else 0.0

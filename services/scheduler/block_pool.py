@@ -29,6 +29,11 @@ def root_hash(cache_salt: str, owner: str = "") -> bytes:
     return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
 
 
+def computed_root(root: bytes, weights_version: str) -> bytes:
+    """What chains with this root begin with where weights of this version compute them."""
+    return hashlib.sha256(b"pagewire weights: " + root + weights_version.encode()).digest() if weights_version else root
+
+
 class Block:
     """One block; a node of the free queue while nobody holds it."""
 
@@ -157,6 +162,13 @@ class BlockPool:
         if block_hash not in self._by_hash:
             self._by_hash[block_hash] = block
             block.block_hash = block_hash
+
+    def forget(self, block_hash: bytes) -> None:
+        """Nobody finds these contents from now on; who holds them keeps them."""
+        block = self._by_hash.pop(block_hash, None)
+        if block is not None:
+            block.block_hash = None
+            self.num_cached_blocks -= block.ref_count == 0
 
     def release(self, block_table: list[Block]) -> None:
         """Drops one holder of each block. Tails are evicted before the prefixes that lead to them; blocks without

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pagewire.sampling_params import MAX_CACHE_SALT, InvalidRequest, resolve
-from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup, Weights
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
@@ -44,6 +44,7 @@ def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission, 
         tenant=submission.context.tenant,
         tenant_weight=submission.context.tenant_weight,
         tokens_per_minute=submission.context.tokens_per_minute,
+        weights_version=submission.weights_version,
     )
 
 
@@ -74,6 +75,7 @@ def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerate
         ),
         vector=output.vector,
         prompt_logprobs=output.prompt_logprobs,
+        weights_version=output.weights_version,
     )
 
 
@@ -88,6 +90,8 @@ def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_link_p
         cached_tokens=[output.num_cached_tokens for output in outputs],
     )
     for i, output in enumerate(outputs):
+        if output.weights_version:
+            response.weights_versions[i] = output.weights_version
         if output.logprobs:
             response.logprobs[i].CopyFrom(_join(output.logprobs))
         if output.prompt_logprobs is not None:
@@ -152,6 +156,21 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         labels=tuple(model.labels),
         vector_size=model.vector_size,
         whole_prompts=message.whole_prompts,
+        weights=to_weights(message.weights),
+    )
+
+
+def to_weights(message: executor_pb2.Weights) -> Weights:
+    return Weights(message.version, message.number, message.model, message.revision, message.digest)
+
+
+def from_weights(weights: Weights) -> executor_pb2.Weights:
+    return executor_pb2.Weights(
+        version=weights.version,
+        number=weights.number,
+        model=weights.model,
+        revision=weights.revision,
+        digest=weights.digest,
     )
 
 

@@ -16,19 +16,20 @@ from pagewire.rpc import RpcError, timeout_of
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, WaitTooLong
-from pagewire.services.scheduler.entrance import Entrance, expired
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.entrance import Entrance, condemned, expired
+from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
+from pagewire.services.scheduler.loss import loss_of
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
-from pagewire.services.scheduler.request import FinishReason, Request, too_long
+from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, RequestOutbox, RequestOutput
+from pagewire.services.scheduler.rollout import Rollout
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Engine:
                 self.scheduler.replicas, executor_channels, config.executor_addresses, strict=True
             )
         ]
+        self.rollout = Rollout(self.scheduler, self._drivers, self._wake, self._end_request, config.recovery_timeout)
         self._live: dict[int, LiveRequest] = {}
         self._last_request_id = 0
         self._undelivered: Outputs | None = None  # of the latest result, not told yet
@@ -79,11 +81,12 @@ class Engine:
         """
         if not self._is_available:
             raise self._unavailable()
-        self._check_length(submission)
+        self._entrance.check_length(submission, self._info)
         self._last_request_id += 1
         forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
         try:
             request = convert.to_request(self._last_request_id, submission, self._config.prefix_cache_sharing == "all")
+            self.rollout.check(request)
             forecast = self._entrance.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
@@ -132,22 +135,13 @@ class Engine:
         else:
             self.scheduler.abort(live.request, reason)
 
-    def _check_length(self, submission: TokenSubmission) -> None:
-        """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
-        may never take it."""
-        message = submission.request
-        num_tokens, info = len(message.prompt_token_ids), self._info
-        if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
-            return
-        if self.scheduler.info is not None:
-            too_many = too_long(num_tokens, info, message.yields_vector)
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_many, [("prompt_token_ids", too_many)])
-        if not submission.resubmitted:
-            raise RpcError(
-                grpc.StatusCode.UNAVAILABLE,
-                "no executor is available now, and the last one took prompts of up to "
-                f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}. Try again later",
-            )
+    def _end_request(self, request: Request, error: RpcError) -> None:
+        """Ends a request and tells its client why; does nothing if it has ended."""
+        self._deliver()
+        if (live := self._live.get(request.request_id)) is not None:
+            self._stop(live, FinishReason.ERROR)
+            self._end(live, error)
+            self._wake()
 
     def abort(self, live: LiveRequest) -> None:
         """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
@@ -171,9 +165,7 @@ class Engine:
         """A request's time is up: its place and its blocks are free at once."""
         self._deliver()
         if (live := self._live.get(request_id)) is not None:
-            self._stop(live, FinishReason.ERROR)
-            self._end(live, expired(live))
-            self._wake()
+            self._end_request(live.request, expired(live))
 
     @property
     def info(self) -> ExecutorInfo | None:
@@ -205,6 +197,7 @@ class Engine:
         finally:
             self._stop_watchdog()
             self._expiry.stop()
+            self.rollout.stop()
 
     def _wake(self) -> None:
         for driver in self._drivers:
@@ -232,6 +225,9 @@ class Engine:
             self._wake()  # who waits now may be another replica's to take
         return traceparents
 
+    def weights_wanted(self, present: Weights) -> Weights:
+        return self.rollout.wanted(present)
+
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         info = info.within_steps_of(self._config.max_num_batched_tokens)
         try:
@@ -249,6 +245,7 @@ class Engine:
             status = self._entrance.status_of(error) if error else None
             self._end(self._live[request.request_id], status)
         self._note_info()
+        self.rollout.on_attached()
         self._wake()
 
     def _note_info(self) -> None:
@@ -272,29 +269,31 @@ class Engine:
         else:
             self._drivers[replica.replica_id].wake()
         asyncio.get_running_loop().call_soon(self._deliver)
+        if self.rollout.is_under_way:
+            self.rollout.notify()
         self._stats.on_result(len(outputs.token_ids), clock)
         self._entrance.admission.on_tokens(len(outputs.token_ids))
 
     def on_lost(self, replica: Replica, reason: str) -> None:
-        logger.warning(
-            "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
-            *(self._address(replica), reason, replica.num_running, self.scheduler.num_waiting),
-        )
-        stats.RECOVERIES.inc()
-        self._deliver()
-        for request in self.scheduler.detach(replica):
-            self._end(
-                self._live[request.request_id],
-                RpcError(
-                    grpc.StatusCode.INTERNAL,
-                    f"the executor was lost {MAX_LOSSES} times in a row while it ran this request; the executor's log "
-                    "tells why",
-                ),
+        is_loss = not (replica.is_draining and replica.is_drained)  # else it gets other weights, and is back at once
+        if is_loss:
+            logger.warning(
+                "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
+                *(self._address(replica), reason, replica.num_running, self.scheduler.num_waiting),
             )
+            stats.RECOVERIES.inc()
+        self._deliver()
+        loss = loss_of(reason)
+        for request in self.scheduler.detach(replica, loss):
+            stats.CONDEMNED.labels(loss).inc()
+            self._end(self._live[request.request_id], condemned(request.num_losses, reason))
         self._stats.refresh()
         self._note_info()
+        self.rollout.notify()
+        self.rollout.watch_stranded(list(self.scheduler.waiting))
         if self.scheduler.info is None:
-            self.availability.put_nowait(False)
+            if is_loss:
+                self.availability.put_nowait(False)
             self._start_watchdog()
         self._wake()
 
@@ -352,7 +351,10 @@ class Engine:
                 live.first_token_time = now
                 stats.PREFILL_TIME.observe(now - live.first_step_time)
                 self._entrance.on_first_token(live, now)
-            output = _output_of(request, outputs.token_ids[start:end])
+                output = RequestOutput.of(request, outputs.token_ids[start:end])
+                output.weights_version = request.weights_version
+            else:
+                output = RequestOutput.of(request, outputs.token_ids[start:end])
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
                 output.logprobs = [convert.first_logprobs(logprobs, num_tokens)]
             if outputs.prompt_logprobs:
@@ -383,7 +385,7 @@ class Engine:
 
     def _end(self, live: LiveRequest, error: RpcError | None = None) -> None:
         """Tells a client that its request, which the scheduler has let go, is over."""
-        output = _output_of(live.request, [])
+        output = RequestOutput.of(live.request, [])
         output.error = error
         self._close(live, error)
         live.outbox.put(live.number, output)
@@ -414,14 +416,3 @@ class Engine:
                 "pagewire.finish_reason": request.finish_reason.name.lower(),
             }
             live.span.end(attributes, error=error.message if error else None)
-
-
-def _output_of(request: Request, token_ids: list[int]) -> RequestOutput:
-    return RequestOutput(
-        token_ids,
-        request.num_prompt_tokens,
-        request.num_output_tokens,
-        request.num_cached_tokens or 0,
-        request.finish_reason,
-        request.stop_token_id,
-    )

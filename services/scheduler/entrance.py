@@ -8,10 +8,12 @@ from pagewire.rpc import RpcError
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import stats
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, Admission, Forecast, WaitTooLong, load_of
+from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.live_request import LiveRequest
-from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.request import Request, too_long
 from pagewire.services.scheduler.scheduler import QueueFull, Scheduler
 from pagewire.services.scheduler.token_budgets import TokenBudgets
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 
 class Entrance:
@@ -34,6 +36,23 @@ class Entrance:
         forecast = self.admission.forecast(load_of(self._scheduler, request))
         self.admission.check(forecast, self._max_queue_time, timeout, time.monotonic())
         return forecast
+
+    def check_length(self, submission: TokenSubmission, info: ExecutorInfo | None) -> None:
+        """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
+        may never take it. info: of the present executors or of the last one. Raises RpcError."""
+        message = submission.request
+        num_tokens = len(message.prompt_token_ids)
+        if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
+            return
+        if self._scheduler.info is not None:
+            too_many = too_long(num_tokens, info, message.yields_vector)
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_many, [("prompt_token_ids", too_many)])
+        if not submission.resubmitted:
+            raise RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                "no executor is available now, and the last one took prompts of up to "
+                f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}. Try again later",
+            )
 
     def status_of(self, error: Exception, forecast: Forecast = NOTHING_KNOWN) -> RpcError:
         """Of a request that was not taken."""
@@ -80,3 +99,12 @@ def expired(live: LiveRequest) -> RpcError:
     }[live.stage]
     message = f"the request's time was up while {what}; allow it more, or come back when there is less to do"
     return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+
+
+def condemned(num_losses: int, reason: str) -> RpcError:
+    """What the client of a request is told that is the reason why executors fail."""
+    message = (
+        f"this request makes the executor fail: it was lost {num_losses} times while it ran this request, the last "
+        f"time with nothing beside it ({reason}); the executor's log tells more"
+    )
+    return RpcError(grpc.StatusCode.INTERNAL, message)

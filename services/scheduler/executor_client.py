@@ -7,8 +7,9 @@ from typing import Protocol
 
 import grpc
 
+from pagewire.rpc import RpcError
 from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.streams import Link, Pings
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
@@ -16,9 +17,14 @@ from pagewire.v1.common_pb2 import Grammar
 
 logger = logging.getLogger(__name__)
 
+_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+
 
 class ExecutorListener(Protocol):
     """Who wants to know. Calls come one at a time."""
+
+    def weights_wanted(self, present: Weights) -> Weights:
+        """An executor has these weights; returns those that it is to have before it is used."""
 
     def on_executor(self, info: ExecutorInfo) -> None:
         """An executor is there, with empty rows and an empty KV cache; steps are counted from 1.
@@ -28,6 +34,9 @@ class ExecutorListener(Protocol):
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         """A step is done. InvalidResult ends the stream; a new one follows."""
+
+    def on_leaving(self, is_leaving: bool) -> None:
+        """Whether the executor, which still works, is about to end."""
 
     def on_executor_lost(self, reason: str) -> None:
         """The executor is gone, with everything that was in flight; on_executor may follow."""
@@ -53,8 +62,9 @@ class ExecutorClient:
         self._description: executor_pb2.DescribeResponse | None = None  # of a stream that was opened
         self._is_open = False
         self._was_refused = False
+        self._pings = Pings(channel, _NAME, hang_timeout)
         self._link: Link[executor_pb2.StepRequest, executor_pb2.StepResult] = Link(
-            "executor", self._stub.Execute, self, Pings(channel, "", hang_timeout)
+            "executor", self._stub.Execute, self, self._pings, self._on_ping
         )
 
     async def run(self) -> None:
@@ -68,10 +78,43 @@ class ExecutorClient:
         """Raises grpc.aio.AioRpcError; INVALID_ARGUMENT says what is wrong with it."""
         await self._stub.CompileGrammar(executor_pb2.CompileGrammarRequest(grammar=grammar))
 
+    async def load(self, weights: Weights) -> Weights:
+        """Has it load weights beside its own, and returns what these turned out to be. Raises grpc.aio.AioRpcError."""
+        request = executor_pb2.LoadWeightsRequest(weights=convert.from_weights(weights))
+        return convert.to_weights((await self._stub.LoadWeights(request)).weights)
+
+    async def drop(self) -> None:
+        """Has it forget these. Raises grpc.aio.AioRpcError."""
+        await self._stub.DropWeights(executor_pb2.DropWeightsRequest())
+
+    def start_over(self, reason: str) -> None:
+        """Breaks the stream; a new one follows."""
+        self._link.start_over(reason)
+
     async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
         # Answers once the weights are loaded, which may take minutes; keep-alive notices if the process dies meanwhile.
-        self._description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
+        description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
+        present = convert.to_weights(description.weights)
+        wanted = self._listener.weights_wanted(present)
+        if wanted != present:
+            await self._install(wanted)
+            description.weights.CopyFrom(convert.from_weights(wanted))
+        self._description = description
         await send(executor_pb2.StepRequest(term=self._term))
+
+    async def _install(self, weights: Weights) -> None:
+        """Raises RpcError if that cannot be done; it is tried again with the next stream."""
+        try:
+            await self.load(weights)
+            request = executor_pb2.InstallWeightsRequest(weights=convert.from_weights(weights), term=self._term)
+            await self._stub.InstallWeights(request)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"it cannot get weights {weights.version} of {weights.model}, which are in force: {error.details()}",
+            ) from error
 
     def on_message(self, message: executor_pb2.StepResult) -> None:
         if self._is_open:
@@ -81,6 +124,11 @@ class ExecutorClient:
             raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
         self._listener.on_executor(convert.to_executor_info(self._description))
         self._is_open, self._was_refused = True, False
+        self._pings.is_serving = True  # whatever the one before it said last
+
+    def _on_ping(self) -> None:
+        if self._is_open:
+            self._listener.on_leaving(not self._pings.is_serving)
 
     def on_disconnect(self, reason: str) -> None:
         self._description = None

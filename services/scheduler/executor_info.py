@@ -22,6 +22,17 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """As `Weights` of executor.proto."""
+
+    version: str = ""
+    number: int = 0
+    model: str = ""
+    revision: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """Its model and its capacity."""
 
@@ -40,6 +51,7 @@ class ExecutorInfo:
     labels: tuple[str, ...] = ()  # of a classifier
     vector_size: int = 0
     whole_prompts: bool = False  # each prompt in one step, from its first token on
+    weights: Weights = Weights()
 
     @property
     def max_num_tokens(self) -> int:
@@ -65,7 +77,9 @@ class ExecutorInfo:
 
     def is_interchangeable_with(self, other: "ExecutorInfo") -> bool:
         """Whether a request that was let in here may go on there: model, limits and block size are the same. How many
-        requests and tokens each takes at once may differ."""
+        requests and tokens each takes at once may differ, and weights of which one are to replace the other's."""
+        if self.weights.number == other.weights.number and self.weights.version != other.weights.version:
+            return False
         return _of_requests(self) == _of_requests(other)
 
 

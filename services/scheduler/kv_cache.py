@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pagewire.services.scheduler.block_pool import Block, hash_block
+from pagewire.services.scheduler.block_pool import Block, computed_root, hash_block
 from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.group_blocks import GroupBlocks, HeldBlocks
 from pagewire.services.scheduler.request import Request
@@ -39,8 +39,15 @@ class KVCacheManager:
     """Gives requests the blocks their tokens need and finds blocks that already hold their KV."""
 
     def __init__(
-        self, groups: Sequence[KVGroup], block_size: int, enable_prefix_caching: bool, max_num_batched_tokens: int
+        self,
+        groups: Sequence[KVGroup],
+        block_size: int,
+        enable_prefix_caching: bool,
+        max_num_batched_tokens: int,
+        weights_version: str = "",
     ) -> None:
+        """weights_version: of the weights that compute what the blocks hold."""
+        self._weights_version = weights_version
         self.block_size = block_size
         self.no_blocks = NewBlocks([0] * len(groups), [])
         self._enable_prefix_caching = enable_prefix_caching and bool(groups)
@@ -125,11 +132,15 @@ class KVCacheManager:
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
+        if request.hashed_for != self._weights_version:
+            request.hashed_for = self._weights_version
+            request.block_hashes.clear()
         hashes, size = request.block_hashes, self.block_size
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
             extra_keys = request.images.keys(i * size, (i + 1) * size)
-            hashes.append(hash_block(hashes[-1] if hashes else request.root_hash, token_ids, extra_keys))
+            parent = hashes[-1] if hashes else computed_root(request.root_hash, self._weights_version)
+            hashes.append(hash_block(parent, token_ids, extra_keys))
         return hashes
 
     def keeps_waiting(self, request: Request) -> bool:
@@ -242,6 +253,12 @@ class KVCacheManager:
         for group, held in zip(self._groups, request.held_blocks, strict=True):
             group.release(held.blocks)
         request.forget_blocks()
+
+    def forget(self, request: Request) -> None:
+        """Nobody finds any block of a request's tokens from now on: what is in them cannot be trusted."""
+        for group in self._groups:
+            for block_hash in request.block_hashes:
+                group.pool.forget(block_hash)
 
     def num_exclusive_blocks(self, request: Request) -> list[int]:
         """Blocks of each group that would become free with the request."""

@@ -16,6 +16,7 @@ from pagewire.services.scheduler.decision import Decision, Takes
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.group_blocks import GroupBlocks
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.prefill_budget import NO_LIMIT, PrefillTarget
@@ -24,6 +25,8 @@ from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import charge
 from pagewire.services.scheduler.waiting import WaitingQueue
+
+_INTERNAL = 13  # as gRPC numbers its codes
 
 
 class Replica:
@@ -40,6 +43,7 @@ class Replica:
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
         self._info = info
+        self.is_leaving = False  # its executor still works, but is about to end
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
@@ -51,22 +55,31 @@ class Replica:
         """Starts over on an executor with empty rows and an empty KV cache."""
         self._start_over(info)
 
-    def detach(self) -> tuple[list[Request], list[Request]]:
-        """The executor is gone: drops its steps and KV.
+    def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
+        """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
+        return [] if self.is_leaving else charge(requests, self._in_flight, loss)
 
-        Returns:
-            Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
-            lost that runs them.
-        """
-        running, condemned = self.running, charge(self.running, self._in_flight)
+    def detach(self) -> list[Request]:
+        """The executor is gone: drops its steps and KV. Returns the requests that go on elsewhere, in order."""
+        running = self.running
         self._start_over(None)
         for request in running:
             request.forget_blocks()
-            if request in condemned:
-                request.finish(FinishReason.ERROR)
-            else:
-                request.preempt()
-        return [request for request in running if not request.is_finished], condemned
+            request.preempt()
+        return running
+
+    def drain(self) -> None:
+        """Lets those that run end, and takes nobody else but who needs its weights."""
+        self._rows.is_draining = True
+
+    @property
+    def is_draining(self) -> bool:
+        return self._rows.is_draining
+
+    @property
+    def is_drained(self) -> bool:
+        """Nobody runs, nothing is in flight, and the executor knows that."""
+        return not (self.running or self._in_flight or self._rows.finished_request_ids)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -79,7 +92,12 @@ class Replica:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
         those that run leave some of the token budget."""
         rows = self._rows
-        if self._info is None or not rows.num_open or not rows.quarantine.admits(request, not rows.running):
+        if (
+            self._info is None
+            or not rows.suits(request)
+            or not rows.num_open
+            or not rows.quarantine.admits(request, not rows.running)
+        ):
             return False
         computed = rows.find_room(request)
         if computed is None:
@@ -104,7 +122,7 @@ class Replica:
     @property
     def holds_long_back(self) -> bool:
         """Whether rows are open, but as many long prompts are computed as may."""
-        longs = sum(one.is_long and one.num_computed_tokens < one.num_tokens for one in self.running)
+        longs = sum(one.is_long and one.is_prefilling for one in self.running)
         return self.num_open_rows > 0 and longs >= self._rows.limits.max_long_partial_prefills
 
     def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:
@@ -152,6 +170,8 @@ class Replica:
         refused = [request for request in self.running if request.request_id in result.errors]
         for request in refused:
             self._rows.release(request)
+            if result.errors[request.request_id].code == _INTERNAL and self._rows.kv is not None:
+                self._rows.kv.forget(request)  # NaN in one of them would be NaN for whoever finds it
             request.finish(FinishReason.ERROR)
         return [(request, result.errors[request.request_id]) for request in refused]
 
@@ -184,6 +204,11 @@ class Replica:
     def running(self) -> list[Request]:
         """In the policy's order; not to be changed."""
         return self._rows.running
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one runs here that may be the reason why executors fail."""
+        return self._rows.quarantine.is_closed
 
     @property
     def num_preemptions(self) -> int:

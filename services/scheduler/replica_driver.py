@@ -9,7 +9,7 @@ import grpc
 
 from pagewire.services.scheduler import stats
 from pagewire.services.scheduler.executor_client import ExecutorClient
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 class ReplicaListener(Protocol):
     """Who serves the requests. Calls come one at a time."""
+
+    def weights_wanted(self, present: Weights) -> Weights:
+        """As `ExecutorListener.weights_wanted`."""
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
 
@@ -51,7 +54,7 @@ class ReplicaDriver:
         hang_timeout: float = 0.0,
     ) -> None:
         self._scheduler = scheduler
-        self._replica = replica
+        self.replica = self._replica = replica
         self._listener = listener
         self._stats = statistics
         self._client = ExecutorClient(channel, address, term, self, hang_timeout)
@@ -65,6 +68,18 @@ class ReplicaDriver:
     async def compile(self, grammar: Grammar) -> None:
         """As `ExecutorClient.compile`."""
         await self._client.compile(grammar)
+
+    async def load(self, weights: Weights) -> Weights:
+        """As `ExecutorClient.load`."""
+        return await self._client.load(weights)
+
+    async def drop(self) -> None:
+        """As `ExecutorClient.drop`."""
+        await self._client.drop()
+
+    def start_over(self, reason: str) -> None:
+        """As `ExecutorClient.start_over`."""
+        self._client.start_over(reason)
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -111,6 +126,9 @@ class ReplicaDriver:
 
     # -- what ExecutorClient calls -----------------------------------------------------------------------------------
 
+    def weights_wanted(self, present: Weights) -> Weights:
+        return self._listener.weights_wanted(present)
+
     def on_executor(self, info: ExecutorInfo) -> None:
         self._listener.on_attached(self._replica, info)
 
@@ -118,6 +136,9 @@ class ReplicaDriver:
         now = time.monotonic()
         self._listener.on_result(self._replica, result, clock, now - self._replica.pacer.running_since(now))
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
+
+    def on_leaving(self, is_leaving: bool) -> None:
+        self._replica.is_leaving = is_leaving
 
     def on_executor_lost(self, reason: str) -> None:
         self._listener.on_lost(self._replica, reason)

@@ -73,6 +73,7 @@ class Request:
         "finish_reason",
         "has_grammar",
         "has_matcher",
+        "hashed_for",
         "held_blocks",
         "images",
         "is_accepted",
@@ -97,10 +98,12 @@ class Request:
         "status",
         "stop_token_id",
         "stop_token_ids",
+        "suspect_until",
         "tenant",
         "tenant_weight",
         "token_ids",
         "tokens_per_minute",
+        "weights_version",
         "yields_vector",
     )
 
@@ -120,6 +123,7 @@ class Request:
         tenant: str = "",
         tenant_weight: float = 0.0,
         tokens_per_minute: int = 0,
+        weights_version: str = "",
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -131,6 +135,8 @@ class Request:
         cache_salt, cache_owner: it shares blocks only with requests of the same.
 
         tenant: whose it is. tenant_weight: 0 stands for 1. tokens_per_minute: of the tenant, 0 = no limit.
+
+        weights_version: of the weights that made the tokens it brings along; empty: they are not known.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
@@ -140,6 +146,7 @@ class Request:
         self.tenant = tenant
         self.tenant_weight = tenant_weight
         self.tokens_per_minute = tokens_per_minute
+        self.weights_version = weights_version  # of those that compute it, or last did
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
         self.sampling_params = sampling_params
@@ -153,7 +160,8 @@ class Request:
         self.num_output_placeholders = 0
         self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
         self.num_preemptions = 0
-        self.num_losses = 0  # executors lost while they ran it, since its last token
+        self.suspect_until = 0  # an executor was lost while it ran it: with so many tokens it is cleared
+        self.num_losses = 0  # executors lost while it was, or became, a suspect
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None  # the entry of sampling_params.stop_token_ids that ended it
@@ -170,6 +178,7 @@ class Request:
 
         # Owned by the replica's KVCacheManager.
         self.block_hashes: list[bytes] = []
+        self.hashed_for = ""  # the version of the weights that they are for
         self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 
@@ -192,6 +201,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether it runs, and more than its last token has to be computed."""
+        return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens > 1
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from pagewire.rpc import RpcError
-from pagewire.services.scheduler.request import FinishReason
+from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.streams import Outbox
 from pagewire.v1 import common_pb2
 
@@ -32,9 +32,23 @@ class RequestOutput:
     prompt_logprobs: common_pb2.Logprobs | None = None
     # What a request with yields_vector ended with.
     vector: common_pb2.Vector | None = None
+    # Of the weights that make its tokens; with the first.
+    weights_version: str = ""
     # Why it failed; finish_reason is then ERROR.
     error: RpcError | None = None
     _unread: int | None = None
+
+    @classmethod
+    def of(cls, request: Request, token_ids: list[int]) -> "RequestOutput":
+        """These tokens, which the request has just gained, and what else there is to say of it."""
+        return cls(
+            token_ids,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_cached_tokens or 0,
+            request.finish_reason,
+            request.stop_token_id,
+        )
 
     @property
     def is_last(self) -> bool:
@@ -62,6 +76,7 @@ class RequestOutput:
             self.logprobs = self.logprobs or []
             self.logprobs += newer.logprobs
         self.prompt_logprobs = newer.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
+        self.weights_version = self.weights_version or newer.weights_version
         self.num_output_tokens = newer.num_output_tokens
         self.num_cached_tokens = newer.num_cached_tokens
         self.finish_reason = newer.finish_reason

@@ -32,11 +32,13 @@ class Rows:
         for request in self.running:
             self._ledger.count(request.account, running=-1)
         self.limits = StepLimits(self._config, info)
+        self.weights_version = "" if info is None else info.weights.version
+        self.is_draining = False  # nobody enters but who needs these weights
         self.kv: KVCacheManager | None = None
         if info is not None:
             prefix_caching = self._config.enable_prefix_caching and not info.whole_prompts
             max_tokens = self.limits.max_num_batched_tokens
-            self.kv = KVCacheManager(info.kv_groups, info.block_size, prefix_caching, max_tokens)
+            self.kv = KVCacheManager(info.kv_groups, info.block_size, prefix_caching, max_tokens, self.weights_version)
         self.running = []
         self.quarantine = Quarantine()
         self.costs = StepCosts()
@@ -47,6 +49,12 @@ class Rows:
     def num_open(self) -> int:
         return self.limits.max_num_seqs - len(self.running)
 
+    def suits(self, request: Request) -> bool:
+        """Whether a waiting request may be computed here, as far as weights are concerned."""
+        if request.weights_version and request.num_output_tokens:
+            return request.weights_version == self.weights_version
+        return not self.is_draining
+
     def find_room(self, request: Request) -> ComputedBlocks | None:
         assert self.kv is not None
         return self.kv.find_room(request, others_run=bool(self.running))
@@ -56,6 +64,7 @@ class Rows:
         assert self.kv is not None
         request.status = RequestStatus.RUNNING
         request.replica_id = self._replica_id
+        request.weights_version = self.weights_version
         request.awaited = None
         request.is_accepted = not request.images.images
         request.num_computed_tokens = computed.num_tokens

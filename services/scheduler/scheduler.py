@@ -10,12 +10,13 @@ State advances when a step is scheduled, not when its result arrives, so that th
 Feature code does not belong here: who of several replicas is to take a request is `placement.py`'s.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Account, Ledger
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.placement import is_placed_on
 from pagewire.services.scheduler.policy import POLICIES
@@ -61,7 +62,8 @@ class Scheduler:
         if present is not None and not info.is_interchangeable_with(present):
             raise NotInterchangeable(
                 f"it serves {_described(info)}, while others serve {_described(present)}; it is not used until they "
-                "are gone: give every executor of --executor-address the same --model, --max-model-len and --block-size"
+                "are gone: give every executor of --executor-address the same --model and files, --max-model-len and "
+                "--block-size"
             )
         replica.attach(info)
         ended: list[tuple[Request, InvalidRequest | None]] = []
@@ -79,14 +81,16 @@ class Scheduler:
                     ended.append((request, None))
         return ended
 
-    def detach(self, replica: Replica) -> list[Request]:
+    def detach(self, replica: Replica, loss: Loss = Loss.SILENT) -> list[Request]:
         """A replica's executor is gone: its requests wait, in order, with their tokens, for any replica.
 
         Returns:
-            Requests that ended because every executor is lost that runs them.
+            Requests that ended because executors fail whenever they run them.
         """
-        displaced, condemned = replica.detach()
-        for request in displaced:
+        condemned = replica.charge(list(self.requests()), loss)
+        for request in condemned:
+            self.abort(request, FinishReason.ERROR)
+        for request in replica.detach():
             self._waiting.push(request)
         self._has_leftovers = bool(self._waiting)
         return condemned
@@ -158,6 +162,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def waiting(self) -> Iterable[Request]:
+        """Those who wait, in the policy's order."""
+        return self._waiting
+
+    @property
     def num_short_waiting(self) -> int:
         """Of those that wait, how many have short prompts."""
         return self._waiting.num_short
@@ -222,4 +231,5 @@ class Scheduler:
 
 
 def _described(info: ExecutorInfo) -> str:
-    return f"{info.model} with requests of up to {info.max_num_tokens} tokens in blocks of {info.block_size}"
+    version = f" (weights {info.weights.version})" if info.weights.version else ""
+    return f"{info.model}{version} with requests of up to {info.max_num_tokens} tokens in blocks of {info.block_size}"

@@ -41,6 +41,8 @@ def _replica(replica: Replica, address: str, with_kv_maps: bool) -> ReplicaStatu
     if replica.info is not None:
         status.num_running = replica.num_running
         status.max_num_seqs = replica.max_num_seqs
+        status.weights_version = replica.info.weights.version
+        status.is_replacing_weights = replica.is_draining
         status.kv_groups.extend(_group(group, with_kv_maps) for group in replica.kv_groups)
     return status
 

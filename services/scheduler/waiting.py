@@ -7,11 +7,11 @@ for each other.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 
 from pagewire.services.scheduler.fairness import Account, Ledger
-from pagewire.services.scheduler.policy import by_order
+from pagewire.services.scheduler.policy import by_order, has_turn_before
 from pagewire.services.scheduler.request import Request
 
 _Lane = tuple[Account, bool]  # whose, and whether of long prompts
@@ -83,9 +83,15 @@ class WaitingQueue:
 class Turns:
     """Goes through the waiting requests in the order of their turns, while some are taken out."""
 
-    def __init__(self, queue: WaitingQueue, max_running_per_tenant: int | None = None) -> None:
-        """max_running_per_tenant: a tenant with so many has no turn."""
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        max_running_per_tenant: int | None = None,
+        suits: Callable[[Request], bool] = lambda request: True,
+    ) -> None:
+        """max_running_per_tenant: a tenant with so many has no turn. suits: whether a request may have one."""
         self._queue = queue
+        self._suits = suits
         self._max_running = max_running_per_tenant
         self._places = dict.fromkeys(queue.lanes, 0)  # of the next in each lane that has turns
 
@@ -95,9 +101,11 @@ class Turns:
         best: Request | None = None
         for (account, is_long), place in self._places.items():
             lane = self._queue.lanes.get((account, is_long), ())
+            while place < len(lane) and not self._suits(lane[place]):
+                place = self._places[account, is_long] = place + 1
             if place >= len(lane) or (self._max_running is not None and account.num_running >= self._max_running):
                 continue
-            if best is None or _goes_before(lane[place], best, is_contended):
+            if best is None or has_turn_before(lane[place], best, is_contended):
                 best = lane[place]
         return best
 
@@ -108,9 +116,3 @@ class Turns:
     def close(self, request: Request) -> None:
         """Nor is anybody else of its lane."""
         self._places.pop((request.account, request.is_long), None)
-
-
-def _goes_before(request: Request, other: Request, is_contended: bool) -> bool:
-    if is_contended and request.account is not other.account:
-        return (request.account.served, request.order) < (other.account.served, other.order)
-    return request.order < other.order

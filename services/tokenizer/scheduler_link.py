@@ -11,6 +11,7 @@ from pagewire import error_details
 from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
 from pagewire.streams import LinkedRequest, Pings, ResubmittingLink
+from pagewire.v1 import scheduler_link_pb2
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
     SchedulerLinkServiceConnectRequest,
@@ -20,6 +21,8 @@ from pagewire.v1.scheduler_link_pb2 import (
 from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 
 logger = logging.getLogger(__name__)
+
+_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 
 
 class TokenListener(Protocol):
@@ -34,6 +37,9 @@ class TokenListener(Protocol):
         logprobs: Logprobs | None,
     ) -> None:
         """New tokens, possibly none. Nothing follows a set finish_reason."""
+
+    def on_weights(self, version: str) -> None:
+        """The version of the weights that make all of its tokens, or its vector; that follows at once."""
 
     def on_prompt_logprobs(self, logprobs: Logprobs) -> None:
         """Of the prompt's tokens from the second on; the first output follows at once."""
@@ -84,7 +90,7 @@ class SchedulerLink(
     ) -> None:
         """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE. hang_timeout:
         seconds without a sign of life after which it is taken to hang; 0 = never."""
-        pings = Pings(channel, "pagewire.v1.SchedulerService", hang_timeout)
+        pings = Pings(channel, _NAME, hang_timeout)
         super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout, pings)
         self._address = address
         self._model_info: ModelInfo | None = None
@@ -123,6 +129,9 @@ class SchedulerLink(
             stop_token_id = message.stop_token_ids.get(index)
             logprobs = message.logprobs.get(index)
             try:
+                if index in message.weights_versions:
+                    request.message.weights_version = message.weights_versions[index]
+                    request.listener.on_weights(request.message.weights_version)
                 if index in message.vectors:
                     request.listener.on_vector(message.vectors[index])
                     continue

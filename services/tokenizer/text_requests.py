@@ -109,6 +109,7 @@ def token_submission(
         resume_token_ids=submission.resume_token_ids,
         resubmitted=submission.resubmitted,
         images=prompt.images,
+        weights_version=submission.weights_version,
     )
     told.context.traceparent = traceparent
     return told

@@ -99,6 +99,7 @@ class TextStream:
         self._prompt_token_ids: Sequence[int] | None = prompt_token_ids
         self._prompt_text = prompt_text
         self._prompt_logprobs: inference_pb2.PromptLogprobs | None = None
+        self._weights_version = ""
         self._usage = common_pb2.Usage(prompt_tokens=len(prompt_token_ids))
         self._deliver = deliver
         self.prompt_field = "prompt_token_ids"  # what the client calls that field of the token level
@@ -154,6 +155,9 @@ class TextStream:
         if stop_token_id is not None:
             response.stop_token_id = stop_token_id
         self._finish(response)
+
+    def on_weights(self, version: str) -> None:
+        self._weights_version = version
 
     def on_prompt_logprobs(self, logprobs: common_pb2.Logprobs) -> None:
         assert self._prompt_token_ids is not None, "they come with the first output"
@@ -267,8 +271,9 @@ class TextStream:
             token_ids=token_ids,
             usage=self._usage,
             prompt_logprobs=self._prompt_logprobs,
+            weights_version=self._weights_version,
         )
-        self._prompt_logprobs = None
+        self._prompt_logprobs, self._weights_version = None, ""
         if self._prompt_token_ids is not None:
             response.prompt_token_ids.extend(self._prompt_token_ids)
             self._prompt_token_ids = None

@@ -36,6 +36,9 @@ class _Listener:
         if finish_reason:  # aborted by its external id
             self.on_error(RpcError(grpc.StatusCode.CANCELLED, "the request was aborted"))
 
+    def on_weights(self, version: str) -> None:
+        """Vectors do not say it."""
+
     def on_prompt_logprobs(self, logprobs: common_pb2.Logprobs) -> None:
         raise ValueError("the scheduler answered a request for a vector with log probabilities")
 

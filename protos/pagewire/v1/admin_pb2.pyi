@@ -31,6 +31,28 @@ KV_BLOCK_STATE_CACHED: KVBlockState
 KV_BLOCK_STATE_USED: KVBlockState
 KV_BLOCK_STATE_SHARED: KVBlockState
 
+class ReplaceWeightsRequest(_message.Message):
+    __slots__ = ("model", "revision", "version", "max_wait_seconds")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    revision: str
+    version: str
+    max_wait_seconds: float
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., version: _Optional[str] = ..., max_wait_seconds: _Optional[float] = ...) -> None: ...
+
+class ReplaceWeightsResponse(_message.Message):
+    __slots__ = ("version", "previous_version", "num_executors")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    previous_version: str
+    num_executors: int
+    def __init__(self, version: _Optional[str] = ..., previous_version: _Optional[str] = ..., num_executors: _Optional[int] = ...) -> None: ...
+
 class GetMetricsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -128,18 +150,22 @@ class SchedulerStatus(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., num_generation_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups")
+    __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups", "weights_version", "is_replacing_weights")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     KV_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLACING_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     address: str
     is_attached: bool
     num_running: int
     max_num_seqs: int
     kv_groups: _containers.RepeatedCompositeFieldContainer[KVGroupStatus]
-    def __init__(self, address: _Optional[str] = ..., is_attached: _Optional[bool] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroupStatus, _Mapping]]] = ...) -> None: ...
+    weights_version: str
+    is_replacing_weights: bool
+    def __init__(self, address: _Optional[str] = ..., is_attached: _Optional[bool] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroupStatus, _Mapping]]] = ..., weights_version: _Optional[str] = ..., is_replacing_weights: _Optional[bool] = ...) -> None: ...
 
 class KVGroupStatus(_message.Message):
     __slots__ = ("num_blocks", "block_size", "num_free", "num_cached", "num_used", "num_shared", "window", "is_state", "map", "blocks_per_cell")

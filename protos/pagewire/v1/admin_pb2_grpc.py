@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Introspection, the same on every service.
+    """The same on every service, but for what is said otherwise.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,15 @@ class AdminServiceStub:
                 request_serializer=pagewire_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ReplaceWeights = channel.unary_unary(
+                '/pagewire.v1.AdminService/ReplaceWeights',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Introspection, the same on every service.
+    """The same on every service, but for what is said otherwise.
     """
 
     def GetMetrics(self, request, context):
@@ -60,6 +65,17 @@ class AdminServiceServicer:
 
     def GetStatus(self, request, context):
         """How this service and every service behind it are, and what the engine is doing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplaceWeights(self, request, context):
+        """Replaces the weights of all executors while requests go on: scheduler, and tokenizers by asking it; not on ports for
+        clients. All executors load the new ones first. Then one after the other lets its running requests end, while the
+        others take new ones, and goes on with the new weights. Returns when all have them. INVALID_ARGUMENT,
+        RESOURCE_EXHAUSTED or UNAVAILABLE before that: the old ones stay in force everywhere. If the caller goes away, the
+        replacement goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +94,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=pagewire_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
+            'ReplaceWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceWeights,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'pagewire.v1.AdminService', rpc_method_handlers)
@@ -87,7 +108,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Introspection, the same on every service.
+    """The same on every service, but for what is said otherwise.
     """
 
     @staticmethod
@@ -134,6 +155,33 @@ class AdminService:
             '/pagewire.v1.AdminService/GetStatus',
             pagewire_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             pagewire_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/ReplaceWeights',
+            pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import common_pb2 as pagewire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apagewire/v1/executor.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\">\n\x15\x43ompileGrammarRequest\x12%\n\x07grammar\x18\x01 \x01(\x0b\x32\x14.pagewire.v1.Grammar\"\x18\n\x16\x43ompileGrammarResponse\"C\n\x07KVGroup\x12\x12\n\nnum_blocks\x18\x01 \x01(\x05\x12\x0e\n\x06window\x18\x02 \x01(\x05\x12\x14\n\x0cstate_tokens\x18\x03 \x01(\x05\"\xd6\x02\n\x10\x44\x65scribeResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12*\n\nmodel_info\x18\x02 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\x05\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x14\n\x0cweight_bytes\x18\t \x01(\x03\x12\x16\n\x0ekv_cache_bytes\x18\n \x01(\x03\x12\x18\n\x10max_draft_tokens\x18\x0b \x01(\x05\x12\x15\n\rwhole_prompts\x18\r \x01(\x08\x12\'\n\tkv_groups\x18\x0c \x03(\x0b\x32\x14.pagewire.v1.KVGroupJ\x04\x08\x03\x10\x04R\nnum_blocks\"$\n\x06\x42locks\x12\r\n\x05\x66irst\x18\x01 \x01(\x05\x12\x0b\n\x03ids\x18\x02 \x03(\x05\"\xb3\x02\n\nNewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\x05\x12\x34\n\x0fsampling_params\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x15\n\ryields_vector\x18\x07 \x01(\x08\x12\x19\n\x11second_text_start\x18\x0c \x01(\x05\x12(\n\x06images\x18\x08 \x03(\x0b\x32\x18.pagewire.v1.PromptImage\x12#\n\x06\x62locks\x18\t \x03(\x0b\x32\x13.pagewire.v1.BlocksJ\x04\x08\x05\x10\x06R\tblock_ids\"\x8b\x02\n\x0bStepRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x1c\n\x14\x66inished_request_ids\x18\x02 \x03(\x03\x12-\n\x0cnew_requests\x18\x03 \x03(\x0b\x32\x17.pagewire.v1.NewRequest\x12\x13\n\x0brequest_ids\x18\x04 \x03(\x03\x12\x1c\n\x14num_scheduled_tokens\x18\x05 \x03(\x05\x12\x16\n\x0enum_new_blocks\x18\x06 \x03(\x05\x12\x15\n\rnew_block_ids\x18\x07 \x03(\x05\x12\x14\n\x0ctraceparents\x18\x08 \x03(\t\x12\x18\n\x10num_draft_tokens\x18\t \x03(\x05\x12\x0c\n\x04term\x18\n \x01(\x03\"\xb1\x05\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x03\x12\x12\n\nnum_tokens\x18\x03 \x03(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.pagewire.v1.StepResult.LogprobsEntry\x12\x12\n\nexecute_ns\x18\x06 \x01(\x03\x12\x10\n\x08queue_ns\x18\x07 \x01(\x03\x12\x14\n\x07idle_ns\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x35\n\x07vectors\x18\t \x03(\x0b\x32$.pagewire.v1.StepResult.VectorsEntry\x12\x33\n\x06\x65rrors\x18\n \x03(\x0b\x32#.pagewire.v1.StepResult.ErrorsEntry\x12\x44\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32+.pagewire.v1.StepResult.PromptLogprobsEntry\x1a\x46\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1a\x43\n\x0cVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pagewire.v1.Vector:\x02\x38\x01\x1aH\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.RequestError:\x02\x38\x01\x1aL\n\x13PromptLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x42\n\n\x08_idle_ns2\xf7\x01\n\x0f\x45xecutorService\x12G\n\x08\x44\x65scribe\x12\x1c.pagewire.v1.DescribeRequest\x1a\x1d.pagewire.v1.DescribeResponse\x12@\n\x07\x45xecute\x12\x18.pagewire.v1.StepRequest\x1a\x17.pagewire.v1.StepResult(\x01\x30\x01\x12Y\n\x0e\x43ompileGrammar\x12\".pagewire.v1.CompileGrammarRequest\x1a#.pagewire.v1.CompileGrammarResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apagewire/v1/executor.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\">\n\x15\x43ompileGrammarRequest\x12%\n\x07grammar\x18\x01 \x01(\x0b\x32\x14.pagewire.v1.Grammar\"\x18\n\x16\x43ompileGrammarResponse\"[\n\x07Weights\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\";\n\x12LoadWeightsRequest\x12%\n\x07weights\x18\x01 \x01(\x0b\x32\x14.pagewire.v1.Weights\"<\n\x13LoadWeightsResponse\x12%\n\x07weights\x18\x01 \x01(\x0b\x32\x14.pagewire.v1.Weights\"L\n\x15InstallWeightsRequest\x12%\n\x07weights\x18\x01 \x01(\x0b\x32\x14.pagewire.v1.Weights\x12\x0c\n\x04term\x18\x02 \x01(\x03\")\n\x16InstallWeightsResponse\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\"\x14\n\x12\x44ropWeightsRequest\"\x15\n\x13\x44ropWeightsResponse\"C\n\x07KVGroup\x12\x12\n\nnum_blocks\x18\x01 \x01(\x05\x12\x0e\n\x06window\x18\x02 \x01(\x05\x12\x14\n\x0cstate_tokens\x18\x03 \x01(\x05\"\xfd\x02\n\x10\x44\x65scribeResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12*\n\nmodel_info\x18\x02 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\x05\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x14\n\x0cweight_bytes\x18\t \x01(\x03\x12\x16\n\x0ekv_cache_bytes\x18\n \x01(\x03\x12\x18\n\x10max_draft_tokens\x18\x0b \x01(\x05\x12\x15\n\rwhole_prompts\x18\r \x01(\x08\x12\'\n\tkv_groups\x18\x0c \x03(\x0b\x32\x14.pagewire.v1.KVGroup\x12%\n\x07weights\x18\x0e \x01(\x0b\x32\x14.pagewire.v1.WeightsJ\x04\x08\x03\x10\x04R\nnum_blocks\"$\n\x06\x42locks\x12\r\n\x05\x66irst\x18\x01 \x01(\x05\x12\x0b\n\x03ids\x18\x02 \x03(\x05\"\xb3\x02\n\nNewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\x05\x12\x34\n\x0fsampling_params\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x15\n\ryields_vector\x18\x07 \x01(\x08\x12\x19\n\x11second_text_start\x18\x0c \x01(\x05\x12(\n\x06images\x18\x08 \x03(\x0b\x32\x18.pagewire.v1.PromptImage\x12#\n\x06\x62locks\x18\t \x03(\x0b\x32\x13.pagewire.v1.BlocksJ\x04\x08\x05\x10\x06R\tblock_ids\"\x8b\x02\n\x0bStepRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x1c\n\x14\x66inished_request_ids\x18\x02 \x03(\x03\x12-\n\x0cnew_requests\x18\x03 \x03(\x0b\x32\x17.pagewire.v1.NewRequest\x12\x13\n\x0brequest_ids\x18\x04 \x03(\x03\x12\x1c\n\x14num_scheduled_tokens\x18\x05 \x03(\x05\x12\x16\n\x0enum_new_blocks\x18\x06 \x03(\x05\x12\x15\n\rnew_block_ids\x18\x07 \x03(\x05\x12\x14\n\x0ctraceparents\x18\x08 \x03(\t\x12\x18\n\x10num_draft_tokens\x18\t \x03(\x05\x12\x0c\n\x04term\x18\n \x01(\x03\"\xb1\x05\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x03\x12\x12\n\nnum_tokens\x18\x03 \x03(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.pagewire.v1.StepResult.LogprobsEntry\x12\x12\n\nexecute_ns\x18\x06 \x01(\x03\x12\x10\n\x08queue_ns\x18\x07 \x01(\x03\x12\x14\n\x07idle_ns\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x35\n\x07vectors\x18\t \x03(\x0b\x32$.pagewire.v1.StepResult.VectorsEntry\x12\x33\n\x06\x65rrors\x18\n \x03(\x0b\x32#.pagewire.v1.StepResult.ErrorsEntry\x12\x44\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32+.pagewire.v1.StepResult.PromptLogprobsEntry\x1a\x46\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1a\x43\n\x0cVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pagewire.v1.Vector:\x02\x38\x01\x1aH\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.RequestError:\x02\x38\x01\x1aL\n\x13PromptLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x42\n\n\x08_idle_ns2\xf6\x03\n\x0f\x45xecutorService\x12G\n\x08\x44\x65scribe\x12\x1c.pagewire.v1.DescribeRequest\x1a\x1d.pagewire.v1.DescribeResponse\x12@\n\x07\x45xecute\x12\x18.pagewire.v1.StepRequest\x1a\x17.pagewire.v1.StepResult(\x01\x30\x01\x12Y\n\x0e\x43ompileGrammar\x12\".pagewire.v1.CompileGrammarRequest\x1a#.pagewire.v1.CompileGrammarResponse\x12P\n\x0bLoadWeights\x12\x1f.pagewire.v1.LoadWeightsRequest\x1a .pagewire.v1.LoadWeightsResponse\x12Y\n\x0eInstallWeights\x12\".pagewire.v1.InstallWeightsRequest\x1a#.pagewire.v1.InstallWeightsResponse\x12P\n\x0b\x44ropWeights\x12\x1f.pagewire.v1.DropWeightsRequest\x1a .pagewire.v1.DropWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,26 +46,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPILEGRAMMARREQUEST']._serialized_end=150
   _globals['_COMPILEGRAMMARRESPONSE']._serialized_start=152
   _globals['_COMPILEGRAMMARRESPONSE']._serialized_end=176
-  _globals['_KVGROUP']._serialized_start=178
-  _globals['_KVGROUP']._serialized_end=245
-  _globals['_DESCRIBERESPONSE']._serialized_start=248
-  _globals['_DESCRIBERESPONSE']._serialized_end=590
-  _globals['_BLOCKS']._serialized_start=592
-  _globals['_BLOCKS']._serialized_end=628
-  _globals['_NEWREQUEST']._serialized_start=631
-  _globals['_NEWREQUEST']._serialized_end=938
-  _globals['_STEPREQUEST']._serialized_start=941
-  _globals['_STEPREQUEST']._serialized_end=1208
-  _globals['_STEPRESULT']._serialized_start=1211
-  _globals['_STEPRESULT']._serialized_end=1900
-  _globals['_STEPRESULT_LOGPROBSENTRY']._serialized_start=1597
-  _globals['_STEPRESULT_LOGPROBSENTRY']._serialized_end=1667
-  _globals['_STEPRESULT_VECTORSENTRY']._serialized_start=1669
-  _globals['_STEPRESULT_VECTORSENTRY']._serialized_end=1736
-  _globals['_STEPRESULT_ERRORSENTRY']._serialized_start=1738
-  _globals['_STEPRESULT_ERRORSENTRY']._serialized_end=1810
-  _globals['_STEPRESULT_PROMPTLOGPROBSENTRY']._serialized_start=1812
-  _globals['_STEPRESULT_PROMPTLOGPROBSENTRY']._serialized_end=1888
-  _globals['_EXECUTORSERVICE']._serialized_start=1903
-  _globals['_EXECUTORSERVICE']._serialized_end=2150
+  _globals['_WEIGHTS']._serialized_start=178
+  _globals['_WEIGHTS']._serialized_end=269
+  _globals['_LOADWEIGHTSREQUEST']._serialized_start=271
+  _globals['_LOADWEIGHTSREQUEST']._serialized_end=330
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_start=332
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_end=392
+  _globals['_INSTALLWEIGHTSREQUEST']._serialized_start=394
+  _globals['_INSTALLWEIGHTSREQUEST']._serialized_end=470
+  _globals['_INSTALLWEIGHTSRESPONSE']._serialized_start=472
+  _globals['_INSTALLWEIGHTSRESPONSE']._serialized_end=513
+  _globals['_DROPWEIGHTSREQUEST']._serialized_start=515
+  _globals['_DROPWEIGHTSREQUEST']._serialized_end=535
+  _globals['_DROPWEIGHTSRESPONSE']._serialized_start=537
+  _globals['_DROPWEIGHTSRESPONSE']._serialized_end=558
+  _globals['_KVGROUP']._serialized_start=560
+  _globals['_KVGROUP']._serialized_end=627
+  _globals['_DESCRIBERESPONSE']._serialized_start=630
+  _globals['_DESCRIBERESPONSE']._serialized_end=1011
+  _globals['_BLOCKS']._serialized_start=1013
+  _globals['_BLOCKS']._serialized_end=1049
+  _globals['_NEWREQUEST']._serialized_start=1052
+  _globals['_NEWREQUEST']._serialized_end=1359
+  _globals['_STEPREQUEST']._serialized_start=1362
+  _globals['_STEPREQUEST']._serialized_end=1629
+  _globals['_STEPRESULT']._serialized_start=1632
+  _globals['_STEPRESULT']._serialized_end=2321
+  _globals['_STEPRESULT_LOGPROBSENTRY']._serialized_start=2018
+  _globals['_STEPRESULT_LOGPROBSENTRY']._serialized_end=2088
+  _globals['_STEPRESULT_VECTORSENTRY']._serialized_start=2090
+  _globals['_STEPRESULT_VECTORSENTRY']._serialized_end=2157
+  _globals['_STEPRESULT_ERRORSENTRY']._serialized_start=2159
+  _globals['_STEPRESULT_ERRORSENTRY']._serialized_end=2231
+  _globals['_STEPRESULT_PROMPTLOGPROBSENTRY']._serialized_start=2233
+  _globals['_STEPRESULT_PROMPTLOGPROBSENTRY']._serialized_end=2309
+  _globals['_EXECUTORSERVICE']._serialized_start=2324
+  _globals['_EXECUTORSERVICE']._serialized_end=2826
 # @@protoc_insertion_point(module_scope)

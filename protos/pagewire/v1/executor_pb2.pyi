@@ -21,6 +21,54 @@ class CompileGrammarResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Weights(_message.Message):
+    __slots__ = ("version", "number", "model", "revision", "digest")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    number: int
+    model: str
+    revision: str
+    digest: str
+    def __init__(self, version: _Optional[str] = ..., number: _Optional[int] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class LoadWeightsRequest(_message.Message):
+    __slots__ = ("weights",)
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    weights: Weights
+    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
+
+class LoadWeightsResponse(_message.Message):
+    __slots__ = ("weights",)
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    weights: Weights
+    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
+
+class InstallWeightsRequest(_message.Message):
+    __slots__ = ("weights", "term")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    weights: Weights
+    term: int
+    def __init__(self, weights: _Optional[_Union[Weights, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+
+class InstallWeightsResponse(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...
+
+class DropWeightsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropWeightsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class KVGroup(_message.Message):
     __slots__ = ("num_blocks", "window", "state_tokens")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -32,7 +80,7 @@ class KVGroup(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ..., state_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups")
+    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_INFO_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +93,7 @@ class DescribeResponse(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     KV_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     model_info: _common_pb2.ModelInfo
     block_size: int
@@ -57,7 +106,8 @@ class DescribeResponse(_message.Message):
     max_draft_tokens: int
     whole_prompts: bool
     kv_groups: _containers.RepeatedCompositeFieldContainer[KVGroup]
-    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ...) -> None: ...
+    weights: Weights
+    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("first", "ids")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExecutorServiceStub:
-    """Later control calls (adapters, weight updates, sleep, profiling) join here as unary calls.
+    """Later control calls (adapters, sleep, profiling) join here as unary calls.
     One device.
     """
 
@@ -51,10 +51,25 @@ class ExecutorServiceStub:
                 request_serializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarResponse.FromString,
                 _registered_method=True)
+        self.LoadWeights = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/LoadWeights',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.LoadWeightsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.LoadWeightsResponse.FromString,
+                _registered_method=True)
+        self.InstallWeights = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/InstallWeights',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.InstallWeightsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.InstallWeightsResponse.FromString,
+                _registered_method=True)
+        self.DropWeights = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/DropWeights',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
-    """Later control calls (adapters, weight updates, sleep, profiling) join here as unary calls.
+    """Later control calls (adapters, sleep, profiling) join here as unary calls.
     One device.
     """
 
@@ -70,6 +85,11 @@ class ExecutorServiceServicer:
         its answer, step_id 0. A stream that opens ends the previous one and starts with empty rows and an empty KV cache; it
         is refused with FAILED_PRECONDITION while a scheduler of a higher term has the executor, or had it ten seconds ago.
         Responses come in step order; two steps may be in flight.
+
+        A stream that fails says whose fault it may be, by its status and how the message begins. A request of the steps in
+        flight: UNKNOWN "a step failed" (the executor goes on, and takes a new stream), INTERNAL "fatal device error" or
+        DEADLINE_EXCEEDED "no progress" (it ends). Nobody: ABORTED "the executor" (a new stream has it),
+        DATA_LOSS "the model" (which yields no numbers, whatever it is asked; it ends).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +98,31 @@ class ExecutorServiceServicer:
     def CompileGrammar(self, request, context):
         """Compiles a grammar, or finds it compiled, so that requests with it can enter at once. INVALID_ARGUMENT says what is
         wrong with it, or that it takes too long; it is kept away from steps by asking first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadWeights(self, request, context):
+        """Reads other weights of the model beside those in force, while steps go on; what was read before and not installed
+        is dropped. INVALID_ARGUMENT says why they cannot take the place of those in force, RESOURCE_EXHAUSTED that there is
+        no memory for both: nothing has changed then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InstallWeights(self, request, context):
+        """Puts what was loaded in the place of the weights in force, between two steps. Ends the stream of steps, if there is
+        one: what is in rows and KV cache is of the old weights. FAILED_PRECONDITION: others were loaded, or none, or the
+        executor is a later scheduler's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropWeights(self, request, context):
+        """Forgets weights that were loaded and not installed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,6 +146,21 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     request_deserializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_executor__pb2.CompileGrammarResponse.SerializeToString,
             ),
+            'LoadWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadWeights,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.LoadWeightsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.LoadWeightsResponse.SerializeToString,
+            ),
+            'InstallWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.InstallWeights,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.InstallWeightsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.InstallWeightsResponse.SerializeToString,
+            ),
+            'DropWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropWeights,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'pagewire.v1.ExecutorService', rpc_method_handlers)
@@ -110,7 +170,7 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutorService:
-    """Later control calls (adapters, weight updates, sleep, profiling) join here as unary calls.
+    """Later control calls (adapters, sleep, profiling) join here as unary calls.
     One device.
     """
 
@@ -185,6 +245,87 @@ class ExecutorService:
             '/pagewire.v1.ExecutorService/CompileGrammar',
             pagewire_dot_v1_dot_executor__pb2.CompileGrammarRequest.SerializeToString,
             pagewire_dot_v1_dot_executor__pb2.CompileGrammarResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/LoadWeights',
+            pagewire_dot_v1_dot_executor__pb2.LoadWeightsRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.LoadWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InstallWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/InstallWeights',
+            pagewire_dot_v1_dot_executor__pb2.InstallWeightsRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.InstallWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/DropWeights',
+            pagewire_dot_v1_dot_executor__pb2.DropWeightsRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.DropWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

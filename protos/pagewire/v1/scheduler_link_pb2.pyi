@@ -9,20 +9,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenSubmission(_message.Message):
-    __slots__ = ("request_id", "request", "context", "resume_token_ids", "resubmitted", "images")
+    __slots__ = ("request_id", "request", "context", "resume_token_ids", "resubmitted", "images", "weights_version")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUBMITTED_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     request: _scheduler_pb2.TokenRequest
     context: _common_pb2.RequestContext
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resubmitted: bool
     images: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptImage]
-    def __init__(self, request_id: _Optional[int] = ..., request: _Optional[_Union[_scheduler_pb2.TokenRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ...) -> None: ...
+    weights_version: str
+    def __init__(self, request_id: _Optional[int] = ..., request: _Optional[_Union[_scheduler_pb2.TokenRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., weights_version: _Optional[str] = ...) -> None: ...
 
 class SchedulerLinkServiceConnectRequest(_message.Message):
     __slots__ = ("requests", "abort_request_ids")
@@ -33,7 +35,7 @@ class SchedulerLinkServiceConnectRequest(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[TokenSubmission, _Mapping]]] = ..., abort_request_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SchedulerLinkServiceConnectResponse(_message.Message):
-    __slots__ = ("hello", "request_ids", "num_tokens", "token_ids", "finish_reasons", "cached_tokens", "stop_token_ids", "logprobs", "errors", "vectors", "prompt_logprobs")
+    __slots__ = ("hello", "request_ids", "num_tokens", "token_ids", "finish_reasons", "cached_tokens", "stop_token_ids", "logprobs", "errors", "vectors", "prompt_logprobs", "weights_versions")
     class StopTokenIdsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +71,13 @@ class SchedulerLinkServiceConnectResponse(_message.Message):
         key: int
         value: _common_pb2.Logprobs
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    class WeightsVersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +89,7 @@ class SchedulerLinkServiceConnectResponse(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.ModelInfo
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -91,4 +101,5 @@ class SchedulerLinkServiceConnectResponse(_message.Message):
     errors: _containers.MessageMap[int, _common_pb2.RequestError]
     vectors: _containers.MessageMap[int, _common_pb2.Vector]
     prompt_logprobs: _containers.MessageMap[int, _common_pb2.Logprobs]
-    def __init__(self, hello: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_common_pb2.FinishReason, str]]] = ..., cached_tokens: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Mapping[int, int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ...) -> None: ...
+    weights_versions: _containers.ScalarMap[int, str]
+    def __init__(self, hello: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_common_pb2.FinishReason, str]]] = ..., cached_tokens: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Mapping[int, int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., weights_versions: _Optional[_Mapping[int, str]] = ...) -> None: ...

@@ -30,7 +30,7 @@ class SchedulerServiceGenerateRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[TokenRequest, _Mapping]] = ...) -> None: ...
 
 class SchedulerServiceGenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "finish_reason", "stop_token_id", "usage", "vector", "prompt_logprobs", "request_id")
+    __slots__ = ("token_ids", "logprobs", "finish_reason", "stop_token_id", "usage", "vector", "prompt_logprobs", "request_id", "weights_version")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class SchedulerServiceGenerateResponse(_message.Message):
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _common_pb2.Logprobs
     finish_reason: _common_pb2.FinishReason
@@ -47,7 +48,8 @@ class SchedulerServiceGenerateResponse(_message.Message):
     vector: _common_pb2.Vector
     prompt_logprobs: _common_pb2.Logprobs
     request_id: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., vector: _Optional[_Union[_common_pb2.Vector, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    weights_version: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., vector: _Optional[_Union[_common_pb2.Vector, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., request_id: _Optional[str] = ..., weights_version: _Optional[str] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("external_ids",)

@@ -54,15 +54,22 @@ async def _searched(
 ) -> list[inference_pb2.GenerateResponse]:
     request = submission.request
     prepared = await generator.prepare(submission, span)
-    search, num_logprobs = _begin(await _model_info(generator.link), request, prepared)
+    info = await _model_info(generator.link)
+    search, num_logprobs = _begin(info, request, prepared)
     steps = _Steps(generator.link, submission, prepared, num_logprobs, span.traceparent)
     while search.running:
-        search.advance(await steps.continuations(search.running))
+        continuations = await steps.continuations(search.running)
+        if len(steps.weights_versions) > 1:  # they were replaced meanwhile: probabilities of both do not compare
+            steps.weights_versions.clear()
+            search, _ = _begin(info, request, prepared)
+        else:
+            search.advance(continuations)
     responses = []
     for index, output in enumerate(search.outputs):
         response = _response(generator, request, prepared, output, Span("tokenizer.output", span.traceparent), arrived)
         response.usage.cached_tokens = steps.num_cached_tokens
         response.index = index
+        response.weights_version = min(steps.weights_versions, default="")
         responses.append(response)
     return responses
 
@@ -151,6 +158,7 @@ class _Steps:
         )
         self._traceparent = traceparent
         self.num_cached_tokens = 0  # of the prompt, when it was first seen
+        self.weights_versions: set[str] = set()  # of the weights that have answered
         self._has_begun = False
 
     async def continuations(self, hypotheses: Sequence[Hypothesis]) -> list[Continuations]:
@@ -171,6 +179,7 @@ class _Steps:
             for one in submitted:
                 self._link.abort(one)
             raise
+        self.weights_versions |= {next_token.weights_version for next_token in asked}
         if not self._has_begun:
             self._has_begun, self.num_cached_tokens = True, asked[0].num_cached_tokens
         return answers
@@ -182,6 +191,10 @@ class _NextToken:
     def __init__(self) -> None:
         self.answer: asyncio.Future[Continuations] = asyncio.get_running_loop().create_future()
         self.num_cached_tokens = 0
+        self.weights_version = ""
+
+    def on_weights(self, version: str) -> None:
+        self.weights_version = version
 
     def on_tokens(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagewire.services.executor.convert import describe_response, result_to_proto, step_from_proto
+from pagewire.services.executor.convert import describe_response, first_weights, result_to_proto, step_from_proto
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.startup import ExecutorInfo
@@ -95,4 +95,4 @@ def test_columns_that_are_not_parallel_are_refused() -> None:
 def test_describe_tells_how_much_is_drafted(model: DecoderModel) -> None:
     runner = ModelRunner(model, LIMITS, 8, CPU, proposer=KnownTexts([], 1.0, max_draft_tokens=5))
     info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, runner.max_draft_tokens)
-    assert describe_response(info).max_draft_tokens == 5
+    assert describe_response(info, first_weights(info)).max_draft_tokens == 5

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor import image_inputs, startup
+from pagewire.services.executor import image_inputs, served_model
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.memory_profile import profile_run
 from pagewire.services.executor.model_config import ModelLoadError
@@ -93,7 +93,7 @@ def test_a_config_that_the_tower_contradicts_is_refused_at_start(
     save_tiny_vision(tmp_path, llava_config())
     config = ExecutorConfig(device="cpu", dtype="float32", num_threads=1, max_num_seqs=2)
     start_runner(config, str(tmp_path), lambda fraction, text: None)
-    load = startup.load_model
+    load = served_model.load_model
 
     def with_another_tower(*args: Any, **kwargs: Any) -> Any:
         model: Any = load(*args, **kwargs)
@@ -101,7 +101,7 @@ def test_a_config_that_the_tower_contradicts_is_refused_at_start(
         monkeypatch.setattr(model, "embed_image", lambda tensors: embed(tensors)[1:])
         return model
 
-    monkeypatch.setattr(startup, "load_model", with_another_tower)
+    monkeypatch.setattr(served_model, "load_model", with_another_tower)
     with pytest.raises(ModelLoadError, match=r"3 embeddings for 4 placeholder tokens: config\.json and the model's"):
         start_runner(config, str(tmp_path), lambda fraction, text: None)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llava"

@@ -70,7 +70,7 @@ def test_a_step_in_flight_that_never_ends_is_noticed() -> None:
 def test_images_may_take_long_to_encode(encodes_images: bool) -> None:
     device = Device()
     assert all(device.step(load=1.2, seconds=0.1) for _ in range(50))
-    device.watch.begin(encodes_images=encodes_images)
+    device.watch.begin(IMAGES_S if encodes_images else 0.0)
     assert device.is_silent(IMAGES_S) == encodes_images
     device.watch.launching(1.2)
     assert not device.is_silent(TIMEOUT + 1.5), "what follows is bounded as ever"

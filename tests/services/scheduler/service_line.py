@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,13 @@ class ServiceLine:
         self.executors[index] = executor or self.executors[index]
         address = self.executor_addresses[index]
         self._executor_servers[index] = await serve_fake_executor(address, self.executors[index])
+
+    async def drain_executor(self, drained: Callable[[], Awaitable[object]], index: int = 0) -> None:
+        """It is told to end, and does when `drained` returns."""
+        server = self._executor_servers[index]
+        server.shutdown_timeout = 20
+        await server.stop(drained)
+        del self._executor_servers[index]
 
     async def kill_executor(self, index: int = 0) -> None:
         await self._executor_servers.pop(index).stop()
@@ -142,6 +149,7 @@ class Collected:
         self.finish_reasons: dict[int, list[int]] = {}
         self.errors: dict[int, common_pb2.RequestError] = {}
         self.prompt_logprobs: dict[int, list[common_pb2.Logprobs]] = {}
+        self.weights_versions: dict[int, str] = {}
         self.num_responses = 0
 
     def add(self, response: SchedulerLinkServiceConnectResponse) -> None:
@@ -162,6 +170,9 @@ class Collected:
                 self.finish_reasons.setdefault(number, []).append(response.finish_reasons[i])
             if i in response.prompt_logprobs:
                 self.prompt_logprobs.setdefault(number, []).append(response.prompt_logprobs[i])
+            if i in response.weights_versions:
+                assert number not in self.weights_versions, "told twice"
+                self.weights_versions[number] = response.weights_versions[i]
             if i in response.errors:
                 self.errors[number] = response.errors[i]
 
