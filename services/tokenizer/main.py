@@ -142,10 +142,8 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grp
         servers.append(rpc.Server(config.public_listen.split(","), config.shutdown_timeout, interceptors=door))
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-        if server is servers[0]:
+        if server is servers[0] or config.public_admin:
             server.add_admin("tokenizer", behind, link.describe, replace_behind(channel))
-        elif config.public_admin:
-            server.add_admin("tokenizer", behind, link.describe)
     servers[0].add(link, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, _LINK_NAME)
     return servers
 
