@@ -22,6 +22,7 @@ from pagewire.gateway.errors import ApiError, error_response, from_rpc
 from pagewire.gateway.page.routes import needs_no_key
 from pagewire.gateway.request_context import (
     IN_PROCESS,
+    NO_CERTIFICATE,
     OVER_LIMIT,
     RequestContext,
     add_context,
@@ -49,7 +50,8 @@ class GracefulShutdown:
     """Whether this gateway is shutting down, and how many requests it still answers."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.announced = False  # it is not ready, but takes requests of who does not know that yet
+        self.begun = False  # it takes none
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,7 +103,7 @@ class RequestMiddleware:
         if not quiet:
             self._shutdown.request_begins()
         try:
-            await self._answer(scope, headers, receive, _sender(context, send))
+            await self._answer(scope, headers, receive, _sender(context, send, self._shutdown))
         finally:
             if not quiet:
                 self._shutdown.request_ends()
@@ -136,6 +138,9 @@ class RequestMiddleware:
         caller.set(None)
         if path in PROBES:
             return None
+        if NO_CERTIFICATE in scope:
+            message = "this server wants a certificate of its clients: show one of its CA (curl --cert and --key)"
+            return ApiError(403, message, code="client_certificate_required")
         if not self._is_let_in(scope, headers):
             message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return ApiError(401, message, code="invalid_api_key")
@@ -221,7 +226,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
     return limited
 
 
-def _sender(context: RequestContext, send: Send) -> Send:
+def _sender(context: RequestContext, send: Send, shutdown: GracefulShutdown) -> Send:
     async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
             context.status = message["status"]
@@ -229,6 +234,8 @@ def _sender(context: RequestContext, send: Send) -> Send:
             message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             if context.speaks_anthropic:
                 message["headers"].append((b"request-id", request_id))
+            if shutdown.announced:
+                message["headers"].append((b"connection", b"close"))  # the next request is another gateway's
         await send(message)
 
     return sender

@@ -8,12 +8,14 @@ import grpc
 from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice, Reply
 from pagewire.rpc import RpcError
 from pagewire.streams import Pings, ResubmittingLink
+from pagewire.v1 import inference_link_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
 TOKEN_BYTES = 4
+LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkService"].full_name
 
 
 class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectResponse]):
@@ -22,7 +24,7 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
     def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float, hang_timeout: float = 0.0) -> None:
         """recovery_timeout: seconds without the tokenizer service after which generations end with UNAVAILABLE.
         hang_timeout: seconds without a sign of life after which it is taken to hang; 0 = never."""
-        pings = Pings(channel, "pagewire.v1.InferenceService", hang_timeout)
+        pings = Pings(channel, LINK_NAME, hang_timeout)
         super().__init__("tokenizer service", InferenceLinkServiceStub(channel).Connect, recovery_timeout, pings)
 
     def generate(

@@ -21,7 +21,7 @@ def run(config: GatewayConfig) -> int:
         config = replace(config, admin_port=launch.available_port(config.admin_host, config.admin_port, "--admin-port"))
     supervisor = Supervisor(
         services(config),
-        shutdown_timeout=config.shutdown_timeout,
+        shutdown_timeout=config.time_to_end,
         stop_together=True,
         hang_timeout=config.hang_timeout,
     )
@@ -39,5 +39,5 @@ def services(config: GatewayConfig) -> list[Service]:
     """One gateway each. They share the port, and with it the answer to whether they are ready: the system gives a
     connection only to a process that listens."""
     one = replace(config, api_server_count=1, reuse_port=True)
-    ready = partial(launch.http_ready, config.host, config.port)
+    ready = partial(launch.http_ready, config)
     return [launch.service("gateway", one, ready, name=f"gateway-{i}") for i in range(config.api_server_count)]

@@ -41,7 +41,7 @@ class OwnStack:
     ) -> None:
         kind = () if with_rest else (_WITHOUT_REST,)
         argv = [sys.executable, "-P", "-m", "pagewire.own_stack", *kind, *flags.to_argv(config)]
-        self._stop_timeout = config.shutdown_timeout + _STOP_MARGIN_S
+        self._stop_timeout = config.time_to_end + _STOP_MARGIN_S
         # A session of its own: Ctrl-C in the terminal is the program's.
         self._process = subprocess.Popen(
             argv,

@@ -19,6 +19,7 @@ from pagewire import error_details
 from pagewire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
+from pagewire.process import open_descriptors, raise_descriptor_limit
 from pagewire.rpc_error import RpcError as RpcError
 from pagewire.status_interceptor import StatusInterceptor
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
@@ -27,7 +28,11 @@ from pagewire.watchdog import watched
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# At each address of a server; less where the process may not have so many descriptors.
+MAX_CONNECTIONS = 10_000
 KEEPALIVE_MS = 20_000
+# For calls that are nobody's request, as an answer to a probe.
+LAST_CALLS_S = 0.2
 
 _COMMON_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -54,13 +59,17 @@ _CHANNEL_OPTIONS = [
     # min_reconnect_backoff_ms, which sounds as if it belonged here, would be the time after which it is given up.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 150),
+    # A successor may have another address (a pod, a container made anew); gRPC would ask for it twice a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     # A channel of its own per neighbour: nothing else may share, or shut, its connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target."""
+def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target. credentials: for TLS."""
+    if credentials is not None:
+        return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
@@ -108,17 +117,25 @@ class Server:
     """One gRPC service process: what it serves, where, and how it ends.
 
     `add(servicer, add_to_server, descriptor)` for each service, `await start()`, then `set_serving(True)` when it can
-    work; `await stop()` says NOT_SERVING first, then lets requests end within `shutdown_timeout` seconds.
+    work; `await stop()` lets requests end first, within `shutdown_timeout` seconds.
+
+    drain_delay: None for a server of neighbours, whose streams hand on what is left when they break. One of clients
+    refuses new calls so many seconds after it was told to stop: load balancers then know that it is not ready.
     """
 
     addresses: Sequence[str]
     shutdown_timeout: float = 30.0
     max_request_bytes: int = MAX_MESSAGE_BYTES
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    drain_delay: float | None = None
+    credentials: grpc.ServerCredentials | None = None  # for TLS, of the addresses that are no unix sockets
+    max_connections: int = MAX_CONNECTIONS
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
+    _links: set[str] = field(init=False, default_factory=set)
     _is_serving: bool = field(init=False, default=False)
+    _is_stopping: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._server = grpc.aio.server(interceptors=[StatusInterceptor(), *self.interceptors], options=self._options())
@@ -126,13 +143,24 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def _options(self) -> list[tuple[str, int]]:
-        # Of two values of a name the first would count.
-        return list((dict(_SERVER_OPTIONS) | {"grpc.max_receive_message_length": self.max_request_bytes}).items())
+        free = max(8, raise_descriptor_limit() - open_descriptors())
+        own = {
+            "grpc.max_receive_message_length": self.max_request_bytes,
+            "grpc.max_allowed_incoming_connections": min(self.max_connections, free * 3 // 4),
+        }
+        return list((dict(_SERVER_OPTIONS) | own).items())  # of two values of a name the first would count
 
-    def add(self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str) -> None:
-        """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name."""
+    def add(
+        self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str, *, is_link: bool = False
+    ) -> None:
+        """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name.
+
+        is_link: neighbours use it, and as long as it serves them they need not know that the process is to end.
+        """
         add_to_server(servicer, self._server)
         self._names.append(name)
+        if is_link:
+            self._links.add(name)
 
     def add_admin(
         self,
@@ -143,8 +171,13 @@ class Server:
     ) -> None:
         """describe: fills in what only this service can tell of itself. replace_weights: if that is offered here."""
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-        servicer = AdminServicer(service, behind, lambda: self._is_serving, describe, replace_weights)
+        servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights)
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
+
+    @property
+    def _is_ready(self) -> bool:
+        """For clients and operators."""
+        return self._is_serving and not self._is_stopping
 
     async def start(self) -> None:
         """Listens, NOT_SERVING until told otherwise. Raises StartupError naming an address that cannot be bound."""
@@ -152,49 +185,70 @@ class Server:
         await self.set_serving(False)
         for address in self.addresses:
             try:
-                with _private_sockets():
-                    bound = self._server.add_insecure_port(address)
+                bound = self._bind(address)
             except RuntimeError as error:
                 raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
             if not bound and not address.startswith("unix:"):
                 raise StartupError(f"cannot listen on {address}: is another process using it?")
         await self._server.start()
 
+    def _bind(self, address: str) -> int:
+        """The port, or what gRPC has for a socket. Raises RuntimeError."""
+        if self.credentials is not None and not address.startswith("unix:"):
+            return self._server.add_secure_port(address, self.credentials)
+        with _private_sockets():
+            return self._server.add_insecure_port(address)
+
     async def set_serving(self, serving: bool) -> None:
-        """Readiness of this service. "" (the whole process) is SERVING as soon as it listens: liveness."""
+        """Whether this service can work. "" (the whole process) is SERVING as long as it listens: liveness."""
         status = health_pb2.HealthCheckResponse
         self._is_serving = serving
         await self._health.set("", status.SERVING)
         for name in self._names:
-            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+            is_ready = self._is_ready or (serving and name in self._links)
+            await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
 
-    async def stop(self, drained: Awaitable[object] | None = None) -> None:
-        """NOT_SERVING at once; then waits for `drained` (no request is live), at most shutdown_timeout seconds."""
-        self._is_serving = False
-        await self._health.enter_graceful_shutdown()
+    async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Not ready at once; then waits until `drained` returns (no request is live), at most shutdown_timeout seconds.
+
+        Without `drained`, what runs is cut off. Neighbours' streams go on until the end, with new requests too.
+        """
+        self._is_stopping = True
+        await self.set_serving(self._is_serving)
+        refusing: asyncio.Task[None] | None = None
         if drained is not None:
+            if self.drain_delay is not None:
+                await asyncio.sleep(self.drain_delay)
+                refusing = asyncio.create_task(self._server.stop(grace=self.shutdown_timeout + LAST_CALLS_S))
             try:
-                await asyncio.wait_for(drained, self.shutdown_timeout)
+                async with asyncio.timeout(self.shutdown_timeout):
+                    await drained()
             except TimeoutError:
-                logger.warning("requests still running after %g s are cut off", self.shutdown_timeout)
+                logger.warning("what still runs after %g s is cut off, or goes on elsewhere", self.shutdown_timeout)
         # Neighbours' multiplexed streams never end by themselves: they are cut and reconnect elsewhere.
-        await self._server.stop(grace=0.2)
+        await self._server.stop(grace=LAST_CALLS_S)
+        if refusing is not None:
+            await refusing
 
 
-async def wait_for_signal() -> None:
-    """Returns at the first SIGINT or SIGTERM. A second one ends the process at once."""
-    stop = asyncio.Event()
+async def wait_for_signal() -> bool:
+    """Returns at the first SIGTERM or SIGINT: whether what runs may end first, as after SIGTERM. Whoever presses Ctrl-C
+    waits for the end. A second signal ends the process at once."""
     loop = asyncio.get_running_loop()
-    for sig in (signal.SIGINT, signal.SIGTERM):
+    told: asyncio.Future[bool] = loop.create_future()
 
-        def handle(sig: signal.Signals = sig) -> None:
-            if stop.is_set():
-                loop.remove_signal_handler(sig)
-                signal.raise_signal(sig)
-            stop.set()
+    def handle(number: signal.Signals) -> None:
+        if not told.done():
+            told.set_result(number == signal.SIGTERM)
+            return
+        # By the signal itself: no traceback of whatever it would interrupt.
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
-        loop.add_signal_handler(sig, handle)
-    await stop.wait()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+    return await told
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

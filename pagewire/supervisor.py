@@ -29,7 +29,7 @@ PROBE_INTERVAL_S = 0.1
 STILL_WAITING_S = 10.0
 # One Ctrl-C may arrive twice: from the terminal and through `make`.
 SAME_SIGNAL_S = 0.5
-# What a service needs on top of its own shutdown_timeout.
+# What a service needs on top of the time that its requests have to end.
 STOP_MARGIN_S = 5.0
 
 
@@ -57,13 +57,14 @@ class _Keeper:
         self._ever_ready = False
         self._ready_at: float | None = None  # time.monotonic(), of this life
 
-    async def stop(self, timeout: float) -> None:
-        """SIGTERM, and SIGKILL for what is still there after `timeout` seconds."""
+    async def stop(self, timeout: float, *, drain: bool = True) -> None:
+        """SIGTERM, and SIGKILL for what is still there after `timeout` seconds. Without drain, SIGINT, which has a
+        service cut off what runs; one that was never ready takes that as anything else does."""
         self._stopping.set()
-        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM if drain or not self.is_ready.is_set() else signal.SIGINT)
         done, _ = await asyncio.wait([self.task], timeout=timeout)
         if not done:
-            logger.warning("%s does not end within %g s of SIGTERM: killed", self.service.name, timeout)
+            logger.warning("%s does not end within %g s: killed", self.service.name, timeout)
             self.kill()
         with suppress(StartupError):
             await self.task
@@ -168,7 +169,9 @@ class Supervisor:
         hang_timeout: float = 0.0,
         stable_after: float = STABLE_S,
     ) -> None:
-        """hang_timeout: seconds without a sign of life after which a service is killed; 0 = never.
+        """shutdown_timeout: seconds that a service may take to let its requests end.
+
+        hang_timeout: seconds without a sign of life after which a service is killed; 0 = never.
 
         stable_after: seconds of being ready after which one that dies is started again without more delay than the
         first time.
@@ -180,10 +183,13 @@ class Supervisor:
         self._keepers: list[_Keeper] = []
         self._stop = asyncio.Event()
         self._stop_time = 0.0
+        self._drains = True
         self._killed = False
 
     async def run(self, on_ready: Callable[[], None]) -> int:
-        """Until SIGINT, SIGTERM or SIGHUP; calls on_ready() once all are ready. The exit code for this process.
+        """Until a signal; calls on_ready() once all are ready. The exit code for this process.
+
+        SIGTERM lets what runs end; after SIGINT (Ctrl-C) and SIGHUP it is cut off. A second signal kills.
 
         Raises StartupError, with everything stopped, if a service cannot be started.
         """
@@ -192,7 +198,7 @@ class Supervisor:
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the terminal may go
             signals.append(signal.SIGHUP)
         for number in signals:
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         self._keepers = [_Keeper(service, self._stable_after, self._hang_timeout) for service in self._services]
         stopping = asyncio.create_task(self._stop.wait())
         announcing = asyncio.create_task(self._announce(on_ready))
@@ -219,15 +225,18 @@ class Supervisor:
         await self._stop.wait()
 
     async def _stop_all(self) -> None:
+        timeout = self._stop_timeout if self._drains else STOP_MARGIN_S
         if self._stop_together:
-            await asyncio.gather(*(keeper.stop(self._stop_timeout) for keeper in self._keepers))
+            await asyncio.gather(*(keeper.stop(timeout, drain=self._drains) for keeper in self._keepers))
             return
         for keeper in self._keepers:
-            await keeper.stop(self._stop_timeout)
+            await keeper.stop(timeout, drain=self._drains)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop.is_set():
-            logger.info("stopping; a second signal kills")
+            self._drains = number == signal.SIGTERM
+            running = "running requests may end" if self._drains else "running requests are cut off"
+            logger.info("stopping, %s; a second signal kills", running)
             self._stop_time = time.monotonic()
             self._stop.set()
             return

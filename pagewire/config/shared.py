@@ -1,14 +1,44 @@
 """Flags that several services have."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pagewire.fields import NOT_NEGATIVE, PORT, POSITIVE, flag
+from pagewire.fields import NOT_NEGATIVE, PORT, POSITIVE, Range, flag
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+# What a stack is served without that only its own program reaches.
+WITHOUT_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceConfig:
+class TlsConfig:
+    """Certificates, of a whole process."""
+
+    ssl_certfile: str | None = flag(
+        None,
+        "certificate in PEM, with those of intermediate CAs: REST and the public gRPC are served with TLS; read again "
+        "when it changes (default: no TLS)",
+        group="network",
+    )
+    ssl_keyfile: str | None = flag(
+        None, "private key of --ssl-certfile, in PEM and not encrypted (default: in the same file)", group="network"
+    )
+    ssl_ca_certs: str | None = flag(
+        None,
+        "certificates of CAs, in PEM: services that talk over TCP show each other certificates of these, and clients "
+        "do if --ssl-cert-reqs says so",
+        group="network",
+    )
+    ssl_cert_reqs: int = flag(
+        0,
+        "certificates of clients: 0 = none is asked for, 1 = one that is shown to REST is checked, 2 = required",
+        group="network",
+        valid=Range(minimum=0, maximum=2),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig(TlsConfig):
     """What every service has."""
 
     log_level: str = flag(
@@ -24,7 +54,11 @@ class ServiceConfig:
         group="observability",
     )
     shutdown_timeout: float = flag(
-        30.0, "seconds that requests in flight have to finish after SIGTERM", group="recovery", valid=NOT_NEGATIVE
+        30.0,
+        "seconds that running requests have to end after SIGTERM; what is left then goes on in another process of the "
+        "service, or ends with 503 / UNAVAILABLE where clients are served",
+        group="recovery",
+        valid=NOT_NEGATIVE,
     )
     hang_timeout: float = flag(
         8.0,
@@ -47,8 +81,9 @@ class OperatorsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeysConfig:
-    """What the services have that clients call: who may, and whose requests are."""
+class KeysConfig(ServiceConfig):
+    """What the services have that clients call: who may, whose requests are, and how long a service that ends waits for
+    its load balancers."""
 
     api_key: str | None = flag(
         None,
@@ -69,6 +104,18 @@ class KeysConfig:
         "where a proxy sets it, as whoever sends it is believed (default: none is)",
         group="network",
     )
+    drain_delay: float = flag(
+        0.0,
+        "seconds after SIGTERM in which clients' new requests are still taken, while readiness probes fail: as long as "
+        "load balancers take to notice; --shutdown-timeout begins afterwards",
+        group="recovery",
+        valid=NOT_NEGATIVE,
+    )
+
+    @property
+    def time_to_end(self) -> float:
+        """Seconds from SIGTERM until what still runs is cut off."""
+        return self.drain_delay + self.shutdown_timeout
 
 
 @dataclass(frozen=True, kw_only=True)

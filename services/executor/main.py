@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import find_model
+from pagewire.secure_rpc import ServiceTls
 from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.servicer import ExecutorServicer
@@ -55,8 +57,10 @@ class LoadProgress:
 
 
 async def serve(config: ExecutorConfig) -> None:
-    """Serves until SIGINT or SIGTERM. Raises StartupError if the model cannot be served, or if the device fails later:
-    the process has to end then.
+    """Serves until a signal ends it: not ready at once, so that the scheduler gives new requests to others, if there
+    are any; after SIGTERM, those that are here may end.
+
+    Raises StartupError if the model cannot be served, or if the device fails later: the process has to end then.
     """
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
@@ -66,7 +70,8 @@ async def serve(config: ExecutorConfig) -> None:
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
     )
-    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+    listen = config.listen.split(",")
+    server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
     servicer = ExecutorServicer(
         worker, lambda info: make_grammars(config, info), partial(load_weights, config), config.revision or ""
     )
@@ -77,17 +82,20 @@ async def serve(config: ExecutorConfig) -> None:
     worker.start()
     watchdog.start()
     stopping = asyncio.create_task(rpc.wait_for_signal())
+    drained: Callable[[], Awaitable[None]] | None = None
     try:
         if await _first(worker.loaded, stopping):
             progress.close()
             _announce(worker.loaded.result(), config)
             await server.set_serving(True)
             await _first(worker.failed, stopping)
+            if stopping.result():
+                drained = partial(_until_idle, worker)
     except DeviceError as error:
         raise StartupError(f"{error}; ending, so that a supervisor starts anew") from error
     finally:
         await rpc.cancel([stopping])
-        await server.stop()
+        await server.stop(drained)
         await asyncio.to_thread(worker.stop)
         watchdog.stop()
         servicer.close()
@@ -103,7 +111,12 @@ def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:
     )
 
 
-async def _first(work: Future[Any], stopping: asyncio.Task[None]) -> bool:
+async def _until_idle(worker: Worker) -> None:
+    while not (worker.is_idle or worker.failed.done()):  # noqa: ASYNC110 - another thread's state
+        await asyncio.sleep(0.02)
+
+
+async def _first(work: Future[Any], stopping: asyncio.Task[bool]) -> bool:
     """Whether `work` was done before the process was told to stop. Raises what `work` raised."""
     waiting = asyncio.wrap_future(work)
     await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -136,6 +136,7 @@ class Worker:
         self._submitted: SimpleQueue[_Item | None] = SimpleQueue()
         self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
+        self._num_requests = 0  # with a row
         self._runner: ModelRunner | None = None
         self._spans = stats.RequestSpans()
         self.loaded: Future[ExecutorInfo] = Future()
@@ -168,6 +169,11 @@ class Worker:
     def close(self, session: Session) -> None:
         """No more steps: those submitted are executed, then the session's rows are freed."""
         self._submitted.put(_Closed(session))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a row and no step waits. May be asked on any thread."""
+        return not self._num_requests and self._submitted.empty()
 
     def between_steps(self, function: Callable[[ModelRunner], None], reason: str) -> Future[None]:
         """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
@@ -249,12 +255,14 @@ class Worker:
     def _end_session(self, successor: Session | None, reason: str) -> None:
         self._spans.end_all(reason)
         self._session = successor
+        self._num_requests = 0
 
     def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
         clock = Clock(self._on_cuda, received_ns)
+        self._num_requests += len(step.new_requests)
 
         def launching(load: float) -> None:
             self._watch.launching(load)
@@ -264,7 +272,8 @@ class Worker:
         clock.launched()
         self._watch.launched()
         self._spans.update(step)
-        return _Launched(session, output, stats.step_kind(step), runner.num_requests, clock)
+        self._num_requests = runner.num_requests
+        return _Launched(session, output, stats.step_kind(step), self._num_requests, clock)
 
     def _return_results(self) -> None:
         try:

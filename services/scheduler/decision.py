@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.kv_cache import NewBlocks
-from pagewire.services.scheduler.policy import choose_victims, keeping_order, victims_of
+from pagewire.services.scheduler.policy import choose_victims, keeping_order
 from pagewire.services.scheduler.prefill_budget import MIN_CHUNK, PrefillBudget, PrefillTarget
 from pagewire.services.scheduler.request import Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
@@ -224,7 +224,7 @@ class Decision:
                 num_passed += 1
                 continue
             missing = request.num_tokens - computed.num_tokens
-            if not is_suspect(request) and self._waits_for_long_ones(missing):
+            if not is_suspect(request) and self._waits_for_long_ones(missing, self._prefilling):
                 turns.close(request)
                 continue
             if first is not None and not self._overtakes(request, missing, first):
@@ -241,11 +241,10 @@ class Decision:
             step.new_requests.append(NewRequest.of(request))
             self._run_prompt(request, num_tokens)
 
-    def _waits_for_long_ones(self, missing: int) -> bool:
+    def _waits_for_long_ones(self, missing: int, prefilling: set[Request]) -> bool:
         """Whether a prompt is long of which so many tokens are to be computed, and as many of these run as may."""
-        if missing <= self._limits.long_prompt_tokens:
-            return False
-        return sum(request.is_long for request in self._prefilling) >= self._limits.max_long_partial_prefills
+        limits, num_longs = self._limits, sum(request.is_long for request in prefilling)
+        return missing > limits.long_prompt_tokens and num_longs >= limits.max_long_partial_prefills
 
     def _takes_partial(self, request: Request) -> bool:
         return len(self._prefilling) < self._limits.max_num_partial_prefills or is_suspect(request)
@@ -269,12 +268,13 @@ class Decision:
         lower priority, and of other tenants, if its own has none that runs. Never happens under fcfs with one tenant,
         where those that run came first."""
         rows, kv = self._rows, self._kv
-        victims = victims_of(request, rows.running, self._is_contended)
+        victims = choose_victims(request, rows.running, self._is_contended, rows.num_open, kv)
         if not victims or rows.quarantine.is_closed or not self._takes(request):
             return
-        if not kv.awaits(request, kv.get_computed_blocks(request)):
-            for victim in choose_victims(request, victims, rows.num_open, kv):
-                rows.preempt(victim, self._waiting)
+        computed, prefilling = kv.get_computed_blocks(request), {one for one in rows.running if one.is_prefilling}
+        waits = self._waits_for_long_ones(request.num_tokens - computed.num_tokens, prefilling.difference(victims))
+        for victim in () if waits or kv.awaits(request, computed) else victims:
+            rows.preempt(victim, self._waiting)
 
     def _preempt_tail(self) -> None:
         victim = self._order[-1]

@@ -17,6 +17,8 @@ from pagewire.v1.common_pb2 import Grammar
 
 logger = logging.getLogger(__name__)
 
+_NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+
 
 class ExecutorListener(Protocol):
     """Who wants to know. Calls come one at a time."""
@@ -32,6 +34,9 @@ class ExecutorListener(Protocol):
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         """A step is done. InvalidResult ends the stream; a new one follows."""
+
+    def on_leaving(self, is_leaving: bool) -> None:
+        """Whether the executor, which still works, is about to end."""
 
     def on_executor_lost(self, reason: str) -> None:
         """The executor is gone, with everything that was in flight; on_executor may follow."""
@@ -57,8 +62,9 @@ class ExecutorClient:
         self._description: executor_pb2.DescribeResponse | None = None  # of a stream that was opened
         self._is_open = False
         self._was_refused = False
+        self._pings = Pings(channel, _NAME, hang_timeout)
         self._link: Link[executor_pb2.StepRequest, executor_pb2.StepResult] = Link(
-            "executor", self._stub.Execute, self, Pings(channel, "", hang_timeout)
+            "executor", self._stub.Execute, self, self._pings, self._on_ping
         )
 
     async def run(self) -> None:
@@ -118,6 +124,11 @@ class ExecutorClient:
             raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
         self._listener.on_executor(convert.to_executor_info(self._description))
         self._is_open, self._was_refused = True, False
+        self._pings.is_serving = True  # whatever the one before it said last
+
+    def _on_ping(self) -> None:
+        if self._is_open:
+            self._listener.on_leaving(not self._pings.is_serving)
 
     def on_disconnect(self, reason: str) -> None:
         self._description = None

@@ -15,11 +15,15 @@ def is_placed_on(replica: Replica, request: Request, replicas: Sequence[Replica]
 
     The one with the fewest running requests is, among those with room for it; the first named among equals. Where none
     has room, each may take it as soon as it can make some; a suspect, for which all others have to pause, is the least
-    busy one's.
+    busy one's. Those whose executors are about to end take nobody as long as there are others.
     """
     if len(replicas) == 1:
         return True
-    able = [other for other in replicas if other.has_room_for(request)]
+    present = [other for other in replicas if other.info]
+    staying = [other for other in present if not other.is_leaving] or present
+    if replica not in staying:
+        return False
+    able = [other for other in staying if other.has_room_for(request)]
     if not able and is_suspect(request):
-        able = [other for other in replicas if other.info]
+        able = staying
     return not able or min(able, key=lambda other: (other.num_running, other.replica_id)) is replica

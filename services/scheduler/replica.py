@@ -40,6 +40,7 @@ class Replica:
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
         self._info = info
+        self.is_leaving = False  # its executor still works, but is about to end
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
@@ -58,7 +59,8 @@ class Replica:
             Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
             lost that runs them.
         """
-        running, condemned = self.running, charge(self.running, self._in_flight)
+        running = self.running
+        condemned = [] if self.is_leaving else charge(running, self._in_flight)
         self._start_over(None)
         for request in running:
             request.forget_blocks()
@@ -122,7 +124,7 @@ class Replica:
     @property
     def holds_long_back(self) -> bool:
         """Whether rows are open, but as many long prompts are computed as may."""
-        longs = sum(one.is_long and one.num_computed_tokens < one.num_tokens for one in self.running)
+        longs = sum(one.is_long and one.is_prefilling for one in self.running)
         return self.num_open_rows > 0 and longs >= self._rows.limits.max_long_partial_prefills
 
     def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:

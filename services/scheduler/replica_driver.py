@@ -137,5 +137,8 @@ class ReplicaDriver:
         self._listener.on_result(self._replica, result, clock, now - self._replica.pacer.running_since(now))
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
 
+    def on_leaving(self, is_leaving: bool) -> None:
+        self._replica.is_leaving = is_leaving
+
     def on_executor_lost(self, reason: str) -> None:
         self._listener.on_lost(self._replica, reason)

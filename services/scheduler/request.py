@@ -201,6 +201,11 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def is_prefilling(self) -> bool:
+        """Whether it runs, and more than its last token has to be computed."""
+        return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens > 1
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With
         the first token they have been told."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 
 from pagewire.services.scheduler.fairness import Account, Ledger
-from pagewire.services.scheduler.policy import by_order
+from pagewire.services.scheduler.policy import by_order, has_turn_before
 from pagewire.services.scheduler.request import Request
 
 _Lane = tuple[Account, bool]  # whose, and whether of long prompts
@@ -105,7 +105,7 @@ class Turns:
                 place = self._places[account, is_long] = place + 1
             if place >= len(lane) or (self._max_running is not None and account.num_running >= self._max_running):
                 continue
-            if best is None or _goes_before(lane[place], best, is_contended):
+            if best is None or has_turn_before(lane[place], best, is_contended):
                 best = lane[place]
         return best
 
@@ -116,9 +116,3 @@ class Turns:
     def close(self, request: Request) -> None:
         """Nor is anybody else of its lane."""
         self._places.pop((request.account, request.is_long), None)
-
-
-def _goes_before(request: Request, other: Request, is_contended: bool) -> bool:
-    if is_contended and request.account is not other.account:
-        return (request.account.served, request.order) < (other.account.served, other.order)
-    return request.order < other.order

@@ -11,6 +11,7 @@ from pagewire import error_details
 from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
 from pagewire.streams import LinkedRequest, Pings, ResubmittingLink
+from pagewire.v1 import scheduler_link_pb2
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
     SchedulerLinkServiceConnectRequest,
@@ -20,6 +21,8 @@ from pagewire.v1.scheduler_link_pb2 import (
 from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 
 logger = logging.getLogger(__name__)
+
+_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 
 
 class TokenListener(Protocol):
@@ -87,7 +90,7 @@ class SchedulerLink(
     ) -> None:
         """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE. hang_timeout:
         seconds without a sign of life after which it is taken to hang; 0 = never."""
-        pings = Pings(channel, "pagewire.v1.SchedulerService", hang_timeout)
+        pings = Pings(channel, _NAME, hang_timeout)
         super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout, pings)
         self._address = address
         self._model_info: ModelInfo | None = None

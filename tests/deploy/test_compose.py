@@ -134,7 +134,9 @@ def test_containers_have_no_privileges_and_time_to_end(name):
     assert "no-new-privileges:true" in service["security_opt"]
     assert "user" not in service, "the image's user holds"
     assert service["restart"] == "unless-stopped"
-    assert float(service["stop_grace_period"].removesuffix("s")) > configuration(name).shutdown_timeout
+    settings = configuration(name)
+    longest = settings.shutdown_timeout + getattr(settings, "drain_delay", 0.0)
+    assert float(service["stop_grace_period"].removesuffix("s")) > longest
 
 
 @pytest.mark.parametrize("name", LINE)

@@ -1,8 +1,10 @@
 """The four services as real processes on unix sockets, each of which a test can kill, stop and start by itself."""
 
 import asyncio
+import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -41,12 +43,17 @@ class Line:
         self.directory = directory
         self.model = model
         self.flags = flags
+        self.environment: dict[str, str] = {}  # of the processes, beside that of the tests
         self.port = free_port()
         self.sister_port = free_port()
+        self.verify: ssl.SSLContext | bool = True  # how REST's certificate is checked
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def address(self, service: str) -> str:
         return f"unix:{self.directory / service}.sock"
+
+    def channel(self, service: str) -> grpc.aio.Channel:
+        return rpc.channel(self.address(service))
 
     @property
     def base_url(self) -> str:
@@ -80,11 +87,17 @@ class Line:
     def _behind_gateways(self) -> list[str]:
         return ["--tokenizer-address", self.address("tokenizer"), "--data-dir", str(self.directory / "data")]
 
+    def command(self, service: str) -> list[str]:
+        """What starts a process of it."""
+        kind = service.replace("sister", "gateway")
+        return [sys.executable, "-m", "pagewire.cli", kind, *self._arguments(service)]
+
     def start(self, service: str) -> None:
         with (self.directory / f"{service}.log").open("ab") as log:
             self.processes[service] = subprocess.Popen(
-                [sys.executable, "-m", "pagewire.cli", service.replace("sister", "gateway"), *self._arguments(service)],
+                self.command(service),
                 cwd=REPOSITORY,
+                env=os.environ | self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -126,26 +139,27 @@ class Line:
         try:
             if service in ("gateway", "sister"):
                 base_url = self.base_url if service == "gateway" else self.sister_url
-                async with httpx.AsyncClient() as client:
+                async with httpx.AsyncClient(verify=self.verify) as client:
                     return (await client.get(f"{base_url}/readyz", timeout=5)).status_code == 200
-            async with rpc.channel(self.address(service)) as channel:
-                request = health_pb2.HealthCheckRequest(service=FULL_NAMES[service])
+            async with self.channel(service) as channel:
+                request = health_pb2.HealthCheckRequest(service=FULL_NAMES[service.removesuffix("2")])
                 answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
                 return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
         except (grpc.aio.AioRpcError, httpx.HTTPError):
             return False
 
     def openai(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=180)
+        http = httpx.AsyncClient(verify=self.verify)
+        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=180, http_client=http)
 
     @asynccontextmanager
     async def inference(self) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
-        async with rpc.channel(self.address("tokenizer")) as channel:
+        async with self.channel("tokenizer") as channel:
             yield inference_pb2_grpc.InferenceServiceStub(channel)
 
     @asynccontextmanager
     async def scheduler(self) -> AsyncIterator[scheduler_pb2_grpc.SchedulerServiceStub]:
-        async with rpc.channel(self.address("scheduler")) as channel:
+        async with self.channel("scheduler") as channel:
             yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
 
     async def load(self) -> scheduler_pb2.GetLoadResponse:
@@ -167,6 +181,14 @@ class Line:
             await asyncio.sleep(0.1)
         raise TimeoutError(f"the scheduler has no executor of {num_blocks} blocks:\n{self.log('scheduler')[-4000:]}")
 
+    async def wait_executors(self, count: int) -> None:
+        """Until the scheduler has so many."""
+        for _ in range(600):
+            if (await self.load()).num_executors == count:
+                return
+            await asyncio.sleep(0.05)
+        raise TimeoutError(f"the scheduler has not {count} executors:\n{self.log('scheduler')[-4000:]}")
+
     async def wait_idle(self) -> scheduler_pb2.GetLoadResponse:
         """Until nothing runs or waits and every block is free again; the last load seen if that does not come."""
         for _ in range(100):
@@ -181,9 +203,9 @@ class Line:
 
     def stop(self) -> None:
         """SIGTERM from left to right, as the local stack does."""
-        for service in ("sister", "gateway", "tokenizer", "scheduler", "executor"):
-            process = self.processes.get(service)
-            if process is None or process.poll() is not None:
+        order = ("sister", "gateway", "tokenizer", "tokenizer2", "scheduler", "executor", "executor2")
+        for process in filter(None, map(self.processes.get, order)):
+            if process.poll() is not None:
                 continue
             process.terminate()
             try:

@@ -52,7 +52,8 @@ def listening(process: subprocess.Popen[bytes]) -> list[tuple[str, int]]:
     """(address, port) of every TCP socket that listens in the stack's processes."""
     stack = psutil.Process(process.pid)
     found = [c for one in (stack, *stack.children(recursive=True)) for c in one.net_connections("inet")]
-    return [(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
+    # gRPC listens on IPv4 by way of IPv6.
+    return [(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
 
 
 def complete(port: int) -> str:
@@ -79,7 +80,13 @@ def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Pop
     restarted = services_of(process)
     assert restarted["executor"].pid != services["executor"].pid
     assert restarted["scheduler"].pid == services["scheduler"].pid
-    process.send_signal(signal.SIGINT)
+    body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as streamed:
+        lines = filter(None, streamed.iter_lines())
+        assert "text" in next(lines)
+        process.send_signal(signal.SIGINT)
+        *_, last, done = lines
+    assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for nobody, and says so"
     assert process.wait(30) == 0
     assert gone(list(restarted.values()))
     banner = log.read_text()

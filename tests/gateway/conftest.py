@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pagewire import telemetry
 from pagewire.config import GatewayConfig
 from pagewire.gateway import main
-from pagewire.gateway.connections import Limits
+from pagewire.gateway.connection_limits import Limits
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
@@ -74,9 +74,11 @@ async def running_gateway(
     leave: asyncio.Event | None = None,
     send_buffer: int | None = None,
     limits: Limits | None = None,
+    drains: bool = True,
     **overrides: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of a gateway that shuts down with the block, or as soon as `leave` is set."""
+    """An HTTP client of a gateway that shuts down with the block, or as soon as `leave` is set. drains: as after
+    SIGTERM, not after Ctrl-C."""
     directory = Path(address.removeprefix("unix:")).parent
     settings = {"port": 0, "tokenizer_address": address, "shutdown_timeout": 0.2, "data_dir": str(directory / "data")}
     settings |= overrides
@@ -85,7 +87,12 @@ async def running_gateway(
     if send_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     leave = leave or asyncio.Event()
-    task = asyncio.create_task(main.serve(config, sock, leave.wait(), limits))
+
+    async def told() -> bool:
+        await leave.wait()
+        return drains
+
+    task = asyncio.create_task(main.serve(config, sock, told(), limits))
     base_url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         async with httpx.AsyncClient(base_url=base_url, timeout=20) as client:

@@ -3,7 +3,7 @@ seed and position. Scriptable: errors, pauses, and streams that break."""
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -209,7 +209,7 @@ class FakeTokenizer(
         server = rpc.Server([address], shutdown_timeout=0.1, interceptors=[tenants.ServiceTenants()])
         server.add(self, inference_pb2_grpc.add_InferenceServiceServicer_to_server, "pagewire.v1.InferenceService")
         add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
-        server.add(self, add_link, "pagewire.v1.InferenceLinkService")
+        server.add(self, add_link, "pagewire.v1.InferenceLinkService", is_link=True)
         server.add(self, admin_pb2_grpc.add_AdminServiceServicer_to_server, "pagewire.v1.AdminService")
         await server.start()
         await server.set_serving(True)
@@ -219,10 +219,15 @@ class FakeTokenizer(
         assert self._server is not None
         await self._server.set_serving(serving)
 
-    async def stop(self) -> None:
-        server, self._server = self._server, None
+    async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:
+        """drained: returns once it has no requests; without, it dies."""
+        server = self._server
+        if drained is None:
+            self._server = None
         if server is not None:
-            await server.stop()
+            server.shutdown_timeout = 20
+            await server.stop(drained)
+        self._server = None
 
     # The multiplexed stream.
 

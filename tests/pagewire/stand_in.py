@@ -3,7 +3,7 @@
 python -m tests.pagewire.stand_in supervise DIRECTORY JSON-OPTIONS NAME=BEHAVIOUR...
 python -m tests.pagewire.stand_in serve DIRECTORY NAME BEHAVIOUR
 
-Every service notes "start NAME PID" and "stop NAME" in DIRECTORY/events.
+Every service notes "start NAME PID" and "stop NAME" (SIGTERM) or "cut NAME" (SIGINT) in DIRECTORY/events.
 """
 
 import asyncio
@@ -61,9 +61,11 @@ def serve(directory: Path, name: str, behaviour: str) -> int:
         child = subprocess.Popen([sys.executable, "-c", f"{_CHILD}; die_with({os.getpid()}); time.sleep(600)"])
         note(f"start {name}-child {child.pid}")
     if behaviour == "stubborn":
-        signal.signal(signal.SIGTERM, lambda *_: note(f"ignored {name}"))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: note(f"ignored {name}"))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(note(f"stop {name}") * 0))
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(note(f"cut {name}") * 0))
     (directory / f"{name}.ready").touch()
     if behaviour == "hangs" and events.read_text().count(f"start {name} ") == 1:
         for _ in range(3):

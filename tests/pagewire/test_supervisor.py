@@ -53,7 +53,7 @@ class Stack:
         return [int(event[2]) for event in self.events if event[0] == "start" and name in (None, event[1])]
 
     def stopped(self) -> list[str]:
-        return [event[1] for event in self.events if event[0] == "stop"]
+        return [" ".join(event) for event in self.events if event[0] in ("stop", "cut")]
 
     def wait_ready(self) -> None:
         wait_until(lambda: "all ready" in self.output)
@@ -71,13 +71,13 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     wait_until(stack.no_process_left)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_stops_in_order(stack: Stack, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGTERM, "stop"), (signal.SIGINT, "cut"), (signal.SIGHUP, "cut")])
+def test_stops_in_order(stack: Stack, number: signal.Signals, how: str) -> None:
     stack.start(gateway="ok", tokenizer="ok", scheduler="ok", executor="ok").wait_ready()
     stack.process.send_signal(number)
     stack.process.send_signal(number)  # as `make` and the terminal both do
     assert stack.process.wait(60) == 0
-    assert stack.stopped() == ["gateway", "tokenizer", "scheduler", "executor"]
+    assert stack.stopped() == [f"{how} {name}" for name in ("gateway", "tokenizer", "scheduler", "executor")]
     assert stack.no_process_left()
 
 

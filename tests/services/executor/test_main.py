@@ -22,6 +22,7 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from tests.services.executor.stepping import CPU, BrokenRunner, tiny_llama, write_tiny_llama
+from tests.services.executor.test_servicer import first_step, next_step
 
 SERVICE = "pagewire.v1.ExecutorService"
 
@@ -51,6 +52,45 @@ async def test_serves_until_sigterm(config: ExecutorConfig):
     assert described.model_info.model == config.model
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
+
+
+async def until_not_ready(address: str) -> None:
+    async with asyncio.timeout(10):
+        while not await asyncio.to_thread(grpc_problem, address, SERVICE):  # noqa: ASYNC110 - the executor's state
+            await asyncio.sleep(0.01)
+
+
+async def test_after_sigterm_what_runs_may_end(config: ExecutorConfig):
+    serving = asyncio.create_task(main.serve(dataclasses.replace(config, shutdown_timeout=60)))
+    await until_serving(config.listen)
+    async with rpc.channel(config.listen) as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+        for step in (executor_pb2.StepRequest(), first_step([5, 6, 7])):
+            await call.write(step)
+            await call.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_not_ready(config.listen)
+        for step_id in range(2, 5):
+            await call.write(next_step(step_id))
+            assert len((await call.read()).token_ids) == 1
+        assert not serving.done()
+        await call.write(executor_pb2.StepRequest(step_id=5, finished_request_ids=[7]))
+        await call.read()
+        await serving
+
+
+async def test_what_still_runs_is_cut_off_in_the_end(config: ExecutorConfig):
+    serving = asyncio.create_task(main.serve(dataclasses.replace(config, shutdown_timeout=0.1)))
+    await until_serving(config.listen)
+    async with rpc.channel(config.listen) as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+        for step in (executor_pb2.StepRequest(), first_step([5, 6, 7])):
+            await call.write(step)
+            await call.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await call.read()
+        await serving
 
 
 async def test_is_alive_but_not_serving_while_it_loads(config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch):

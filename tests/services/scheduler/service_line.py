@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,13 @@ class ServiceLine:
         self.executors[index] = executor or self.executors[index]
         address = self.executor_addresses[index]
         self._executor_servers[index] = await serve_fake_executor(address, self.executors[index])
+
+    async def drain_executor(self, drained: Callable[[], Awaitable[object]], index: int = 0) -> None:
+        """It is told to end, and does when `drained` returns."""
+        server = self._executor_servers[index]
+        server.shutdown_timeout = 20
+        await server.stop(drained)
+        del self._executor_servers[index]
 
     async def kill_executor(self, index: int = 0) -> None:
         await self._executor_servers.pop(index).stop()

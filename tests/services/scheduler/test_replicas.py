@@ -275,3 +275,67 @@ async def test_each_executor_is_named_once() -> None:
     for address in ("a:1,a:1", "a:1,", "a:1, a:1"):
         with pytest.raises(StartupError, match="name each executor once"):
             await serve(SchedulerConfig(executor_address=address))
+
+
+async def test_an_executor_that_is_told_to_end_gets_no_new_requests(tmp_path: Path) -> None:
+    """Those that run there may end; what is left when it goes is the others', and nobody is charged with its end."""
+    line = ServiceLine(tmp_path, *executors(2, step_seconds=0.005), hang_timeout=0.4)
+    async with line.running():
+        await line.wait_for_executors(2)
+        call, collected = await submit(line, 4, 100)
+        leaving, staying = line.executors
+        await until(lambda: len(leaving.executor.rows) == len(staying.executor.rows) == 2)
+        goes = asyncio.Event()
+        draining = asyncio.create_task(line.drain_executor(goes.wait))
+        await until(lambda: line.engine.scheduler.replicas[0].is_leaving)
+        taken = len(leaving.new_requests)
+        more = [asyncio.create_task(generate(line, number)) for number in range(5, 11)]
+        for number, output in zip(range(5, 11), await asyncio.gather(*more), strict=True):
+            assert output == output_of(number, 10)
+        assert len(leaving.new_requests) == taken
+        assert len(leaving.executor.rows) == 2, "they run on where they are"
+        goes.set()
+        await draining
+        await collected.read_until_finished(call, 1, 2, 3, 4)
+        assert_complete(collected, 4, 100)
+        assert len(staying.new_requests) == 2 + 6 + 2
+        await line.start_executor(FakeExecutorServicer(FakeExecutor, step_seconds=0.005))
+        await line.wait_for_executors(2)
+        assert not line.engine.scheduler.replicas[0].is_leaving
+
+
+async def test_the_last_executor_works_until_it_ends(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, *executors(2), hang_timeout=0.4)
+    async with line.running():
+        await line.wait_for_executors(2)
+        await line.kill_executor(1)
+        await line.wait_for_executors(1)
+        goes = asyncio.Event()
+        draining = asyncio.create_task(line.drain_executor(goes.wait))
+        await until(lambda: line.engine.scheduler.replicas[0].is_leaving)
+        assert await generate(line, 1) == output_of(1, 10)
+        goes.set()
+        await draining
+
+
+async def test_nobody_is_suspected_because_executors_are_replaced(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, *executors(1, step_seconds=600), hang_timeout=0.4)
+    async with line.running():
+        await line.wait_for_executors(1)
+        generating = asyncio.create_task(generate(line, 1))
+        for _ in range(MAX_LOSSES):
+            await until(lambda: line.engine.scheduler.num_running == 1)
+            goes = asyncio.Event()
+            draining = asyncio.create_task(line.drain_executor(goes.wait))
+            await until(lambda: line.engine.scheduler.replicas[0].is_leaving)
+            goes.set()
+            await draining
+            await line.start_executor(executors(1, step_seconds=600)[0])
+        await line.kill_executor()
+        await line.start_executor(executors(1)[0])
+        assert await generating == output_of(1, 10)
+
+
+async def generate(line: ServiceLine, number: int) -> list[int]:
+    request = generate_request(prompt_of(number), max_tokens=10)
+    return [token_id async for response in line.stub.Generate(request) for token_id in response.token_ids]

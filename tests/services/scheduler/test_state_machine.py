@@ -1,7 +1,7 @@
 """Whatever happens to the scheduler, in whatever order: everybody ends once, with the oracle's tokens, in bounded time.
 
-Beyond what `test_properties.py` plays: schedulers die and their requests are submitted again, deadlines pass, prompts
-kill executors or are refused, steps take time, newcomers are turned away.
+Beyond what `test_properties.py` plays: schedulers die and their requests are submitted again, clients leave and come
+back for the rest, deadlines pass, prompts kill executors or are refused, steps take time, newcomers are turned away.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,6 @@ from tests.services.scheduler.strategies import Arrival, add, arrivals, expected
 
 # Prompts that begin with these kill an executor, or are refused by it.
 DEADLY, REFUSED = 48, 49
-# Rounds for each token: one that was preempted is computed again.
-NUM_ROUNDS_PER_TOKEN = 5
 NUM_ROUNDS_WITHOUT_TOKENS = 4  # until the steps in flight are back and the rows are free
 ONE_OR_TWO = st.integers(1, 2)
 MAX_WAITING = st.sampled_from([4096, 4096, 1, 3])
@@ -49,6 +47,11 @@ class Generation:
         return self.arrival.prompt[0] == DEADLY
 
     @property
+    def may_return(self) -> bool:
+        """Whether its client has left."""
+        return self.cause is FinishReason.ABORT
+
+    @property
     def delivered(self) -> list[int]:
         return self.before + self.line.outputs[self.request.request_id]
 
@@ -58,7 +61,7 @@ class Generation:
 
 
 class WatchedLine(PureLine):
-    """Notes whom a step runs that has ended, and takes an executor away that died of a step."""
+    """Sees to it that a step is for those that run, and takes an executor away that died of one."""
 
     num_deadly_steps = 0
 
@@ -74,8 +77,9 @@ class WatchedLine(PureLine):
             assert all(request.token_ids[0] == DEADLY for request in condemned), "an innocent neighbour ended"
             return None
         if step is not None:
-            live = {request.request_id for request in self.scheduler.requests()}
-            assert live.issuperset(step.request_ids), "a request runs that has ended"
+            running = {request.request_id for request in self.scheduler.replicas[index].running}
+            assert running.issuperset(step.request_ids), "a request runs that has ended"
+            assert running == self.executors[index].rows.keys(), "who has ended has a row after the next step"
         return step
 
 
@@ -159,9 +163,24 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.end(self.generations[index], FinishReason.ERROR)
 
     def end(self, generation: Generation, reason: FinishReason) -> None:
+        """Its pages are free at once, whatever is in flight, and its row with the next step."""
         self.line.abort(generation.request, reason)
         generation.cause = reason
         assert not generation.request.held_blocks
+
+    @precondition(lambda self: any(generation.may_return for generation in self.generations))
+    @rule(number=st.integers(0, 9), num_unread=st.sampled_from([0, 0, 1, 5, 99]), is_known=st.booleans())
+    def come_back_for_the_rest(self, number: int, num_unread: int, is_known: bool) -> None:
+        """A client that left goes on after the tokens that it has read. is_known: the line has let it in before."""
+        away = [generation for generation in self.generations if generation.may_return]
+        generation = away[number % len(away)]
+        read = generation.delivered[: max(0, len(generation.delivered) - num_unread)]
+        try:
+            request, _ = add(self.line, generation.arrival, read, is_resubmitted=is_known)
+        except QueueFull:
+            assert not is_known, "turned away in the middle of an answer"
+            return
+        generation.request, generation.line, generation.before, generation.cause = request, self.line, read, None
 
     # -- executors ---------------------------------------------------------------------------------------------------
 
@@ -274,18 +293,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not executor.rows, "a row leaks"
 
     def run_out(self) -> None:
-        """Within a bound that is generous, but in proportion to what is left to do."""
-        for _ in range(self.most_rounds(self.live)):
+        """No round is idle, each computes a token at least, and none is computed again but of who was preempted, which
+        only who gains a token does. So nobody starves."""
+        live, before = self.live, [generation.request.num_preemptions for generation in self.live]
+        num_rounds = num_deaths = 0
+        while self.live:
             self.attach_all()
-            if not self.run_round() and not self.live:
-                break
+            is_busy = self.run_round()
+            assert is_busy or self.line.num_deadly_steps > num_deaths, "nobody runs, though somebody waits"
+            num_deaths = self.line.num_deadly_steps
+            num_rounds += 1
+            assert num_rounds <= most_rounds(live, before), "requests starve"
+        for _ in range(NUM_ROUNDS_WITHOUT_TOKENS):
+            self.run_round()
         self.attach_all()
-        assert not self.live, "requests starve"
-
-    def most_rounds(self, live: Sequence[Generation]) -> int:
-        num_tokens = sum(len(generation.arrival.prompt) + len(generation.expected) for generation in live)
-        num_deaths = MAX_LOSSES * sum(generation.is_deadly for generation in live)
-        return (1 + num_deaths) * NUM_ROUNDS_PER_TOKEN * (num_tokens + 2 * len(live)) + NUM_ROUNDS_WITHOUT_TOKENS
 
     def check_end(self, generation: Generation) -> None:
         """That it ended as it had to."""
@@ -301,6 +322,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert reason in ENDS and generation.delivered == generation.expected
             if not generation.before:
                 assert line.prompt_logprobs.get(request.request_id, []) == generation.expected_prompt_logprobs
+
+
+def most_rounds(generations: Sequence[Generation], preempted_before: Sequence[int]) -> int:
+    """In which these end if each round computes one token: those of each, and up to two that were in flight at its end,
+    once and whenever it lost its blocks since."""
+    num_tokens = 0
+    for generation, before in zip(generations, preempted_before, strict=True):
+        length = len(generation.arrival.prompt) + len(generation.arrival.expected(generation.line.max_num_tokens()))
+        num_tokens += (length + 2) * (1 + generation.request.num_preemptions - before)
+    return num_tokens + NUM_ROUNDS_WITHOUT_TOKENS
 
 
 def assert_counted(account: Account, requests: Sequence[Request]) -> None:

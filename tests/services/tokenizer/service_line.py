@@ -205,8 +205,9 @@ class TokenizerLine:
 
     async def start_scheduler(self) -> None:
         server = rpc.Server([self.config.scheduler_address])
-        server.add(self.scheduler, add_SchedulerLinkServiceServicer_to_server, _SCHEDULER)
+        server.add(self.scheduler, add_SchedulerLinkServiceServicer_to_server, _SCHEDULER, is_link=True)
         await server.start()
+        await server.set_serving(True)
         self._scheduler_server = server
 
     async def kill_scheduler(self) -> None:

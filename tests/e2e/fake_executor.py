@@ -1,0 +1,33 @@
+"""A fake executor as a process, which drains as the real one does.
+
+python -m tests.e2e.fake_executor ADDRESS SHUTDOWN-TIMEOUT STEP-SECONDS
+"""
+
+import asyncio
+import sys
+
+from pagewire import rpc
+from tests.fakes import FakeExecutor, FakeExecutorServicer, serve_fake_executor
+
+# Of the built-in model, whose tokenizer makes text of the tokens.
+VOCAB_SIZE, EOS_TOKEN_ID = 49152, 2
+
+
+def make_executor() -> FakeExecutor:
+    return FakeExecutor(num_blocks=1024, max_num_seqs=64, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS_TOKEN_ID])
+
+
+async def serve(address: str, shutdown_timeout: float, step_seconds: float) -> None:
+    servicer = FakeExecutorServicer(make_executor, step_seconds=step_seconds)
+    server = await serve_fake_executor(address, servicer)
+    server.shutdown_timeout = shutdown_timeout
+
+    async def drained() -> None:
+        while servicer.executor.rows:  # noqa: ASYNC110 - the executor's state
+            await asyncio.sleep(0.01)
+
+    await server.stop(drained if await rpc.wait_for_signal() else None)
+
+
+if __name__ == "__main__":
+    rpc.run(serve(sys.argv[1], float(sys.argv[2]), float(sys.argv[3])))
