@@ -65,7 +65,7 @@ class Decision:
         if self._is_contended and not kv.has_free_blocks(len(rows.running)):
             self._order = keeping_order(rows.running)
         # The loop may pop from the tail while it goes: those are requests it has not reached yet, or the present one.
-        runners = rows.quarantine.runners(self._order, is_suspect_due)
+        runners = rows.quarantine.runners(self._order, is_suspect_due, self._is_idle)
         draft_budget = limits.draft_budget(len(runners))
         num_decodes = 0
         prefills: list[Request] = []
