@@ -1,6 +1,6 @@
 """The HTTP connections of a gateway process: how many, for how long, and who has to leave when there is no room.
 
-A connection is in one of four phases. What it may do in each is bounded, so that clients that connect and then send
+A connection is in one of a few phases. What it may do in each is bounded, so that clients that connect and then send
 little or nothing cannot keep others out. Who waits for an answer, or gets one, is bounded by nothing here but by
 whether he takes what he is sent.
 """
@@ -9,60 +9,43 @@ import asyncio
 import enum
 import itertools
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pagewire.gateway import metrics
+from pagewire.gateway.connection_limits import Limits
 from pagewire.gateway.encoding import encode
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.request_context import OVER_LIMIT
-from pagewire.process import open_descriptors, raise_descriptor_limit
+from pagewire.gateway.upgrade import head_without_offer
 
 logger = logging.getLogger(__name__)
 # One line for each invalid request would let anybody fill the log; they are counted, and told of together.
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
 
-# What a process has room for; 16,000 idle connections take some 250 MB.
-MAX_CONNECTIONS = 16_384
-BACKLOG = 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Seconds, bytes, and numbers of connections."""
-
-    idle_s: float = 75.0  # longer than load balancers keep idle connections: who sends must not find it just closed
-    head_s: float = 15.0  # from the first byte of a request to the end of its headers
-    # From there to the end of its body; each KiB that has come gives it another second.
-    body_s: float = 30.0
-    body_bytes_per_s: int = 1024
-    unread_s: float = 60.0  # for 48 KiB of its answer, once that much waits for a client beyond the system's buffers
-    new_s: float = 1.0  # a head that is younger is not given up to make room
-    head_bytes: int = 64 * 1024
-    pipelined: int = 64  # requests that are sent before the answer of the one before them
-    connections: int = MAX_CONNECTIONS
-    reserve: int = BACKLOG  # more connections, for probes and for who is told that there is no room
-    log_every_s: float = 60.0
-
-    @classmethod
-    def of_this_process(cls) -> "Limits":
-        """Raises the soft limit of descriptors. Three quarters are for connections; files, the store, the line to the
-        tokenizer and the reserve share the rest."""
-        free = max(8, raise_descriptor_limit() - open_descriptors())
-        return cls(connections=min(MAX_CONNECTIONS, free * 3 // 4), reserve=min(BACKLOG, free // 8))
-
 
 class Phase(enum.Enum):
+    HANDSHAKE = "handshake"  # of TLS
     IDLE = "idle"  # before the first byte of a request
     HEAD = "head"
     BODY = "body"
     ANSWER = "answer"  # a request is complete and its answer is not
+
+
+class Bounded(Protocol):
+    """A connection, also before it speaks HTTP."""
+
+    phase: Phase
+    over_limit: bool
+
+    def give_up(self, error: ApiError | None = None) -> None: ...
 
 
 class Connections:
@@ -70,8 +53,8 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.phases: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
-        self.stalled: dict[Connection, float] = {}  # which do not take what they are sent
+        self.phases: dict[Phase, dict[Any, float]] = {phase: {} for phase in Phase}
+        self.stalled: dict[Any, float] = {}  # which do not take what they are sent
         self._closed: Counter[str] = Counter()  # since the last line in the log, by reason
         self._logged_at = -limits.log_every_s
         metrics.HTTP_CONNECTION_LIMIT.set(limits.connections)
@@ -85,16 +68,16 @@ class Connections:
         """What uvicorn makes of every connection."""
         return Connection(self, **uvicorns)
 
-    def add(self, connection: "Connection") -> None:
+    def add(self, connection: Bounded) -> None:
         """Makes room for it; if nobody can leave, it is one of the reserve, or closed."""
         if len(self) >= self.limits.connections:
             self._make_room()
             connection.over_limit = len(self) >= self.limits.connections
             if len(self) >= self.limits.connections + self.limits.reserve:
                 self.count("refused")
-                connection.transport.abort()
+                connection.give_up()
                 return
-        self.phases[Phase.IDLE][connection] = time.monotonic()
+        self.phases[connection.phase][connection] = time.monotonic()
 
     def move(self, connection: "Connection", phase: Phase) -> None:
         # One that was given up still ends its work, but is counted no more.
@@ -102,9 +85,13 @@ class Connections:
             self.phases[phase][connection] = time.monotonic()
         connection.phase = phase
 
-    def remove(self, connection: "Connection") -> None:
+    def remove(self, connection: Bounded) -> None:
         self.phases[connection.phase].pop(connection, None)
         self.stalled.pop(connection, None)
+
+    def end_handshakes(self) -> None:
+        for connection in list(self.phases[Phase.HANDSHAKE]):
+            connection.give_up()
 
     def count(self, reason: str) -> None:
         self._closed[reason] += 1
@@ -121,16 +108,21 @@ class Connections:
             self._log()
 
     def _make_room(self) -> None:
-        """Who has been idle longest leaves, else whose headers have been coming longest."""
+        """Who has been idle longest leaves, else whose handshake or headers have been coming longest."""
         if idle := next(iter(self.phases[Phase.IDLE]), None):
             self._give_up(idle, "idle_for_new")
-        elif slow := next(_since(self.phases[Phase.HEAD], time.monotonic() - self.limits.new_s), None):
-            self._give_up(slow, "head_for_new")
+            return
+        for phase in (Phase.HANDSHAKE, Phase.HEAD):
+            if slow := next(_since(self.phases[phase], time.monotonic() - self.limits.new_s), None):
+                self._give_up(slow, f"{phase.value}_for_new")
+                return
 
     def _close_late(self, now: float, tick: float) -> None:
         limits = self.limits
         for connection in list(_since(self.phases[Phase.IDLE], now - limits.idle_s)):
             self._give_up(connection, "idle_timeout")
+        for connection in list(_since(self.phases[Phase.HANDSHAKE], now - limits.head_s)):
+            self._give_up(connection, "handshake_timeout")
         late = f"the headers of a request have to come within {limits.head_s:g} s"
         for connection in list(_since(self.phases[Phase.HEAD], now - limits.head_s)):
             self._give_up(connection, "head_timeout", ApiError(408, late))
@@ -144,7 +136,7 @@ class Connections:
         for connection in list(_since(self.stalled, now - limits.unread_s)):
             self._give_up(connection, "unread")
 
-    def _give_up(self, connection: "Connection", reason: str, error: ApiError | None = None) -> None:
+    def _give_up(self, connection: Bounded, reason: str, error: ApiError | None = None) -> None:
         self.count(reason)
         self.remove(connection)
         connection.give_up(error)
@@ -161,7 +153,7 @@ class Connections:
             self._logged_at = now
 
 
-def _since(connections: dict["Connection", float], before: float) -> Iterator["Connection"]:
+def _since(connections: dict[Any, float], before: float) -> Iterator[Any]:
     """Those that have been there since before then."""
     return (one for one, _ in itertools.takewhile(lambda item: item[1] <= before, connections.items()))
 
@@ -178,6 +170,8 @@ class Connection(HttpToolsProtocol):
         self._limits = connections.limits
         self._parsing = Phase.IDLE
         self._head_bytes = 0
+        self._data = b""  # the latest that came
+        self._is_last = False  # no other request follows the one that is read
         self._error = ApiError(400, "this is not a valid HTTP/1.1 request")
 
     def __hash__(self) -> int:
@@ -200,6 +194,7 @@ class Connection(HttpToolsProtocol):
             self._moved()
         if self._parsing is Phase.HEAD:
             self._head_bytes += len(data)
+        self._data = data
         super().data_received(data)
         if self._parsing is Phase.HEAD and self._head_bytes > self._limits.head_bytes:
             self._refuse_head()
@@ -226,8 +221,10 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.pipelined:
             self._error = ApiError(400, f"more than {self._limits.pipelined} requests wait for answers")
             raise ValueError("too many requests at once")
+        if self._offers_upgrade():
+            return
         super().on_headers_complete()
-        if self.over_limit:
+        if self.over_limit or self._is_last:
             self.cycle.keep_alive = False
         self._parsing = Phase.BODY
         self.body_bytes = 0
@@ -238,6 +235,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         super().on_message_complete()
         self._parsing = Phase.IDLE
         self._head_bytes = 0
@@ -272,12 +271,24 @@ class Connection(HttpToolsProtocol):
         begun = self.cycle is not None and self.cycle.response_started
         answered = self.cycle is None or self.cycle.response_complete
         if not self.pipeline and (not begun if self._parsing is Phase.BODY else answered):
-            self.transport.write(_response(error))
+            self.transport.write(response(error))
         self.transport.close()
 
+    def _offers_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
     def _unsupported_upgrade_warning(self) -> None:
-        # The parser takes what follows for another protocol, so no request can follow.
-        self.cycle.keep_alive = False
+        # Where the one protocol ends and the other would begin is not for two to guess: no request follows.
+        self._is_last = True
+        if not self._offers_upgrade():
+            self.cycle.keep_alive = False
+            return
+        (offset,) = sys.exception().args  # type: ignore[union-attr]  # uvicorn calls this where it handles it
+        parser = self.parser
+        head = head_without_offer(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+        self.parser = httptools.HttpRequestParser(self)
+        self._head_bytes = 0
+        self.data_received(head + self._data[offset:])
 
     def _refuse_head(self) -> None:
         self._error = ApiError(431, f"the headers of a request may have {self._limits.head_bytes} bytes")
@@ -291,7 +302,8 @@ class Connection(HttpToolsProtocol):
             self._connections.move(self, phase)
 
 
-def _response(error: ApiError) -> bytes:
+def response(error: ApiError) -> bytes:
+    """Of a connection that ends with it."""
     body = encode(error.body())
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     return STATUS_LINE[error.status] + head.encode() + body

@@ -9,7 +9,7 @@ import grpc
 from fastapi import Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import rpc, telemetry, tenants
+from pagewire import telemetry, tenants
 from pagewire.admin import Neighbour
 from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
@@ -30,6 +30,7 @@ from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.keys import Door
+from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
@@ -50,7 +51,7 @@ Metadata = Sequence[tuple[str, str]]
 class Gateway:
     """What the routes share: the way to the tokenizer service, and what is kept."""
 
-    def __init__(self, config: GatewayConfig, store: Store) -> None:
+    def __init__(self, config: GatewayConfig, store: Store, tls: ServiceTls = NO_TLS) -> None:
         self.store = store
         self.files = Files(store, config.max_file_bytes, config.file_store_size)
         kept = Bound(config.max_stored_responses, config.response_store_size)
@@ -58,7 +59,7 @@ class Gateway:
         self.batches = Batches(store, self.files)
         self.door = Door(config.api_key, config.api_key_file)
         self.shutdown = GracefulShutdown()
-        self.channel = rpc.channel(config.tokenizer_address)
+        self.channel = tls.channel(config.tokenizer_address)
         self.link = TokenizerLink(self.channel, config.recovery_timeout, config.hang_timeout)
         log = OutputLog(store, config.response_store_size, config.response_store_ttl)
         self.background = Background(self.link, store, self.responses, log)
@@ -69,7 +70,7 @@ class Gateway:
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.searches = Searches(self.inference, self.call_to_its_end)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self.status = StatusSource(Neighbour("tokenizer", config.tokenizer_address, self.channel), self.why_not_ready)
         self._default_model = ""
@@ -151,7 +152,7 @@ class Gateway:
         """Metrics of every service that answers."""
         services = [admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())]
         try:
-            behind = await self._admin.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=2 * PROBE_TIMEOUT_S)
+            behind = await self.admin.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=2 * PROBE_TIMEOUT_S)
             services.extend(behind.services)
         except grpc.aio.AioRpcError as error:
             metrics.logger.debug("no metrics from behind the gateway: %s", error.details())

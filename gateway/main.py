@@ -3,22 +3,26 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 import uvicorn
 from fastapi import FastAPI
 
-from pagewire import rpc
+from pagewire import rpc, tenants
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway.app import create_admin_app, create_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
-from pagewire.gateway.connections import BACKLOG, Connections, Limits
+from pagewire.gateway.connection_limits import BACKLOG, Limits
+from pagewire.gateway.connections import Connections
 from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.store import Store, data_directory
+from pagewire.gateway.tls_listener import TlsListener
+from pagewire.secure_rpc import ServiceTls
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,20 @@ LAST_WORDS_S = 2
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with the signals left to serve()."""
+    """uvicorn, with the signals left to serve(), and TLS to a listener of ours."""
+
+    def __init__(
+        self, config: uvicorn.Config, listener: Callable[[socket.socket, uvicorn.Server], TlsListener] | None
+    ) -> None:
+        super().__init__(config)
+        self._listener = listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listener is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self.servers = [self._listener(sock, self) for sock in sockets or ()]  # type: ignore[misc]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
@@ -92,17 +109,20 @@ async def serve(
 
     Raises StartupError.
     """
+    tenants.check_header(config.tenant_header)
+    tls = ServiceTls(config, [config.tokenizer_address])
+    scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
-    gateway = Gateway(config, store)
+    gateway = Gateway(config, store, tls)
     app = create_app(config, gateway)
     for_operators = listen_for_operators(config)
     worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
-    servers = {_server(app, connections): sock}
+    servers = {_server(app, connections, tls): sock}
     if for_operators is not None:
-        servers[_server(create_admin_app(config, gateway), connections)] = for_operators
-        logger.info("for operators on http://%s:%d", config.admin_host, for_operators.getsockname()[1])
+        servers[_server(create_admin_app(config, gateway), connections, tls)] = for_operators
+        logger.info("for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
     link = asyncio.create_task(gateway.link.run())
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(gateway.background.run())
@@ -110,7 +130,7 @@ async def serve(
     serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
     watching = asyncio.create_task(connections.watch())
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
-    logger.info("REST on http://%s:%d", config.host, sock.getsockname()[1])
+    logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
     try:
         parts = {link, *serving, watching, batches, background, keeper}
         ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +152,7 @@ async def serve(
         await store.close()
 
 
-def _server(app: FastAPI, connections: Connections) -> _Server:
+def _server(app: FastAPI, connections: Connections, tls: ServiceTls) -> _Server:
     """All servers of a process share what it has room for."""
     return _Server(
         uvicorn.Config(
@@ -148,7 +168,8 @@ def _server(app: FastAPI, connections: Connections) -> _Server:
             # A burst must not take all descriptors at once.
             backlog=connections.limits.reserve,
             timeout_graceful_shutdown=LAST_WORDS_S,
-        )
+        ),
+        None if tls.certificates is None else partial(TlsListener, tls, connections),
     )
 
 

@@ -22,6 +22,7 @@ from pagewire.gateway.errors import ApiError, error_response, from_rpc
 from pagewire.gateway.page.routes import needs_no_key
 from pagewire.gateway.request_context import (
     IN_PROCESS,
+    NO_CERTIFICATE,
     OVER_LIMIT,
     RequestContext,
     add_context,
@@ -137,6 +138,9 @@ class RequestMiddleware:
         caller.set(None)
         if path in PROBES:
             return None
+        if NO_CERTIFICATE in scope:
+            message = "this server wants a certificate of its clients: show one of its CA (curl --cert and --key)"
+            return ApiError(403, message, code="client_certificate_required")
         if not self._is_let_in(scope, headers):
             message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return ApiError(401, message, code="invalid_api_key")

@@ -22,6 +22,8 @@ def time_left() -> float | None:
 
 # In the scope of a request whose connection is one too many: only probes and metrics are answered.
 OVER_LIMIT = "pagewire.over_limit"
+# In the scope of a request whose client has shown no certificate where one is wanted: only probes are answered.
+NO_CERTIFICATE = "pagewire.no_certificate"
 
 
 class RequestContext:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pagewire
 from pagewire.config import ServeConfig
-from pagewire.launch import endpoint, reachable
+from pagewire.launch import grpc_address, rest_url
 
 if TYPE_CHECKING:
     from pagewire.v1.inference_pb2 import Model
@@ -34,18 +35,21 @@ def served_model(address: str) -> Model | None:
 def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
     """seconds: from the command to readiness. model: None if it is not known, which suggests no call."""
     name = (config.served_model_name or "").split(",")[0]
-    host = reachable(config.host)
-    rest, grpc = f"http://{endpoint(host, config.port)}", endpoint(host, config.grpc_port)
-    tokens = (
-        f"\n        {endpoint(host, config.scheduler_grpc_port)}  (token level)" if config.scheduler_grpc_port else ""
-    )
+    rest, grpc = rest_url(config), grpc_address(config)
+    tokens = ""
+    if config.scheduler_grpc_port:
+        tokens = f"\n        {grpc_address(replace(config, grpc_port=config.scheduler_grpc_port))}  (token level)"
     admin = (
         ""
         if config.admin_port is None
-        else f"\n  Admin http://{endpoint(reachable(config.admin_host), config.admin_port)}/metrics"
+        else f"\n  Admin {rest_url(replace(config, host=config.admin_host, port=config.admin_port))}/metrics"
     )
-    address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc}"
-    calls = "" if model is None else f"\n{_calls(model, name, rest, address, bool(config.api_key))}\n"
+    address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc.removeprefix('grpcs://')}"
+    calls = (
+        ""
+        if model is None
+        else f"\n{_calls(model, name, rest, address, bool(config.api_key or config.api_key_file))}\n"
+    )
     return f"""
 Pagewire {pagewire.__version__} serves {name}, ready after {seconds:.1f} s
 

@@ -61,6 +61,7 @@ One service each, as containers run them:
 def main(argv: Sequence[str] | None = None) -> None:
     """Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     process.die_with_parent()
+    process.quiet_grpc()
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         sys.exit(_dispatch(argv))

@@ -7,7 +7,6 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from pagewire import rpc
 from pagewire.generate_request import (
     GenerateOptions,
     Message,
@@ -19,6 +18,8 @@ from pagewire.generate_request import (
 )
 from pagewire.keys.interceptor import metadata
 from pagewire.rpc import RpcError
+from pagewire.secure_rpc import client_channel
+from pagewire.tls import Files
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -28,12 +29,26 @@ class Client:
     Every call raises `pagewire.rpc.RpcError` with a gRPC status; UNAVAILABLE if nothing answers at the address.
     """
 
-    def __init__(self, address: str = "localhost:8001", api_key: str | None = None) -> None:
-        """address: "host:port" or "unix:/path". api_key: of a stack that asks for one (default: $PAGEWIRE_API_KEY)."""
+    def __init__(
+        self,
+        address: str = "localhost:8001",
+        api_key: str | None = None,
+        *,
+        ssl_ca_certs: str | None = None,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
+    ) -> None:
+        """address: "host:port", "grpcs://host:port" for TLS, or "unix:/path". api_key: of a stack that asks for one
+        (default: $PAGEWIRE_API_KEY). ssl_ca_certs: PEM file of the CAs that sign the server's certificate (default:
+        those that gRPC knows). ssl_certfile, ssl_keyfile: of a stack that wants a certificate. Of the three,
+        $PAGEWIRE_SSL_CA_CERTS and so on are the defaults.
+
+        Raises StartupError for files that cannot be used."""
         api_key = api_key or os.environ.get("PAGEWIRE_API_KEY")
         self._metadata = metadata(api_key) if api_key else None
         self.address = address
-        self._channel = rpc.channel(address)
+        files = Files(certfile=ssl_certfile, keyfile=ssl_keyfile, ca_certs=ssl_ca_certs)
+        self._channel = client_channel(address, files)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pagewire.fields import flag
 from pagewire.sampling_params import BY_NAME
+from pagewire.tls import Files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,31 @@ class SamplingFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientConfig(SamplingFlags):
+class ClientTlsFlags:
+    """Of a client; $PAGEWIRE_SSL_CA_CERTS and its siblings are their defaults over gRPC."""
+
+    ssl_ca_certs: str | None = flag(
+        None, "CAs that sign the server's certificate, in PEM (default: those of the system)", group="connection"
+    )
+    ssl_certfile: str | None = flag(
+        None, "certificate to show to a server that wants one, in PEM (default: none)", group="connection"
+    )
+    ssl_keyfile: str | None = flag(
+        None, "private key of --ssl-certfile, in PEM (default: in the same file)", group="connection"
+    )
+
+    @property
+    def tls_files(self) -> Files:
+        return Files(certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig(SamplingFlags, ClientTlsFlags):
     """What the command-line clients of the public gRPC API have in common."""
 
-    address: str = flag("localhost:8001", "public gRPC address of a running stack", group="connection")
+    address: str = flag(
+        "localhost:8001", "public gRPC address of a running stack; grpcs://host:port for TLS", group="connection"
+    )
     api_key: str | None = flag(
         None, "key of a stack that asks for one (default: $PAGEWIRE_API_KEY)", group="connection", secret=True
     )

@@ -39,5 +39,5 @@ def services(config: GatewayConfig) -> list[Service]:
     """One gateway each. They share the port, and with it the answer to whether they are ready: the system gives a
     connection only to a process that listens."""
     one = replace(config, api_server_count=1, reuse_port=True)
-    ready = partial(launch.http_ready, config.host, config.port)
+    ready = partial(launch.http_ready, config)
     return [launch.service("gateway", one, ready, name=f"gateway-{i}") for i in range(config.api_server_count)]

@@ -19,7 +19,7 @@ async def generate(config: GenerateConfig) -> int:
     config = replace(config, address=grpc_address(config.address))
     prompt = valid_text(lambda: sys.stdin.read() if config.prompt is None else config.prompt)
     messages = [{"role": "user", "content": prompt}] if config.chat else prompt
-    async with Client(config.address, config.api_key) as client:
+    async with connected(config) as client:
         try:
             async for response in client.generate(messages, **options(config)):
                 print(response.text, end="", flush=True)
@@ -27,6 +27,16 @@ async def generate(config: GenerateConfig) -> int:
             raise explain(error, config) from error
     print()
     return 0
+
+
+def connected(config: ClientConfig) -> Client:
+    return Client(
+        config.address,
+        config.api_key,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+    )
 
 
 def valid_text(read: Callable[[], str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pagewire
 from pagewire import flags, health
-from pagewire.config import ServiceConfig
+from pagewire.config import GatewayConfig, ServeConfig, ServiceConfig
 from pagewire.errors import StartupError
 from pagewire.supervisor import Service
 
@@ -37,10 +37,21 @@ async def grpc_ready(address: str, service: str) -> bool:
     return await asyncio.to_thread(health.grpc_problem, address, service) is None
 
 
-async def http_ready(host: str, port: int) -> bool:
-    """Whether the gateway that listens there says that it is ready."""
-    url = f"http://{endpoint(reachable(host), port)}/readyz"
-    return await asyncio.to_thread(health.http_problem, url) is None
+async def http_ready(config: GatewayConfig) -> bool:
+    """Whether the gateway says that it is ready."""
+    return await asyncio.to_thread(health.http_problem, f"{rest_url(config)}/readyz") is None
+
+
+def rest_url(config: GatewayConfig) -> str:
+    """Where clients on this machine find it."""
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://{endpoint(reachable(config.host), config.port)}"
+
+
+def grpc_address(config: ServeConfig) -> str:
+    """As for `rest_url`, of the text level."""
+    scheme = "" if config.ssl_certfile is None else "grpcs://"
+    return scheme + endpoint(reachable(config.host), config.grpc_port)
 
 
 def available_port(host: str, port: int, flag: str) -> int:

@@ -42,6 +42,12 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def quiet_grpc() -> None:
+    """Keeps gRPC from a line on standard error for each failed handshake, by which anybody could fill the log. Called
+    before gRPC is imported; what the environment says of GRPC_VERBOSITY counts more."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def spare_grpc_threads() -> None:
     """Makes gRPC read its sockets in the thread that waits for its events, not in a separate pool of threads: a message
     then wakes half as many threads and takes two thirds of the processor time. Called before gRPC is imported; what

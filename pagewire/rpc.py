@@ -19,6 +19,7 @@ from pagewire import error_details
 from pagewire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
+from pagewire.process import open_descriptors, raise_descriptor_limit
 from pagewire.rpc_error import RpcError as RpcError
 from pagewire.status_interceptor import StatusInterceptor
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
@@ -27,6 +28,8 @@ from pagewire.watchdog import watched
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# At each address of a server; less where the process may not have so many descriptors.
+MAX_CONNECTIONS = 10_000
 KEEPALIVE_MS = 20_000
 # For calls that are nobody's request, as an answer to a probe.
 LAST_CALLS_S = 0.2
@@ -63,8 +66,10 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target."""
+def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target. credentials: for TLS."""
+    if credentials is not None:
+        return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
@@ -123,6 +128,8 @@ class Server:
     max_request_bytes: int = MAX_MESSAGE_BYTES
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     drain_delay: float | None = None
+    credentials: grpc.ServerCredentials | None = None  # for TLS, of the addresses that are no unix sockets
+    max_connections: int = MAX_CONNECTIONS
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
@@ -136,8 +143,12 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def _options(self) -> list[tuple[str, int]]:
-        # Of two values of a name the first would count.
-        return list((dict(_SERVER_OPTIONS) | {"grpc.max_receive_message_length": self.max_request_bytes}).items())
+        free = max(8, raise_descriptor_limit() - open_descriptors())
+        own = {
+            "grpc.max_receive_message_length": self.max_request_bytes,
+            "grpc.max_allowed_incoming_connections": min(self.max_connections, free * 3 // 4),
+        }
+        return list((dict(_SERVER_OPTIONS) | own).items())  # of two values of a name the first would count
 
     def add(
         self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str, *, is_link: bool = False
@@ -174,13 +185,19 @@ class Server:
         await self.set_serving(False)
         for address in self.addresses:
             try:
-                with _private_sockets():
-                    bound = self._server.add_insecure_port(address)
+                bound = self._bind(address)
             except RuntimeError as error:
                 raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
             if not bound and not address.startswith("unix:"):
                 raise StartupError(f"cannot listen on {address}: is another process using it?")
         await self._server.start()
+
+    def _bind(self, address: str) -> int:
+        """The port, or what gRPC has for a socket. Raises RuntimeError."""
+        if self.credentials is not None and not address.startswith("unix:"):
+            return self._server.add_secure_port(address, self.credentials)
+        with _private_sockets():
+            return self._server.add_insecure_port(address)
 
     async def set_serving(self, serving: bool) -> None:
         """Whether this service can work. "" (the whole process) is SERVING as long as it listens: liveness."""

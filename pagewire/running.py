@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire.config import ServeConfig
-from pagewire.launch import endpoint, reachable
+from pagewire.launch import grpc_address, rest_url
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class RunningStack:
     """names: served model names. model: its files. rest: "" if there is no gateway. started: Unix time, seconds.
-    shared: it is there for whoever comes, not for one program."""
+    shared: it is there for whoever comes, not for one program. local: a socket that this user's commands reach where
+    the address of gRPC takes certificates."""
 
     pid: int
     names: tuple[str, ...]
@@ -29,6 +30,12 @@ class RunningStack:
     grpc: str
     started: float
     shared: bool
+    local: str = ""
+
+    @property
+    def reachable(self) -> str:
+        """By this user's commands."""
+        return self.local or self.grpc
 
 
 def registry() -> Path:
@@ -40,7 +47,7 @@ def registry() -> Path:
 
 
 @contextlib.contextmanager
-def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True) -> Iterator[None]:
+def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True, local: str = "") -> Iterator[None]:
     """The stack of this configuration, in which all is found out, is listed meanwhile.
 
     A stack that cannot be listed serves all the same: the log says why at level debug.
@@ -49,8 +56,9 @@ def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True) -> I
         pid=os.getpid(),
         names=tuple((config.served_model_name or "").split(",")),
         model=config.model,
-        rest=f"http://{endpoint(reachable(config.host), config.port)}" if with_rest else "",
-        grpc=endpoint(reachable(config.host), config.grpc_port),
+        rest=rest_url(config) if with_rest else "",
+        grpc=grpc_address(config),
+        local=local,
         started=time.time(),
         shared=shared,
     )

@@ -26,6 +26,7 @@ from pagewire.errors import StartupError
 from pagewire.launch import available_port, endpoint, is_loopback
 from pagewire.models import default_served_name, find_model
 from pagewire.supervisor import Service, Supervisor
+from pagewire.tls import certificates_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ def run(config: ServeConfig) -> int:
     logs.setup("serve", config)
     with _sockets(config.uds_dir) as directory:
         config = _resolved(config, directory)
+        certificates_of(config)  # what is wrong with them is said before anything starts
         _warn_of_plain_text(config)
 
         def announce() -> None:
@@ -53,7 +55,8 @@ def run(config: ServeConfig) -> int:
         supervisor = Supervisor(
             services(config, directory), shutdown_timeout=config.time_to_end, hang_timeout=config.hang_timeout
         )
-        with running.announced(config, shared=True):
+        local = _address(directory, "tokenizer") if config.ssl_certfile else ""
+        with running.announced(config, shared=True, local=local):
             return asyncio.run(supervisor.run(announce))
 
 
@@ -119,10 +122,10 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
 
 
 def _warn_of_plain_text(config: ServeConfig) -> None:
-    if (config.api_key or config.api_key_file) and not is_loopback(config.host):
+    if (config.api_key or config.api_key_file) and not config.ssl_certfile and not is_loopback(config.host):
         logger.warning(
-            "keys travel unencrypted to %s: let clients of a network that you do not trust come by a proxy with TLS,"
-            " and serve on loopback (--host 127.0.0.1)",
+            "keys travel unencrypted to %s: serve with TLS (--ssl-certfile), or on loopback (--host 127.0.0.1) behind a"
+            " proxy that does",
             config.host or "every address",
         )
 
@@ -154,7 +157,7 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         return launch.service(name, part, partial(launch.grpc_ready, address[name], _FULL_NAMES[name]))
 
     return [
-        launch.service("gateway", gateway, partial(launch.http_ready, config.host, config.port)),
+        launch.service("gateway", gateway, partial(launch.http_ready, config)),
         grpc_service("tokenizer", tokenizer),
         grpc_service("scheduler", scheduler),
         grpc_service("executor", executor),

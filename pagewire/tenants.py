@@ -10,12 +10,16 @@ from typing import NamedTuple
 
 import grpc
 
+from pagewire.errors import StartupError
 from pagewire.keys import caller
 from pagewire.rpc import RpcError
 from pagewire.v1.common_pb2 import RequestContext
 
 # In metadata, between services.
 _NAME, _WEIGHT, _TOKENS = "pagewire-tenant", "pagewire-tenant-weight", "pagewire-tenant-tokens-per-minute"
+# Of a header, as HTTP and gRPC's metadata both take it; what says something else already says no tenant.
+_HEADERS = re.compile(r"(?!grpc-)[a-z0-9][a-z0-9_.-]{0,63}(?<!-bin)", re.IGNORECASE)
+_TAKEN = frozenset({"authorization", "connection", "content-length", "content-type", "host", "te", "x-api-key"})
 _NAMES = re.compile(r"[!-~]([ -~]{0,126}[!-~])?")
 
 
@@ -27,6 +31,15 @@ class Tenant(NamedTuple):
 
 NOBODY = Tenant()
 present: ContextVar[Tenant] = ContextVar("tenant", default=NOBODY)
+
+
+def check_header(header: str | None) -> None:
+    """header: of --tenant-header. Raises StartupError for what cannot be one."""
+    if header is not None and (not _HEADERS.fullmatch(header) or header.lower() in _TAKEN):
+        raise StartupError(
+            f"--tenant-header {header!r} is no name for this: give one of letters, digits, - and _ that says nothing"
+            " else and does not begin with grpc- or end with -bin, as X-Tenant-ID"
+        )
 
 
 def of_client(header: str | None, values: Sequence[str]) -> Tenant:
@@ -81,7 +94,8 @@ class ClientTenants(grpc.aio.ServerInterceptor):
     """Whose the calls of clients are. Behind that of keys."""
 
     def __init__(self, header: str | None) -> None:
-        """header: of --tenant-header."""
+        """header: of --tenant-header. Raises StartupError."""
+        check_header(header)
         self._header = header
 
     async def intercept_service(

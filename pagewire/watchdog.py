@@ -72,7 +72,7 @@ class Watchdog:
     def __init__(self, hang_timeout: float, end: Callable[[str], None] | None = None) -> None:
         """hang_timeout: seconds of silence beyond what was expected; 0 = watch nothing. end: instead of exiting."""
         self._timeout = hang_timeout
-        self._end = end or _end_process
+        self._end = end or end_process
         self._pulses: list[Pulse] = []
         self._stop = threading.Event()
 
@@ -100,7 +100,8 @@ class Watchdog:
                     return
 
 
-def _end_process(message: str) -> None:
+def end_process(message: str) -> None:
+    """At once, with the stacks of all threads in the log."""
     # Whoever hangs may hold a lock that logging needs.
     log = threading.Thread(target=logger.critical, args=("%s", message), daemon=True)
     log.start()

@@ -22,6 +22,7 @@ from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 
 _MASK = (1 << 64) - 1
 _REFUSAL = common_pb2.RequestError(code=3, message="the fake executor refuses it")
+_NAN = common_pb2.RequestError(code=13, message="the fake executor has no numbers for it")
 EMPTY_HISTORY = 0x9E3779B97F4A7C15
 
 
@@ -70,8 +71,11 @@ def expected_output(
     return output
 
 
-class FakeExecutorDied(Exception):
-    """It was given what kills it."""
+class FakeExecutorDied(rpc.RpcError):
+    """It was given what kills it, and says so."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.INTERNAL, "fatal device error: a deadly token")
 
 
 @dataclass(slots=True)
@@ -100,8 +104,9 @@ class FakeExecutor:
     KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
     it, for speed. Of states it is (group, block) -> fingerprint of the tokens that the state is after.
 
-    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied; a new one that begins with
-    refused_token_id is answered with an error.
+    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied, once it has deadly_from tokens
+    of output; a new one that begins with refused_token_id is answered with an error. One that begins with nan_token_id
+    has no numbers for its next token, once it has that many; what it writes to the KV cache is wrong.
     """
 
     def __init__(
@@ -117,7 +122,9 @@ class FakeExecutor:
         eos_token_ids: Collection[int] = (),
         check_kv: bool = True,
         deadly_token_id: int | None = None,
+        deadly_from: int = 0,
         refused_token_id: int | None = None,
+        nan_token_id: int | None = None,
         max_draft_tokens: int = 0,
         draw_gain: Callable[[int], int] | None = None,
     ) -> None:
@@ -138,7 +145,9 @@ class FakeExecutor:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.check_kv = check_kv
         self.deadly_token_id = deadly_token_id
+        self.deadly_from = deadly_from
         self.refused_token_id = refused_token_id
+        self.nan_token_id = nan_token_id
         self.max_draft_tokens = max_draft_tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.num_executed_tokens = 0
@@ -158,7 +167,7 @@ class FakeExecutor:
         self._apply_rows(step)
         self._apply_blocks(step)
         assert sum(step.num_scheduled_tokens) <= self.max_num_batched_tokens, "more tokens than a step may compute"
-        if any(self.rows[request_id].token_ids[0] == self.deadly_token_id for request_id in step.request_ids):
+        if any(self._is_poisoned(self.rows[request_id], self.deadly_token_id) for request_id in step.request_ids):
             raise FakeExecutorDied
         refused = {new.request_id: _REFUSAL for new in step.new_requests if new.token_ids[0] == self.refused_token_id}
         drafts = list(step.num_draft_tokens) or [0] * len(step.request_ids)
@@ -166,10 +175,16 @@ class FakeExecutor:
         result = StepResult(step.step_id, [], [], [], {}, {}, refused, {})
         for request_id, num_drafts in zip(step.request_ids, drafts, strict=True):
             row = self.rows[request_id]
-            if self.check_kv:
+            has_nan = self._is_poisoned(row, self.nan_token_id)
+            if has_nan:
+                self._spoil_kv(row)
+            elif self.check_kv:
                 self._check_kv(request_id, row)
             if row.num_computed_tokens == len(row.token_ids) and not row.yields_vector:
                 self._sample_into(result, request_id, row, num_drafts)
+                if has_nan:
+                    result.token_ids[-result.num_tokens[-1] :] = [-1] * result.num_tokens[-1]
+                    result.errors[request_id] = _NAN  # type: ignore[index]
         for request_id in step.request_ids:
             row = self.rows[request_id]
             if row.num_computed_tokens == len(row.token_ids) and row.yields_vector:
@@ -178,6 +193,16 @@ class FakeExecutor:
                 result.num_tokens.append(0)
         self.num_executed_tokens += sum(step.num_scheduled_tokens)
         return result
+
+    def _is_poisoned(self, row: FakeRow, first: int | None) -> bool:
+        return row.token_ids[0] == first and len(row.token_ids) - row.num_prompt_tokens >= self.deadly_from
+
+    def _spoil_kv(self, row: FakeRow) -> None:
+        """What the step has written is wrong."""
+        for index, group in enumerate(self.kv_groups):
+            if not group.is_state:
+                for position in range(row.num_read_from, row.num_computed_tokens):
+                    self._kv[self._slot(row, index, position)] = -1
 
     def _sample_into(self, result: StepResult, request_id: int, row: FakeRow, num_drafts: int) -> None:
         """A request that has reached its last known token gains as many of its drafts and one more as is drawn."""

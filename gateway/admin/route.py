@@ -10,12 +10,19 @@ from pagewire.gateway.errors import ApiError
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.request_context import IN_PROCESS
 from pagewire.keys import caller
+from pagewire.launch import is_loopback
 
 NO_KEY = (
     "this route changes the service for everybody, and no key is asked for: set --api-key or --api-key-file, or serve"
-    " on loopback"
+    " on loopback and ask by 127.0.0.1 or localhost"
 )
 WRONG_KEY = "this key may not change the service: use that of --api-key, or one made by `pagewire keys add --admin`"
+
+
+def _is_private(request: Request) -> bool:
+    """Whether it was this machine that asked. By its own name: of a page in a browser here, whose host's name leads to
+    this machine, the browser sends that name."""
+    return bool(request.app.state.is_private) and is_loopback(request.url.hostname or "")
 
 
 class AdminRoute(JsonRoute):
@@ -26,7 +33,7 @@ class AdminRoute(JsonRoute):
 
         async def guarded(request: Request) -> Response:
             key = caller.get()
-            may = request.app.state.is_private if key is None else key.admin
+            may = _is_private(request) if key is None else key.admin
             if not may or IN_PROCESS in request.scope:
                 raise ApiError(403, NO_KEY if key is None else WRONG_KEY, code="not_permitted")
             return await handle(request)

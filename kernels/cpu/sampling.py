@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
 
 _INF = np.float32(np.inf)
 # SplitMix64, as in the reference; unsigned integers wrap and shift as it wants them
@@ -126,13 +126,15 @@ def _give(
     if offsets is not None:
         return
     row, positions = row[batch_indices], num_tokens.numpy()
-    token_ids.numpy()[row, positions[row]] = tokens
+    token_ids.numpy()[row, positions[row]] = np.maximum(tokens, 0)
     positions[row] += 1
 
 
 def _most_probable(groups: TokenGroups) -> np.ndarray:
     group = groups.maxima.argmax(-1)
-    return group * GROUP_SIZE + groups.members(np.arange(len(group)), group).argmax(-1)
+    tokens = group * GROUP_SIZE + groups.members(np.arange(len(group)), group).argmax(-1)
+    tokens[np.isnan(groups.maxima.max(-1))] = NOT_A_NUMBER
+    return tokens
 
 
 # log(0) = -inf is meant; a broken model's logits may be NaN or inf.
@@ -177,6 +179,7 @@ def _draw(
         if not len(rejected):
             break
         left, lowest, needed, keys = left[rejected], lowest[rejected], needed[rejected], keys[rejected]
+    tokens[np.isnan(highest)] = NOT_A_NUMBER
     return tokens
 
 

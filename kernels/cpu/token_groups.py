@@ -126,7 +126,7 @@ def _sample_random(
     offsets: Tensor | None,
     sampled: Tensor,
 ) -> None:
-    """Fills what greedy rows have left of sampled int64 [S]: random ones are below 0."""
+    """Fills what greedy rows have left of sampled int64 [S]: random ones are below 0, as those with NaN."""
     tokens = sampled.numpy()
     if tokens.min(initial=0) < 0:
         columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)

@@ -49,7 +49,14 @@ from pagewire.kernels.ops.products import (
     packed_embedding,
     packed_linear,
 )
-from pagewire.kernels.ops.sampling import accept_tokens, apply_penalties, mask_tokens, sample_tokens, token_logprobs
+from pagewire.kernels.ops.sampling import (
+    NOT_A_NUMBER,
+    accept_tokens,
+    apply_penalties,
+    mask_tokens,
+    sample_tokens,
+    token_logprobs,
+)
 from pagewire.kernels.ops.state_space import (
     MAX_CONV_WIDTH,
     MAX_STATE_HEAD_DIM,
@@ -66,6 +73,7 @@ __all__ = [
     "MAX_LATENT_DIM",
     "MAX_STATE_HEAD_DIM",
     "MAX_STATE_SIZE",
+    "NOT_A_NUMBER",
     "Definition",
     "accept_tokens",
     "add_layer_norm",

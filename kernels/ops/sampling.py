@@ -7,6 +7,8 @@ from torch import Tensor
 
 from pagewire.kernels.ops.definition import op
 
+NOT_A_NUMBER = -1  # in place of a token: the logits have NaN
+
 
 @op(cuda="sampling.sampling", mutates=("token_ids", "num_tokens"))
 def sample_tokens(
@@ -34,13 +36,13 @@ def sample_tokens(
     num_tokens   int64 [max_num_seqs]: += 1
     offsets      int32 [S]: how many drafted tokens lie between the row's last known one and the position. With them a
                  row may have several positions, and nothing is appended: `accept_tokens` does it.
-    returns      int64 [S]
+    returns      int64 [S]; NOT_A_NUMBER where there is NaN among the logits, and the row gets token 0
 
     min-p: tokens at least min_p times as probable as the most probable one stay. top-k: those at least as probable as
     the k-th most probable one. top-p: of what these leave, the smallest set of most probable tokens with mass >= top_p.
     Tokens of equal probability stay or go together.
 
-    A row with NaN or inf, or with nothing but -inf, is a broken model's: it yields some id of the vocabulary.
+    A row with inf, or with nothing but -inf, yields some id of the vocabulary.
     """
     return logits.new_empty(logits.shape[:1], dtype=torch.int64)
 
@@ -61,7 +63,7 @@ def accept_tokens(
     and after each draft. A sampled token counts if all drafts before it are the tokens sampled in their places.
 
     Read:
-    sampled              int64 [S], see `sample_tokens`
+    sampled              int64 [S], see `sample_tokens`; NOT_A_NUMBER equals no draft, and is appended as token 0
     rows                 int32 [num_reqs], batch_idx -> row, distinct; -1 = padding
     sample_start_loc     int32 [num_reqs + 1]: request b was sampled at sampled[start[b] : start[b + 1]], or not at all
     Changed:

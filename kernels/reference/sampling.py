@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 GROUP_SIZE = 128
+NOT_A_NUMBER = -1  # in place of a token: the logits have NaN
 
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -48,16 +49,18 @@ def sample_tokens(
     offsets: Tensor | None,
 ) -> Tensor:
     sampled = logits.float().argmax(-1)
+    is_broken = logits.isnan().any(-1)
+    sampled[is_broken] = NOT_A_NUMBER
     for s, row in enumerate(rows.tolist()):
         if row < 0:
             continue
         position = num_tokens[row] if offsets is None else num_tokens[row] + offsets[s]
-        if temperature[row] > 0:
+        if temperature[row] > 0 and not is_broken[s]:
             # Times the reciprocal, rounded once: the same fp32 values, and so the same ties, on every device.
             scaled = logits[s].float() * temperature[row].reciprocal()
             sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], position)
         if offsets is None:
-            token_ids[row, position] = sampled[s]
+            token_ids[row, position] = sampled[s].clamp(min=0)  # it is the next step's input
             num_tokens[row] += 1
     return sampled
 
@@ -80,7 +83,7 @@ def accept_tokens(
         known = int(num_tokens[row])
         is_right = token_ids[row, known : known + len(tokens) - 1] == tokens[:-1]
         gained = int(is_right.long().cumprod(0).sum()) + 1
-        token_ids[row, known : known + gained] = tokens[:gained].int()
+        token_ids[row, known : known + gained] = tokens[:gained].int().clamp(min=0)
         num_tokens[row] += gained
         num_computed_tokens[row] -= len(tokens) - gained
         num_gained[b] = gained

@@ -14,9 +14,10 @@ from pagewire.batch.http_server import HttpServer
 from pagewire.batch.progress import Progress
 from pagewire.batch.results import NotResults, Results, ResultsInUse
 from pagewire.batch.runner import Away, Runner
-from pagewire.config import ServeConfig
+from pagewire.config import WITHOUT_TLS, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.models import default_served_name
+from pagewire.tls import Files
 
 # A server that has not answered anything for so long will not come back by itself.
 AWAY_TIMEOUT_S = 300.0
@@ -88,7 +89,7 @@ def _run_with_stack(config: BatchCommandConfig, checked: lines.Checked) -> int:
     async def work(served: ServeConfig) -> int:
         return await _run_at(f"http://{launch.endpoint(served.host, served.port)}", config, checked)
 
-    code = stack.run_for(dataclasses.replace(config, port=0, grpc_port=0), work)
+    code = stack.run_for(dataclasses.replace(config, port=0, grpc_port=0, **WITHOUT_TLS), work)
     if code == 130:
         raise KeyboardInterrupt
     return code
@@ -96,7 +97,8 @@ def _run_with_stack(config: BatchCommandConfig, checked: lines.Checked) -> int:
 
 async def _run_at(url: str, config: BatchCommandConfig, checked: lines.Checked) -> int:
     """The exit code. Raises StartupError."""
-    with closing(HttpServer(url, config.api_key)) as server:
+    files = Files(certfile=config.ssl_certfile, keyfile=config.ssl_keyfile, ca_certs=config.ssl_ca_certs)
+    with closing(HttpServer(url, config.api_key, files)) as server:
         _check_models(checked, await server.models(), f"by {url}")
         with closing(await _results(Path(config.output_file))) as results:
             if results.done:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.config import SET_BY_STACK, ServeConfig
+from pagewire.config import SET_BY_STACK, WITHOUT_TLS, ServeConfig
 from pagewire.fields import POSITIVE, flag
 
 
@@ -26,10 +26,12 @@ class BatchCommandConfig(ServeConfig):
     )
 
 
-OWN_FLAGS = frozenset({"input_file", "output_file", "url", "concurrency", "log_level"})
+# Of these, certificates are for --url.
+OWN_FLAGS = frozenset({"input_file", "output_file", "url", "concurrency", "log_level", *WITHOUT_TLS})
 # What nobody else reaches needs no address, and what is gone with the command no place.
 NOT_OFFERED = (
     *SET_BY_STACK,
+    "ssl_cert_reqs",
     *("host", "port", "grpc_port", "api_server_count", "uds_dir"),
     *("data_dir", "batch_concurrency", "max_file_bytes", "file_store_size"),
 )

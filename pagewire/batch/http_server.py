@@ -8,15 +8,17 @@ from pagewire.batch.results import Answer
 from pagewire.batch.runner import Away
 from pagewire.bench.http import Connection, HttpError, retry_after
 from pagewire.errors import StartupError
+from pagewire.tls import NO_FILES, Files, failed_handshake
 
 
 class HttpServer:
     """Keeps as many connections as there are requests at once."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
-        """url: with or without /v1 at its end. Raises StartupError if it is none."""
+    def __init__(self, url: str, api_key: str | None, files: Files = NO_FILES) -> None:
+        """url: with or without /v1 at its end. files: for https. Raises StartupError if it is none."""
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._files = files
         self._idle: list[Connection] = []
         try:
             self._connection().close()
@@ -30,10 +32,8 @@ class HttpServer:
             if status == 200:
                 return [model["id"] for model in json.loads(body)["data"]]
         except Away as error:
-            raise StartupError(
-                f"nothing answers at {self._url} ({error}): start a server with `pagewire serve`, or name another with"
-                " --url"
-            ) from error
+            hint = failed_handshake(str(error)) or "start a server with `pagewire serve`, or name another with --url"
+            raise StartupError(f"nothing answers at {self._url} ({error}): {hint}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise StartupError(f"{self._url} is not an OpenAI-compatible server: /v1/models lists no models") from error
         if status == 401:
@@ -50,7 +50,7 @@ class HttpServer:
             self._idle.pop().close()
 
     def _connection(self) -> Connection:
-        return Connection(self._url, self._headers)
+        return Connection(self._url, self._headers, self._files)
 
     async def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str], bytes]:
         connection = self._idle.pop() if self._idle else self._connection()

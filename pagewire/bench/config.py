@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from pagewire.client_config import ClientTlsFlags
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerFlags:
+class ServerFlags(ClientTlsFlags):
     """Which server, and what every request asks of it."""
 
     base_url: str = flag("http://127.0.0.1:8000", "server to measure, any that speaks the OpenAI API", group="server")

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
+
+from pagewire.tls import NO_FILES, Files, client_context
 
 # Longest line of a response head or of one server-sent event.
 LINE_LIMIT = 4 * 1024 * 1024
@@ -45,13 +46,14 @@ class Connection:
     After an error, or an answer that was not read to its end, it must be closed; the next request opens it again.
     """
 
-    def __init__(self, base_url: str, headers: dict[str, str]) -> None:
+    def __init__(self, base_url: str, headers: dict[str, str], files: Files = NO_FILES) -> None:
+        """files: for https. Raises ValueError for what is no URL, StartupError for files that cannot be used."""
         url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"expected http://host:port, got {base_url!r}")
         self._host = url.hostname
         self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._tls = client_context(files) if url.scheme == "https" else None
         self._prefix = url.path.rstrip("/")
         lines = [f"{name}: {value}\r\n" for name, value in {"Host": url.netloc, **headers}.items()]
         self._headers = "".join(lines)

@@ -14,6 +14,7 @@ from pagewire.bench.http import Connection, HttpError
 from pagewire.bench.request import Record, body, send
 from pagewire.errors import StartupError
 from pagewire.progress_line import ProgressLine
+from pagewire.tls import failed_handshake
 
 _NO_ROUTE = (404, 405, 501)
 
@@ -31,7 +32,9 @@ def connect(config: ServerFlags) -> Connection:
     try:
         # As OpenAI's clients write it, with /v1, or without.
         return Connection(
-            config.base_url.rstrip("/").removesuffix("/v1"), {"Authorization": f"Bearer {key}"} if key else {}
+            config.base_url.rstrip("/").removesuffix("/v1"),
+            {"Authorization": f"Bearer {key}"} if key else {},
+            config.tls_files,
         )
     except ValueError as error:
         raise StartupError(f"--base-url: {error}") from error
@@ -49,7 +52,8 @@ async def served_model(connection: Connection, config: ServerFlags) -> ServedMod
         name = config.model or next(iter(listed))
     except (OSError, HttpError, asyncio.IncompleteReadError) as error:
         if not (isinstance(error, HttpError) and error.status in _NO_ROUTE):
-            raise StartupError(f"no answer from {config.base_url} ({error}): is the server running?") from error
+            hint = failed_handshake(str(error)) or "is the server running?"
+            raise StartupError(f"no answer from {config.base_url} ({error}): {hint}") from error
         name = _unlisted(config, error)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         name = _unlisted(config, error)

@@ -13,18 +13,21 @@ from pagewire.config.scheduler import SchedulerConfig
 from pagewire.config.serve import SET_BY_STACK, ServeConfig
 from pagewire.config.shared import (
     DEFAULT_MODEL,
+    WITHOUT_TLS,
     BatchConfig,
     ListenConfig,
     ModelConfigFlags,
     PublicListenConfig,
     RecoveryConfig,
     ServiceConfig,
+    TlsConfig,
 )
 from pagewire.config.tokenizer import TokenizerConfig
 
 __all__ = [
     "DEFAULT_MODEL",
     "SET_BY_STACK",
+    "WITHOUT_TLS",
     "BatchConfig",
     "ExecutorConfig",
     "GatewayConfig",
@@ -35,5 +38,6 @@ __all__ = [
     "SchedulerConfig",
     "ServeConfig",
     "ServiceConfig",
+    "TlsConfig",
     "TokenizerConfig",
 ]

@@ -1,14 +1,44 @@
 """Flags that several services have."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pagewire.fields import NOT_NEGATIVE, PORT, POSITIVE, flag
+from pagewire.fields import NOT_NEGATIVE, PORT, POSITIVE, Range, flag
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+# What a stack is served without that only its own program reaches.
+WITHOUT_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceConfig:
+class TlsConfig:
+    """Certificates, of a whole process."""
+
+    ssl_certfile: str | None = flag(
+        None,
+        "certificate in PEM, with those of intermediate CAs: REST and the public gRPC are served with TLS; read again "
+        "when it changes (default: no TLS)",
+        group="network",
+    )
+    ssl_keyfile: str | None = flag(
+        None, "private key of --ssl-certfile, in PEM and not encrypted (default: in the same file)", group="network"
+    )
+    ssl_ca_certs: str | None = flag(
+        None,
+        "certificates of CAs, in PEM: services that talk over TCP show each other certificates of these, and clients "
+        "do if --ssl-cert-reqs says so",
+        group="network",
+    )
+    ssl_cert_reqs: int = flag(
+        0,
+        "certificates of clients: 0 = none is asked for, 1 = one that is shown to REST is checked, 2 = required",
+        group="network",
+        valid=Range(minimum=0, maximum=2),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig(TlsConfig):
     """What every service has."""
 
     log_level: str = flag(

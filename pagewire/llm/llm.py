@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from pagewire import flags
 from pagewire.address import grpc_address, unanswered
 from pagewire.client import Client
-from pagewire.config import DEFAULT_MODEL, SET_BY_STACK, ServeConfig
+from pagewire.config import DEFAULT_MODEL, SET_BY_STACK, WITHOUT_TLS, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.generate_request import GenerateOptions, Message
 from pagewire.llm.outputs import (
@@ -35,16 +35,17 @@ from pagewire.rpc import RpcError
 Result = TypeVar("Result")
 Params = SamplingParams | Sequence[SamplingParams] | None
 
-_FIELDS = {f.name: f for f in dataclasses.fields(ServeConfig) if f.name not in SET_BY_STACK}
+# What only this program reaches needs no TLS.
+_FIELDS = {f.name: f for f in dataclasses.fields(ServeConfig) if f.name not in (*SET_BY_STACK, *WITHOUT_TLS)}
 
 
 class LLM:
     """A model for batch work: `with LLM("model") as llm: llm.generate(["Paging is"])`.
 
     Starts the stack (without REST) as processes of its own, which end with close(), with the `with` block, with the
-    interpreter, or with its death; `address` names a running stack instead ("host:port" of its gRPC). Calls block; they
-    may come from notebooks, from several threads, and from where an event loop runs. Answers have the order of the
-    prompts.
+    interpreter, or with its death; `address` names a running stack instead ("host:port" of its gRPC, with "grpcs://"
+    in front for TLS). Calls block; they may come from notebooks, from several threads, and from where an event loop
+    runs. Answers have the order of the prompts.
 
     serve: the flags of `pagewire serve` (max_model_len=4096, kv_cache_memory_bytes="4GiB").
     max_concurrency: prompts that are in flight at once; the others wait here, and a generator of prompts is read as

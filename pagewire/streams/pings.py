@@ -13,7 +13,7 @@ PING_S = 1.0
 
 
 class Pings:
-    """Asks a neighbour, for as long as a stream to it is up, how it is. An answer may take up to hang_timeout."""
+    """Asks a neighbour, for as long as a stream to it is up, how it is."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str, hang_timeout: float) -> None:
         """service: full name of the one whose readiness matters. hang_timeout: seconds; 0 = ask how it is, but wait for
@@ -29,13 +29,18 @@ class Pings:
         heard: whether it has been heard of otherwise since the last call. on_change: `is_serving` may differ.
         """
         silence = Silence(self._timeout or 4 * PING_S)
-        while await self._is_answered(silence, heard, on_change):  # noqa: ASYNC110 - the neighbour's state
-            await asyncio.sleep(min(PING_S, silence.timeout / 4))
+        steps = range(round(min(PING_S, silence.timeout / 4) / silence.step))
+        while await self._is_answered(silence, heard, on_change):
+            for _ in steps:  # between two questions, it may be silent already
+                await asyncio.sleep(silence.step)
+                if heard():
+                    silence.broken()
+                else:
+                    silence.lasts()
         return f"no sign of life for {self._timeout:g} s: it hangs"
 
     async def _is_answered(self, silence: Silence, heard: Callable[[], bool], on_change: Callable[[], None]) -> bool:
         call = asyncio.ensure_future(self._ask())
-        silence.broken()
         try:
             while not (await asyncio.wait({call}, timeout=silence.step))[0]:
                 if heard():
@@ -46,6 +51,7 @@ class Pings:
             call.cancel()
             with suppress(asyncio.CancelledError):
                 was_serving, self.is_serving = self.is_serving, await call
+        silence.broken()
         if self.is_serving != was_serving:
             on_change()
         return True

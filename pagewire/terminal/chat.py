@@ -13,7 +13,7 @@ from pagewire.address import grpc_address
 from pagewire.client import Client
 from pagewire.client_config import ChatConfig
 from pagewire.errors import StartupError
-from pagewire.generate import explain, options
+from pagewire.generate import connected, explain, options
 from pagewire.rpc import RpcError
 from pagewire.terminal.context import make_room
 from pagewire.terminal.conversation import CommandError, Conversation, chat_defaults
@@ -26,7 +26,7 @@ _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
 async def chat(config: ChatConfig) -> int:
     """Reads questions from the terminal, or one per line from a pipe, until the end. The exit code."""
     config = replace(config, address=grpc_address(config.address))
-    async with Client(config.address, config.api_key) as client:
+    async with connected(config) as client:
         try:
             return await _Chat(client, config, await _model(client, config)).run()
         except RpcError as error:
@@ -35,7 +35,7 @@ async def chat(config: ChatConfig) -> int:
 
 async def answer_once(config: ChatConfig, question: str) -> int:
     """Prints the answer to one question. The exit code."""
-    async with Client(config.address, config.api_key) as client:
+    async with connected(config) as client:
         try:
             answer = await _Chat(client, config, await _model(client, config)).answer(question)
         except RpcError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from pagewire import flags
 from pagewire.client_config import ChatConfig, SamplingFlags
-from pagewire.config import SET_BY_STACK, ServeConfig
+from pagewire.config import SET_BY_STACK, WITHOUT_TLS, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.fields import flag
 from pagewire.generate import valid_text
@@ -40,6 +40,7 @@ _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for 
 _NOT_OFFERED = (
     *SET_BY_STACK,
     *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key", "api_key_file"),
+    *WITHOUT_TLS,
     *("data_dir", "batch_concurrency", "max_file_bytes", "file_store_size"),
 )
 
@@ -77,7 +78,7 @@ def _question(prompt: str | None) -> str | None:
 def _stack(config: RunConfig) -> Iterator[str]:
     """The address of a stack that serves the model. Raises StartupError."""
     if (running := _running(config)) is not None:
-        yield running.grpc
+        yield running.reachable
         return
     started = time.monotonic()
     terminal = sys.stderr.isatty()

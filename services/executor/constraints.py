@@ -7,8 +7,9 @@ follows; only sampling waits for it. Nobody else does, and a step without such a
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -17,6 +18,8 @@ from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.grammar.threads import grammar_thread
 from pagewire.services.executor.step import InvalidStep, StepOutput
+
+logger = logging.getLogger(__name__)
 
 
 class Constraints:
@@ -27,6 +30,7 @@ class Constraints:
         self._masks = np.empty((0, 0), dtype=np.int32)  # of the shape, from the first grammar on
         self._matchers: dict[int, Matcher] = {}  # by row
         self._first: dict[int, int] = {}  # by row: tokens of the sequence from which on it is restricted
+        self._failed: dict[Matcher, str] = {}  # that raised, and what
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None  # what the thread was last given
 
@@ -38,10 +42,13 @@ class Constraints:
         self._matchers[row] = matcher
         self._first[row] = num_prompt_tokens + matcher.num_free
         stats.CONSTRAINED_REQUESTS.set(len(self._matchers))
-        self._submit(lambda: matcher.fill_mask(self._masks[row]))
+        self._submit(lambda: self._advance_one(matcher, (), row))
 
     def clear(self, row: int) -> None:
-        if self._matchers.pop(row, None) is not None:
+        if (matcher := self._matchers.pop(row, None)) is not None:
+            self._failed.pop(matcher, None)
+            if not self._matchers:
+                self._last = None  # whatever it raises is nobody's
             stats.CONSTRAINED_REQUESTS.set(len(self._matchers))
 
     def masks(self, rows: np.ndarray, num_tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -73,7 +80,8 @@ class Constraints:
         if not self._matchers:
             return {}
         matchers = ((index, self._matchers.get(row)) for index, row in enumerate(rows.tolist()))
-        return {index: matcher.error for index, matcher in matchers if matcher is not None and matcher.error}
+        errors = ((index, matcher.error or self._failed.get(matcher)) for index, matcher in matchers if matcher)
+        return {index: error for index, error in errors if error}
 
     def follow(self, output: StepOutput, rows: np.ndarray) -> None:
         """These rows [R] are sampled in a step that was launched: their matchers get the tokens when they are there."""
@@ -89,9 +97,22 @@ class Constraints:
         ends = tokens.num_tokens.cumsum().tolist()
         token_ids = tokens.token_ids.tolist()
         for index, row, matcher in matchers:
-            matcher.advance(token_ids[ends[index - 1] if index else 0 : ends[index]])
-            matcher.fill_mask(self._masks[row])
+            if output.request_ids[index] in tokens.failures:
+                continue
+            self._advance_one(matcher, token_ids[ends[index - 1] if index else 0 : ends[index]], row)
         stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
+
+    def _advance_one(self, matcher: Matcher, token_ids: Sequence[int], row: int) -> None:
+        """What a matcher raises ends its own request."""
+        if matcher in self._failed:
+            return
+        try:
+            matcher.advance(token_ids)
+            matcher.fill_mask(self._masks[row])
+        except Exception as error:
+            logger.exception("a grammar failed")
+            self._failed[matcher] = f"the grammar cannot be followed any further: {type(error).__name__}: {error}"
+            self._masks[row].fill(-1)
 
     def _submit(self, job: Callable[[], None]) -> None:
         """Jobs run in order: a failure is raised by `masks`, when nothing later hides it."""

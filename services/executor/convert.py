@@ -10,6 +10,7 @@ import numpy as np
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import with_defaults
+from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.prompt_lines import PromptLines
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import (
@@ -32,12 +33,14 @@ _KINDS = {
 }
 _TENSOR_DTYPES = ("float32", "int64")
 _MAX_DIMENSIONS = 8
+_MAX_INT32 = 2**31 - 1
 # Of a request that yields a vector.
 _NO_SAMPLING = common_pb2.SamplingParams(temperature=0)
 
 
-def step_from_proto(message: executor_pb2.StepRequest) -> Step:
-    """Raises InvalidStep for columns that do not fit together."""
+def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_INT32) -> Step:
+    """Raises InvalidStep for columns that do not fit together. A prompt with ids that are not below vocab_size fails
+    alone."""
     num_reqs = len(message.request_ids)
     num_groups = len(message.num_new_blocks) // num_reqs if num_reqs else 0
     if len(message.num_scheduled_tokens) != num_reqs or len(message.num_new_blocks) != num_reqs * num_groups:
@@ -58,18 +61,23 @@ def step_from_proto(message: executor_pb2.StepRequest) -> Step:
         new_block_ids=np.array(message.new_block_ids, dtype=np.int32),
         finished_request_ids=list(message.finished_request_ids),
         new_requests=[
-            _new_request(request, traceparent)
+            _new_request(request, traceparent, vocab_size)
             for request, traceparent in zip(message.new_requests, traceparents, strict=True)
         ],
         num_draft_tokens=np.array(message.num_draft_tokens, dtype=np.int64) if message.num_draft_tokens else None,
     )
 
 
-def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewRequest:
-    images, refusal = _images(message.images)
+def _new_request(message: executor_pb2.NewRequest, traceparent: str, vocab_size: int) -> NewRequest:
+    images, failure = _images(message.images)
+    token_ids = np.array(message.token_ids, dtype=np.int32)
+    if len(token_ids) and int(token_ids.view(np.uint32).max()) >= vocab_size:
+        wrong = int(token_ids[(token_ids < 0) | (token_ids >= vocab_size)][0])
+        failure = Failure(Cause.PROMPT, f"token id {wrong} is outside the vocabulary of {vocab_size}")
+        images, token_ids = [], np.zeros_like(token_ids)
     return NewRequest(
         request_id=message.request_id,
-        token_ids=np.array(message.token_ids, dtype=np.int32),
+        token_ids=token_ids,
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         blocks=[Blocks(blocks.first, np.array(blocks.ids, dtype=np.int32)) for blocks in message.blocks],
@@ -78,20 +86,20 @@ def _new_request(message: executor_pb2.NewRequest, traceparent: str) -> NewReque
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
         images=images,
-        refusal=refusal,
+        failure=failure,
     )
 
 
-def _images(messages: Sequence[common_pb2.PromptImage]) -> tuple[list[Image], str]:
-    """The images, and why their request is refused if a tensor is none: that is its sender's fault, not the step's."""
+def _images(messages: Sequence[common_pb2.PromptImage]) -> tuple[list[Image], Failure | None]:
+    """The images, and why their request fails if a tensor is none: that is its sender's fault, not the step's."""
     images = []
     for index, message in enumerate(messages):
         try:
             tensors = {name: _tensor(name, tensor) for name, tensor in message.tensors.items()}
         except InvalidImage as error:
-            return [], f"images[{index}]: {error}"
+            return [], Failure(Cause.IMAGE, f"images[{index}]: {error}")
         images.append(Image(message.hash, message.offset, message.num_tokens, tensors))
-    return images, ""
+    return images, None
 
 
 def _tensor(name: str, message: common_pb2.Tensor) -> np.ndarray:
@@ -138,13 +146,19 @@ def result_to_proto(
         },
         vectors=vectors,
         errors={
-            request_id: RpcError(grpc.StatusCode.INVALID_ARGUMENT, refusal).to_message()
-            for request_id, refusal in output.refusals.items()
+            request_id: _error(failure).to_message()
+            for failures in (output.failures, tokens.failures)
+            for request_id, failure in failures.items()
         },
         execute_ns=execute_ns,
         queue_ns=queue_ns,
         idle_ns=idle_ns,
     )
+
+
+def _error(failure: Failure) -> RpcError:
+    code = grpc.StatusCode.INVALID_ARGUMENT if failure.cause.is_clients_fault else grpc.StatusCode.INTERNAL
+    return RpcError(code, failure.message)
 
 
 def _logprobs(output: StepOutput, tokens: HostTokens) -> dict[int, common_pb2.Logprobs]:

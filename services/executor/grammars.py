@@ -16,6 +16,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from pagewire.services.executor import stats
+from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
 from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
 from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
@@ -72,20 +73,21 @@ class Grammars:
         return await asyncio.shield(found)
 
     async def attach(self, step: Step) -> Step:
-        """The step, in which each request that enters and needs a matcher has one, or is refused."""
+        """The step, in which each request that enters and needs a matcher has one, or fails."""
         return replace(step, new_requests=[await self._attach_to(request) for request in step.new_requests])
 
     async def _attach_to(self, request: NewRequest) -> NewRequest:
         params = request.sampling
-        if not is_restricted(params) or request.yields_vector or request.refusal:
+        if not is_restricted(params) or request.yields_vector or request.failure:
             return request
         try:
             compiled = await self.compile(params.grammar) if params.HasField("grammar") else None
         except GrammarError as error:
-            return replace(request, refusal=str(error))
+            return replace(request, failure=Failure(Cause.GRAMMAR, str(error)))
         output = request.token_ids[request.num_prompt_tokens :].tolist()
         matcher = await self._run(partial(self._make_matcher, params, compiled, output))
-        return replace(request, matcher=matcher, refusal=matcher.error)
+        failure = Failure(Cause.GRAMMAR, matcher.error) if matcher.error else None
+        return replace(request, matcher=matcher, failure=failure)
 
     def _make_matcher(self, params: SamplingParams, compiled: LLMatcher | None, output: list[int]) -> Matcher:
         """On the thread. compiled: of the grammar, if there is one. Advanced over the output."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor import stats
+from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.models.image_forms import PIXELS, ImageForm
 from pagewire.services.executor.models.protocol import Model
@@ -123,7 +124,7 @@ class ImageInputs:
             prompt = self._prompt(request)
             delta = self._rotate(prompt)
         except InvalidImage as error:
-            return replace(request, images=(), refusal=str(error))
+            return replace(request, images=(), failure=Failure(Cause.IMAGE, str(error)))
         self._prompts[request.request_id] = prompt
         return replace(request, position_delta=delta)
 

@@ -11,24 +11,28 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import grpc
 from tqdm import tqdm
 
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.models import find_model
+from pagewire.secure_rpc import ServiceTls
 from pagewire.services.executor.grammars import Grammars
 from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.servicer import ExecutorServicer
+from pagewire.services.executor.session import DeviceError
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
-from pagewire.services.executor.worker import DeviceError, Worker
+from pagewire.services.executor.worker import Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
-from pagewire.watchdog import Watchdog
+from pagewire.watchdog import Watchdog, end_process
 
 logger = logging.getLogger(__name__)
 
 _SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 _REPORT_EVERY_S = 0.5
+_LAST_WORDS_S = 0.5
 
 
 class LoadProgress:
@@ -63,13 +67,14 @@ async def serve(config: ExecutorConfig) -> None:
     """
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
-    watchdog = Watchdog(config.hang_timeout)
+    watchdog = Watchdog(config.hang_timeout, lambda message: _end_hung(worker, message))
     worker = Worker(
         lambda: start_runner(config, str(find_model(config)), progress),
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
     )
-    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+    listen = config.listen.split(",")
+    server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
     servicer = ExecutorServicer(
         worker, lambda info: make_grammars(config, info), partial(load_weights, config), config.revision or ""
     )
@@ -107,6 +112,13 @@ def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:
         timeout=config.grammar_compile_timeout,
         cache_size=config.grammar_cache_size,
     )
+
+
+def _end_hung(worker: Worker, message: str) -> None:
+    """Ends this process, once the event loop, which may be alive, had time to say why."""
+    worker.tell(DeviceError(message, grpc.StatusCode.DEADLINE_EXCEEDED))
+    time.sleep(_LAST_WORDS_S)
+    end_process(message)
 
 
 async def _until_idle(worker: Worker) -> None:

@@ -18,6 +18,7 @@ from pagewire.services.executor import kv_cache, stats
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
 from pagewire.services.executor.dummy_step import DUMMY_SAMPLING, dummy_step
+from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.image_inputs import ImageInputs
 from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
 from pagewire.services.executor.layers.pooling import Spans
@@ -245,8 +246,9 @@ class ModelRunner:
             num_tokens=batch.num_tokens,
             pending=PendingResults.fetch(results, self._copy_stream) if results else None,
             drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
-            refusals={request.request_id: request.refusal for request in step.new_requests if request.refusal}
-            | {step.request_ids[batch.sampled[index]]: error for index, error in errors.items()},
+            vocab_size=self._model.config.vocab_size,
+            failures={request.request_id: request.failure for request in step.new_requests if request.failure}
+            | {step.request_ids[batch.sampled[i]]: Failure(Cause.GRAMMAR, error) for i, error in errors.items()},
             prompt_parts=prompt_parts,
         )
         self._state.sampling.constraints.follow(output, batch.sampled_rows)
@@ -306,6 +308,6 @@ class ModelRunner:
             step = replace(step, new_requests=[self._images.filled(first), *others])
         self.reset()
         output = self.execute(step)
-        assert not output.refusals, output.refusals
+        assert not output.failures, output.failures
         output.wait()
         self.reset()

@@ -79,7 +79,7 @@ class SamplingExtras:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    token_ids: Tensor  # int64 [S]
+    token_ids: Tensor  # int64 [S]; ops.NOT_A_NUMBER where the logits have NaN
     logprobs: LogprobsTensors | None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -120,7 +120,8 @@ def sample(
     sampled = sample_tokens(adjusted, rows, columns, token_ids, offsets)
     if extras.logprobs is None:
         return SampledTokens(sampled, None)
-    logprobs = sampled_logprobs(logits, adjusted, sampled, rows, columns, extras.logprobs, logprobs_mode)
+    named = sampled.clamp(min=0)  # NOT_A_NUMBER is no index
+    logprobs = sampled_logprobs(logits, adjusted, named, rows, columns, extras.logprobs, logprobs_mode)
     return SampledTokens(sampled, logprobs)
 
 

@@ -14,9 +14,10 @@ from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammars import Grammars, is_restricted
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.replacement import Load, LoadedWeights, Replacements
+from pagewire.services.executor.session import DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
-from pagewire.services.executor.worker import DeviceError, Session, Worker
+from pagewire.services.executor.worker import Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 
 # None: the session was closed and all its results are there.
@@ -123,7 +124,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._take(opening)
         results: _Results = asyncio.Queue()
         if self._current is not None:
-            self._current.put_nowait(RpcError(grpc.StatusCode.ABORTED, "superseded by a new Execute stream"))
+            self._current.put_nowait(
+                RpcError(grpc.StatusCode.ABORTED, "the executor is superseded: a new Execute stream has it")
+            )
         self._current = results
         loop = asyncio.get_running_loop()
 
@@ -135,8 +138,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             yield executor_pb2.StepResult()  # the stream is open
             while (result := await results.get()) is not None:
-                if isinstance(result, InvalidStep | DeviceError):
+                if isinstance(result, InvalidStep):
                     raise RpcError(grpc.StatusCode.INTERNAL, str(result))
+                if isinstance(result, DeviceError | StepFailed):
+                    raise RpcError(result.code, str(result))
                 if isinstance(result, Exception):
                     raise result
                 yield result
@@ -177,7 +182,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Feeds the worker until the scheduler half-closes its side."""
         try:
             async for request in requests:
-                step = convert.step_from_proto(request)
+                step = convert.step_from_proto(request, info.vocab_size)
                 if any(is_restricted(new.sampling) for new in step.new_requests):
                     step = await self._grammars_for(info).attach(step)
                 self._worker.submit(session, step)

@@ -25,6 +25,7 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pooling import Pooling
+from pagewire.services.executor.probe import BrokenModel, probe
 from pagewire.services.executor.runner_setup import Setup, num_blocks
 from pagewire.services.executor.served_model import load_served
 from pagewire.services.executor.step import InvalidStep
@@ -112,7 +113,8 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     with phases("warm_up"):
         try:
             warm_up(runner, device)
-        except InvalidStep as error:
+            probe(runner, model.config.vocab_size)
+        except (InvalidStep, BrokenModel) as error:
             raise ModelLoadError(f"{model_path}: {error}") from error
     if device.type == "cpu":
         release_unused_memory()  # what loading and packing have left

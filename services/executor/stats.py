@@ -34,6 +34,16 @@ GRAMMAR_MASK_SECONDS = Histogram(
 CONSTRAINED_REQUESTS = Gauge(
     "pagewire:executor_constrained_requests", "Requests with a grammar or a thinking budget that hold a row"
 )
+FAILED_REQUESTS = Counter(
+    "pagewire:executor_failed_requests",
+    "Requests that failed while the others of their step went on, by cause: nan (the model yields no numbers), "
+    "illegal_token (outside the vocabulary), prompt, image, grammar",
+    ["cause"],
+)
+FAILED_STEPS = Counter(
+    "pagewire:executor_failed_steps",
+    "Steps that failed without harm to the device: their requests are tried again, apart from each other",
+)
 _STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
 _QUEUE_SECONDS = Histogram(
     "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from pagewire.services.executor.failures import Failure, find_failures
 from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.prompt_lines import PromptLines, PromptPart, take_lines
 from pagewire.v1.common_pb2 import SamplingParams
@@ -54,7 +55,7 @@ class NewRequest:
     yields_vector: bool = False  # what its tokens are pooled to, instead of more tokens
     second_text_start: int = 0  # of a pair of texts, in token_ids; 0 = there is only one
     images: Sequence[Image] = ()  # in the order of the prompt
-    refusal: str = ""  # why it is not computed, for the client
+    failure: Failure | None = None  # why what is computed of it is worth nothing
     matcher: Matcher | None = None  # at its last token, if its tokens are restricted
     position_delta: int = 0  # see `StepContext.position_deltas`
 
@@ -81,12 +82,13 @@ class HostTokens:
     """
 
     num_tokens: np.ndarray  # int64 [R], tokens that each sampled request gained
-    token_ids: np.ndarray  # int64 [sum(num_tokens)]
+    token_ids: np.ndarray  # int64 [sum(num_tokens)]; NOT_A_NUMBER and others that are none: see failures
     logprob_token_ids: np.ndarray | None = None  # int64 [L, 1 + num_top]
     logprobs: np.ndarray | None = None  # fp32 [L, 1 + num_top]
     ranks: np.ndarray | None = None  # int64 [L]
     vectors: np.ndarray | None = None  # fp32 [V, size]
     prompt_logprobs: Mapping[int, PromptLines] = field(default_factory=dict)  # by id, of requests just sampled first
+    failures: Mapping[int, Failure] = field(default_factory=dict)  # by id: what it yielded is worth nothing
 
 
 @dataclass
@@ -112,7 +114,8 @@ class StepOutput:
     num_tokens: int  # computed
     pending: PendingResults | None
     drafted: DraftedStep | None = None
-    refusals: Mapping[int, str] = field(default_factory=dict)  # request id -> why it is to end, for the client
+    vocab_size: int = 0
+    failures: Mapping[int, Failure] = field(default_factory=dict)  # by id: known before there are results
     prompt_parts: Sequence[PromptPart] = ()  # what the results have of log probabilities of prompts
 
     def wait(self) -> HostTokens:
@@ -121,14 +124,22 @@ class StepOutput:
         vectors = results.pop("vectors", None)
         if "token_ids" not in results:
             nothing = np.empty(0, dtype=np.int64)
-            return HostTokens(nothing, nothing, vectors=vectors)
+            return HostTokens(
+                nothing, nothing, vectors=vectors, failures=self._find_failures(nothing, nothing, vectors)
+            )
         if self.drafted is None:
             num_gained = np.ones(len(results["token_ids"]), dtype=np.int64)
         else:
             num_gained = results.pop("num_gained")
             results = self._gained(results, self.drafted.num_samples, num_gained)
             self.drafted.num_gained = num_gained
-        return HostTokens(num_gained, vectors=vectors, prompt_logprobs=prompts, **results)
+        failures = self._find_failures(num_gained, results["token_ids"], vectors)
+        return HostTokens(num_gained, vectors=vectors, prompt_logprobs=prompts, failures=failures, **results)
+
+    def _find_failures(
+        self, num_gained: np.ndarray, token_ids: np.ndarray, vectors: np.ndarray | None
+    ) -> dict[int, Failure]:
+        return find_failures(self.request_ids, num_gained, token_ids, vectors, self.vocab_size)
 
     def _gained(
         self, results: dict[str, np.ndarray], num_samples: np.ndarray, num_gained: np.ndarray

@@ -15,34 +15,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-import torch
+import grpc
 
 from pagewire.services.executor import convert, stats
+from pagewire.services.executor.clock import Clock
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
+from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step, StepOutput
 from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, StepWatch
-from pagewire.v1 import executor_pb2
 from pagewire.watchdog import Pulse
 
 logger = logging.getLogger(__name__)
-
-# Called on the worker's threads with each result in step order, then once with how the session ended: an error, or
-# None when it was closed.
-Deliver = Callable[[executor_pb2.StepResult | Exception | None], None]
-
-
-class DeviceError(RuntimeError):
-    """The device thread failed in a way that leaves the device in an unknown state."""
-
-
-@dataclass(eq=False)
-class Session:
-    """One Execute stream. Opening one ends the one before and empties all rows."""
-
-    deliver: Deliver
-    last_step_id: int = 0
-    last_clock: Clock | None = None  # of the last step that was returned
 
 
 @dataclass(frozen=True)
@@ -54,6 +39,14 @@ class _Opened:
 class _Closed:
     session: Session
     error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _Doubted:
+    """What came of a step cannot be, or cannot be told: the device or the model may be the cause."""
+
+    session: Session
+    error: Exception
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class _Called:
     done: Future[None] = field(default_factory=Future)
 
 
-_Item = _Opened | _Submitted | _Closed | _Called
+_Item = _Opened | _Submitted | _Closed | _Called | _Doubted
 
 
 @dataclass(frozen=True)
@@ -80,46 +73,6 @@ class _Launched:
     kind: str
     num_requests: int
     clock: Clock
-
-
-class Clock:
-    """Times of one step; all but the start are known once it was waited for."""
-
-    def __init__(self, on_cuda: bool, received_ns: int) -> None:
-        self._received_ns = received_ns
-        self._started_ns = self._ended_ns = time.perf_counter_ns()
-        self.queue_ns = self._started_ns - received_ns
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if on_cuda:
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))
-        self._is_launching = False
-
-    def launching(self) -> None:
-        """The host has prepared the step: from here on the device works on it. On a CPU the preparation is its work."""
-        self._is_launching = True
-        if self._events is not None:
-            self._events[0].record()
-
-    def launched(self) -> None:
-        if not self._is_launching:
-            self.launching()  # a step that only frees rows
-        if self._events is not None:
-            self._events[1].record()
-
-    def wait_ns(self) -> int:
-        """Waits until the device is done with the step."""
-        if self._events is None:
-            self._ended_ns = time.perf_counter_ns()
-            return self._ended_ns - self._started_ns
-        start, end = self._events
-        end.synchronize()
-        return int(start.elapsed_time(end) * 1e6)
-
-    def idle_ns(self, previous: Clock) -> int:
-        """How long the device had nothing to do between the end of the step before and this one."""
-        if self._events is None or previous._events is None:
-            return max(0, self._received_ns - previous._ended_ns)
-        return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))
 
 
 class Worker:
@@ -169,6 +122,12 @@ class Worker:
     def close(self, session: Session) -> None:
         """No more steps: those submitted are executed, then the session's rows are freed."""
         self._submitted.put(_Closed(session))
+
+    def tell(self, error: DeviceError) -> None:
+        """Last words to the scheduler: why its stream ends. On any thread."""
+        session = self._session
+        if session is not None:
+            session.deliver(error)
 
     @property
     def is_idle(self) -> bool:
@@ -221,6 +180,8 @@ class Worker:
             self._end_session(None, "stream closed")
             runner.reset()
             self._hand_over(item)
+        elif isinstance(item, _Doubted):
+            self._retreat(runner, item.session, item.error)
         else:
             self._execute_or_end(runner, item)
 
@@ -245,6 +206,22 @@ class Worker:
             self._end_session(None, str(error))
             runner.reset()
             self._hand_over(_Closed(item.session, error))
+        except Exception as error:
+            self._retreat(runner, item.session, error)
+
+    def _retreat(self, runner: ModelRunner, session: Session, error: Exception) -> None:
+        """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
+        cause is the device, or the model."""
+        logger.error("a step failed", exc_info=error)
+        try:
+            probe(runner, self.loaded.result().vocab_size)
+        except BrokenModel:
+            raise
+        except Exception as device_error:
+            raise error from device_error
+        stats.FAILED_STEPS.inc()
+        self._end_session(None, str(error))
+        self._hand_over(_Closed(session, StepFailed(f"a step failed: {type(error).__name__}: {error}")))
 
     def _hand_over(self, item: _Launched | _Closed) -> None:
         if self._on_cuda:
@@ -278,9 +255,17 @@ class Worker:
     def _return_results(self) -> None:
         try:
             while (launched := self._launched.get()) is not None:
-                self._return(launched)
+                try:
+                    self._return(launched)
+                except Exception as error:
+                    self._doubt(launched.session, error)
         except BaseException as error:
             self._fail(error)
+
+    def _doubt(self, session: Session, error: Exception) -> None:
+        """Has the device thread find out whose fault it is."""
+        session.is_over = True
+        self._submitted.put(_Doubted(session, error))
 
     def _return(self, item: _Launched | _Closed) -> None:
         """Waits for what was launched and delivers it."""
@@ -293,16 +278,22 @@ class Worker:
         idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
         session.last_clock = clock
         tokens = item.output.wait()
+        if session.is_over:
+            return
+        if session.doubts.arise(len(item.output.request_ids), {**item.output.failures, **tokens.failures}):
+            self._doubt(session, NoNumbers("no request of the step had numbers (NaN) for its next token"))
+            return
         session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
     def _fail(self, cause: BaseException) -> None:
         """The device is in an unknown state: the stream ends with the error and the process is to be restarted."""
         logger.critical("fatal error on the device thread", exc_info=cause)
-        error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
-        session = self._session
-        if session is not None:
-            session.deliver(error)
+        if isinstance(cause, BrokenModel):
+            error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
+        else:
+            error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
+        self.tell(error)
         if not self.failed.done():
             self.failed.set_exception(error)
 

@@ -163,6 +163,13 @@ class BlockPool:
             self._by_hash[block_hash] = block
             block.block_hash = block_hash
 
+    def forget(self, block_hash: bytes) -> None:
+        """Nobody finds these contents from now on; who holds them keeps them."""
+        block = self._by_hash.pop(block_hash, None)
+        if block is not None:
+            block.block_hash = None
+            self.num_cached_blocks -= block.ref_count == 0
+
     def release(self, block_table: list[Block]) -> None:
         """Drops one holder of each block. Tails are evicted before the prefixes that lead to them; blocks without
         findable contents are reused before all others."""

@@ -16,11 +16,12 @@ from pagewire.rpc import RpcError, timeout_of
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, WaitTooLong
-from pagewire.services.scheduler.entrance import Entrance, expired
+from pagewire.services.scheduler.entrance import Entrance, condemned, expired
 from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
+from pagewire.services.scheduler.loss import loss_of
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
@@ -29,7 +30,6 @@ from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, Req
 from pagewire.services.scheduler.rollout import Rollout
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
@@ -283,15 +283,10 @@ class Engine:
             )
             stats.RECOVERIES.inc()
         self._deliver()
-        for request in self.scheduler.detach(replica):
-            self._end(
-                self._live[request.request_id],
-                RpcError(
-                    grpc.StatusCode.INTERNAL,
-                    f"the executor was lost {MAX_LOSSES} times in a row while it ran this request; the executor's log "
-                    "tells why",
-                ),
-            )
+        loss = loss_of(reason)
+        for request in self.scheduler.detach(replica, loss):
+            stats.CONDEMNED.labels(loss).inc()
+            self._end(self._live[request.request_id], condemned(request.num_losses, reason))
         self._stats.refresh()
         self._note_info()
         self.rollout.notify()

@@ -99,3 +99,12 @@ def expired(live: LiveRequest) -> RpcError:
     }[live.stage]
     message = f"the request's time was up while {what}; allow it more, or come back when there is less to do"
     return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+
+
+def condemned(num_losses: int, reason: str) -> RpcError:
+    """What the client of a request is told that is the reason why executors fail."""
+    message = (
+        f"this request makes the executor fail: it was lost {num_losses} times while it ran this request, the last "
+        f"time with nothing beside it ({reason}); the executor's log tells more"
+    )
+    return RpcError(grpc.StatusCode.INTERNAL, message)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc
 
 from pagewire.rpc import RpcError
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES
 from pagewire.v1.common_pb2 import Grammar
 
 # Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
@@ -24,7 +24,7 @@ async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Com
     are lost whenever they compile it.
     """
     num_losses = 0
-    while num_losses < MAX_LOSSES:
+    while num_losses < MAX_SILENT_LOSSES:
         outcomes = await asyncio.gather(*(compile(grammar) for compile in executors()), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, grpc.aio.AioRpcError):
@@ -39,6 +39,6 @@ async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Com
         await asyncio.sleep(_RETRY_SECONDS)
     raise RpcError(
         grpc.StatusCode.INTERNAL,
-        f"the executor was lost {MAX_LOSSES} times in a row while it compiled this request's grammar; the executor's "
-        "log tells why",
+        f"the executor was lost {MAX_SILENT_LOSSES} times in a row while it compiled this request's grammar; the "
+        "executor's log tells why",
     )

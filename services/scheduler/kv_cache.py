@@ -254,6 +254,12 @@ class KVCacheManager:
             group.release(held.blocks)
         request.forget_blocks()
 
+    def forget(self, request: Request) -> None:
+        """Nobody finds any block of a request's tokens from now on: what is in them cannot be trusted."""
+        for group in self._groups:
+            for block_hash in request.block_hashes:
+                group.pool.forget(block_hash)
+
     def num_exclusive_blocks(self, request: Request) -> list[int]:
         """Blocks of each group that would become free with the request."""
         return [sum(block.ref_count == 1 for block in held.blocks) for held in request.held_blocks]

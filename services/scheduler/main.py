@@ -9,6 +9,7 @@ from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
+from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.link_servicer import SchedulerLinkServicer
 from pagewire.services.scheduler.servicer import SchedulerServicer
@@ -31,13 +32,14 @@ async def serve(config: SchedulerConfig) -> None:
             f"--executor-address {config.executor_address!r}: an address is empty or stands there twice; name each "
             "executor once, separated by commas"
         )
+    tls = ServiceTls(config, [*config.listen.split(","), *addresses])
     telemetry.serve_metrics(config)
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(rpc.channel(address)) for address in config.executor_addresses]
+        channels = [await stack.enter_async_context(tls.channel(address)) for address in addresses]
         engine = Engine(config, channels)
-        servers = [make_server(config, engine, channels)]
+        servers = [make_server(config, engine, channels, tls)]
         if config.public_listen:
-            servers.append(make_public_server(config, engine))
+            servers.append(make_public_server(config, engine, tls))
         for server in servers:
             await server.start()
         tasks = [
@@ -53,9 +55,9 @@ async def serve(config: SchedulerConfig) -> None:
         await rpc.cancel(tasks)
 
 
-def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Server:
+def make_server(config: SchedulerConfig, engine: Engine, behind: list, tls: ServiceTls = NO_TLS) -> rpc.Server:
     """The gRPC server; `behind` are the channels to the executors, whose metrics and status are asked for."""
-    server = rpc.Server(config.listen.split(","), config.shutdown_timeout)
+    server = rpc.Server(config.listen.split(","), config.shutdown_timeout, credentials=tls.of_services())
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     link = SchedulerLinkServicer(engine)
     server.add(link, scheduler_link_pb2_grpc.add_SchedulerLinkServiceServicer_to_server, _LINK_NAME, is_link=True)
@@ -66,11 +68,13 @@ def make_server(config: SchedulerConfig, engine: Engine, behind: list) -> rpc.Se
     return server
 
 
-def make_public_server(config: SchedulerConfig, engine: Engine) -> rpc.Server:
+def make_public_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS) -> rpc.Server:
     """The gRPC server for clients, without the link, on which tokenizer services are believed."""
     door = [*interceptors(config), ClientTenants(config.tenant_header)]
     addresses = config.public_listen.split(",")
-    server = rpc.Server(addresses, config.shutdown_timeout, MAX_PUBLIC_BYTES, door, config.drain_delay)
+    server = rpc.Server(
+        addresses, config.shutdown_timeout, MAX_PUBLIC_BYTES, door, config.drain_delay, credentials=tls.of_clients()
+    )
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 

@@ -49,7 +49,6 @@ def _append_one_each(step: ScheduledStep, result: StepResult, outputs: Outputs) 
             continue
         request.num_output_placeholders -= 1
         request.token_ids.append(token_id)
-        request.num_losses = 0
         alive.append(request)
         gained.append(token_id)
         # find_end decides; most tokens are ruled out without a call.
@@ -67,7 +66,6 @@ def _gain(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
         start, end = end, end + num_tokens
         if request.epoch != step.epochs[i]:
             continue
-        request.num_losses = 0
         token_ids, reason = request.gain(result.token_ids[start:end], 1 + step.drafts_of.get(i, 0))
         outputs.requests.append(request)
         outputs.num_tokens.append(len(token_ids))

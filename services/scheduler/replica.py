@@ -16,6 +16,7 @@ from pagewire.services.scheduler.decision import Decision, Takes
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.group_blocks import GroupBlocks
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
 from pagewire.services.scheduler.prefill_budget import NO_LIMIT, PrefillTarget
@@ -24,6 +25,8 @@ from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
 from pagewire.services.scheduler.suspicion import charge
 from pagewire.services.scheduler.waiting import WaitingQueue
+
+_INTERNAL = 13  # as gRPC numbers its codes
 
 
 class Replica:
@@ -52,23 +55,18 @@ class Replica:
         """Starts over on an executor with empty rows and an empty KV cache."""
         self._start_over(info)
 
-    def detach(self) -> tuple[list[Request], list[Request]]:
-        """The executor is gone: drops its steps and KV.
+    def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
+        """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
+        return [] if self.is_leaving else charge(requests, self._in_flight, loss)
 
-        Returns:
-            Requests that go on elsewhere with their tokens, in order; and those that ended, because every executor is
-            lost that runs them.
-        """
+    def detach(self) -> list[Request]:
+        """The executor is gone: drops its steps and KV. Returns the requests that go on elsewhere, in order."""
         running = self.running
-        condemned = [] if self.is_leaving else charge(running, self._in_flight)
         self._start_over(None)
         for request in running:
             request.forget_blocks()
-            if request in condemned:
-                request.finish(FinishReason.ERROR)
-            else:
-                request.preempt()
-        return [request for request in running if not request.is_finished], condemned
+            request.preempt()
+        return running
 
     def drain(self) -> None:
         """Lets those that run end, and takes nobody else but who needs its weights."""
@@ -89,6 +87,10 @@ class Replica:
         """Raises InvalidRequest if no step here can ever take the request; without an executor none is refused."""
         if self._info is not None:
             self._rows.limits.check(request)
+
+    def suits(self, request: Request) -> bool:
+        """Whether its weights may compute a waiting request."""
+        return self._rows.suits(request)
 
     def has_room_for(self, request: Request) -> bool:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
@@ -172,6 +174,8 @@ class Replica:
         refused = [request for request in self.running if request.request_id in result.errors]
         for request in refused:
             self._rows.release(request)
+            if result.errors[request.request_id].code == _INTERNAL and self._rows.kv is not None:
+                self._rows.kv.forget(request)  # NaN in one of them would be NaN for whoever finds it
             request.finish(FinishReason.ERROR)
         return [(request, result.errors[request.request_id]) for request in refused]
 
@@ -204,6 +208,11 @@ class Replica:
     def running(self) -> list[Request]:
         """In the policy's order; not to be changed."""
         return self._rows.running
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one runs here that may be the reason why executors fail."""
+        return self._rows.quarantine.is_closed
 
     @property
     def num_preemptions(self) -> int:

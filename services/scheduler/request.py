@@ -98,6 +98,7 @@ class Request:
         "status",
         "stop_token_id",
         "stop_token_ids",
+        "suspect_until",
         "tenant",
         "tenant_weight",
         "token_ids",
@@ -159,7 +160,8 @@ class Request:
         self.num_output_placeholders = 0
         self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
         self.num_preemptions = 0
-        self.num_losses = 0  # executors lost while they ran it, since its last token
+        self.suspect_until = 0  # an executor was lost while it ran it: with so many tokens it is cleared
+        self.num_losses = 0  # executors lost while it was, or became, a suspect
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None  # the entry of sampling_params.stop_token_ids that ended it

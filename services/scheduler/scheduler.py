@@ -16,6 +16,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Account, Ledger
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.placement import is_placed_on
 from pagewire.services.scheduler.policy import POLICIES
@@ -80,14 +81,16 @@ class Scheduler:
                     ended.append((request, None))
         return ended
 
-    def detach(self, replica: Replica) -> list[Request]:
+    def detach(self, replica: Replica, loss: Loss = Loss.SILENT) -> list[Request]:
         """A replica's executor is gone: its requests wait, in order, with their tokens, for any replica.
 
         Returns:
-            Requests that ended because every executor is lost that runs them.
+            Requests that ended because executors fail whenever they run them.
         """
-        displaced, condemned = replica.detach()
-        for request in displaced:
+        condemned = replica.charge(list(self.requests()), loss)
+        for request in condemned:
+            self.abort(request, FinishReason.ERROR)
+        for request in replica.detach():
             self._waiting.push(request)
         self._has_leftovers = bool(self._waiting)
         return condemned

@@ -40,6 +40,12 @@ FORECAST_ERROR = Histogram(
     "Time from arrival to the first token less what was forecast",
     buckets=(-10.0, -3.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
+CONDEMNED = Counter(
+    "pagewire:requests_condemned",
+    "Requests that ended because executors failed whenever they ran them, by the last failure: step (the executor went "
+    "on), device, hang, silent (nobody knows)",
+    ["cause"],
+)
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
 WEIGHTS_REPLACED = Counter("pagewire:weights_replaced", "Times the weights of all executors were replaced")
 STEPS = Counter("pagewire:steps", "Steps sent to the executor")

@@ -15,6 +15,7 @@ from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
 from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
 from pagewire.process import release_unused_memory
+from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.services.tokenizer.chat import read_template
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.generation_config import read_generation_defaults
@@ -36,17 +37,18 @@ _LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkServic
 
 async def serve(config: TokenizerConfig) -> None:
     """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
+    tls = ServiceTls(config, [*config.listen.split(","), config.scheduler_address])
     telemetry.serve_metrics(config)
     pool = await asyncio.to_thread(load_pool, config)
     release_unused_memory()
     try:
-        async with rpc.channel(config.scheduler_address) as channel:
-            await _serve(config, pool, channel)
+        async with tls.channel(config.scheduler_address) as channel:
+            await _serve(config, pool, channel, tls)
     finally:
         pool.close()
 
 
-async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio.Channel) -> None:
+async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio.Channel, tls: ServiceTls) -> None:
     link = SchedulerLink(
         channel,
         config.scheduler_address,
@@ -54,7 +56,7 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio
         hang_timeout=config.hang_timeout,
     )
     generator = make_generator(config, pool, link)
-    servers = make_servers(config, generator, channel)
+    servers = make_servers(config, generator, channel, tls)
     for server in servers:
         await server.start()
     tasks = [
@@ -131,24 +133,31 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
     return parsers
 
 
-def make_servers(config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel) -> list[rpc.Server]:
+def make_servers(
+    config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel, tls: ServiceTls = NO_TLS
+) -> list[rpc.Server]:
     """The gRPC server for gateways and, if there is to be one, that for clients, which differ in the link; `channel`
     leads to the scheduler, whose metrics and status are asked for."""
     servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
     link = InferenceLinkServicer(generator)
     behind = [Neighbour("scheduler", config.scheduler_address, channel)]
-    servers = [rpc.Server(config.listen.split(","), config.shutdown_timeout, interceptors=[ServiceTenants()])]
+    listen, public = config.listen.split(","), config.public_listen.split(",")
+    links = rpc.Server(listen, config.shutdown_timeout, interceptors=[ServiceTenants()], credentials=tls.of_services())
+    servers = [links]
     if config.public_listen:
         door = [*interceptors(config), ClientTenants(config.tenant_header)]
-        addresses = config.public_listen.split(",")
-        public = rpc.Server(addresses, config.shutdown_timeout, interceptors=door, drain_delay=config.drain_delay)
-        servers.append(public)
+        clients = rpc.Server(
+            public,
+            config.shutdown_timeout,
+            interceptors=door,
+            drain_delay=config.drain_delay,
+            credentials=tls.of_clients(),
+        )
+        servers.append(clients)
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
-        if server is servers[0]:
+        if server is servers[0] or config.public_admin:
             server.add_admin("tokenizer", behind, link.describe, replace_behind(channel))
-        elif config.public_admin:
-            server.add_admin("tokenizer", behind, link.describe)
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers

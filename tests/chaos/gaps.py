@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 import psutil
@@ -63,6 +64,15 @@ class Silence:
         self.num_events += 1
         if self.num_events == NUM_FIRST_EVENTS:
             self.has_begun.set()
+
+
+class Disturbed(Protocol):
+    """What streams are measured over."""
+
+    @property
+    def base_urls(self) -> list[str]: ...
+
+    def signal(self, services: Sequence[str], number: signal.Signals) -> None: ...
 
 
 class Stack:
@@ -127,7 +137,7 @@ class Stack:
 
 
 async def streams(
-    stack: Stack, fault: tuple[signal.Signals, list[str]] | None, name: str
+    stack: Disturbed, fault: tuple[signal.Signals, list[str]] | None, name: str
 ) -> tuple[float, list[Answer]]:
     """The longest silence and what the streams said."""
     silences = [Silence() for _ in range(NUM_STREAMS)]

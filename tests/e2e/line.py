@@ -1,8 +1,10 @@
 """The four services as real processes on unix sockets, each of which a test can kill, stop and start by itself."""
 
 import asyncio
+import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -41,12 +43,17 @@ class Line:
         self.directory = directory
         self.model = model
         self.flags = flags
+        self.environment: dict[str, str] = {}  # of the processes, beside that of the tests
         self.port = free_port()
         self.sister_port = free_port()
+        self.verify: ssl.SSLContext | bool = True  # how REST's certificate is checked
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def address(self, service: str) -> str:
         return f"unix:{self.directory / service}.sock"
+
+    def channel(self, service: str) -> grpc.aio.Channel:
+        return rpc.channel(self.address(service))
 
     @property
     def base_url(self) -> str:
@@ -90,6 +97,7 @@ class Line:
             self.processes[service] = subprocess.Popen(
                 self.command(service),
                 cwd=REPOSITORY,
+                env=os.environ | self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -131,9 +139,9 @@ class Line:
         try:
             if service in ("gateway", "sister"):
                 base_url = self.base_url if service == "gateway" else self.sister_url
-                async with httpx.AsyncClient() as client:
+                async with httpx.AsyncClient(verify=self.verify) as client:
                     return (await client.get(f"{base_url}/readyz", timeout=5)).status_code == 200
-            async with rpc.channel(self.address(service)) as channel:
+            async with self.channel(service) as channel:
                 request = health_pb2.HealthCheckRequest(service=FULL_NAMES[service.removesuffix("2")])
                 answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
                 return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -141,16 +149,17 @@ class Line:
             return False
 
     def openai(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=180)
+        http = httpx.AsyncClient(verify=self.verify)
+        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=180, http_client=http)
 
     @asynccontextmanager
     async def inference(self) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
-        async with rpc.channel(self.address("tokenizer")) as channel:
+        async with self.channel("tokenizer") as channel:
             yield inference_pb2_grpc.InferenceServiceStub(channel)
 
     @asynccontextmanager
     async def scheduler(self) -> AsyncIterator[scheduler_pb2_grpc.SchedulerServiceStub]:
-        async with rpc.channel(self.address("scheduler")) as channel:
+        async with self.channel("scheduler") as channel:
             yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
 
     async def load(self) -> scheduler_pb2.GetLoadResponse:

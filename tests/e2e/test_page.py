@@ -288,3 +288,15 @@ async def test_narrow_screens_need_no_sideways_scrolling(fake: FakeTokenizer, tm
             for view in ("#to-chat", "#to-engine"):
                 await page.click(view)
                 assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+async def test_where_the_status_is_on_a_port_for_operators_the_page_still_chats(
+    fake: FakeTokenizer, tmp_path: Path
+) -> None:
+    async with running_gateway(f"unix:{tmp_path}/t.sock", admin_port=0) as client:
+        await wait_ready(client)
+        async with browsing(str(client.base_url)) as page:
+            await expect(page.locator("#health-text")).to_have_text("Ready")
+            await expect(page.locator("#to-engine")).to_be_hidden()
+            await ask(page, "hello")
+            assert await wait_for_end(page)

@@ -52,7 +52,8 @@ def listening(process: subprocess.Popen[bytes]) -> list[tuple[str, int]]:
     """(address, port) of every TCP socket that listens in the stack's processes."""
     stack = psutil.Process(process.pid)
     found = [c for one in (stack, *stack.children(recursive=True)) for c in one.net_connections("inet")]
-    return [(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
+    # gRPC listens on IPv4 by way of IPv6.
+    return [(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
 
 
 def complete(port: int) -> str:

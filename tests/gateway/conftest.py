@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pagewire import telemetry
 from pagewire.config import GatewayConfig
 from pagewire.gateway import main
-from pagewire.gateway.connections import Limits
+from pagewire.gateway.connection_limits import Limits
 from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer

@@ -98,6 +98,8 @@ async def test_without_keys_only_this_machine_changes_the_service(
     async with running_gateway(address) as loopback:
         await wait_ready(loopback)
         assert (await loopback.post(change)).status_code == 200
+        for host, status in (("localhost:1", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)):
+            assert (await loopback.post(change, headers={"host": host})).status_code == status
     async with running_gateway(address, host="0.0.0.0") as everywhere:
         await wait_ready(everywhere)
         refused = await everywhere.post(change)

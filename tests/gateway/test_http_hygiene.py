@@ -1,5 +1,6 @@
 """Requests that two servers may read in two ways, paths that point elsewhere, and what clients would have us log."""
 
+import asyncio
 import json
 import logging
 import sys
@@ -17,6 +18,7 @@ BODY = json.dumps({"prompt": "p", "max_tokens": 2})
 CHUNKED = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
 LENGTH = f"Content-Length: {len(BODY)}\r\n"
 TE = "Transfer-Encoding: chunked\r\n"
+H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,25 @@ async def test_nothing_follows_an_offer_of_another_protocol(client: httpx.AsyncC
     assert answer.startswith("HTTP/1.1 200 ")
     assert "connection: close" in answer
     assert answer.count('{"version"') == 1
+
+
+@pytest.mark.parametrize("offer", ["Connection: Upgrade\r\nUpgrade: websocket\r\n", H2C])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+async def test_a_body_behind_an_offer_of_another_protocol_is_read(
+    client: httpx.AsyncClient, fake: FakeTokenizer, offer: str, is_chunked: bool, pieces: int
+) -> None:
+    """As of Java's HttpClient, whose first request offers HTTP/2."""
+    body = f"{TE}\r\n{CHUNKED}" if is_chunked else f"{LENGTH}\r\n{BODY}"
+    request = HEAD + offer + body
+    size = max(1, -(-len(request) // pieces))
+    async with connected(client) as raw:
+        for start in range(0, len(request), size):
+            await raw.send(request[start : start + size])
+            await asyncio.sleep(0)
+        answer = await raw.rest()
+    assert answer.startswith("HTTP/1.1 200 ") and answer.count("HTTP/1.1") == 1
+    assert len(fake.submissions) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from pagewire.config import GatewayConfig
+from pagewire.errors import StartupError
+from pagewire.gateway import main
 from pagewire.keys.entry import Key, digest_of
+from pagewire.tenants import ClientTenants
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
@@ -100,6 +104,14 @@ async def test_nobody_is_believed_without_the_flag(fake: FakeTokenizer, address:
         await client.post("/v1/embeddings", json={"input": "a"}, headers=ACME | internal)
     assert submitted(fake) == {""}
     assert fake.tenants == [("", 0, 0)]
+
+
+@pytest.mark.parametrize("name", ["", "X Tenant", "X-Tenant:", "héader", "grpc-tenant", "tenant-bin", "Authorization"])
+async def test_a_header_that_cannot_be_one_stops_the_start(name: str) -> None:
+    with pytest.raises(StartupError, match="--tenant-header"):
+        ClientTenants(name)
+    with pytest.raises(StartupError, match="--tenant-header"):
+        await main.serve(GatewayConfig(port=0, tenant_header=name))
 
 
 @pytest.mark.parametrize("names", [[""], ["x" * 129], ["caf\xe9"], ["a", "a"]])

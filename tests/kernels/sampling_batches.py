@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagewire.kernels.ops import NOT_A_NUMBER
+
 STALE = -12345
 
 
@@ -80,6 +82,14 @@ def assert_same(actual: SamplingBatch, sampled: Tensor, expected: SamplingBatch,
     assert sampled[live].tolist() == wanted[live].tolist()
     assert torch.equal(actual.token_ids, expected.token_ids)
     assert torch.equal(actual.num_tokens, expected.num_tokens)
+
+
+def assert_broken(batch: SamplingBatch, sampled: Tensor) -> None:
+    """Tokens of the vocabulary but where logits are NaN; in rows, nothing that the next step could not read."""
+    assert torch.equal(sampled == NOT_A_NUMBER, batch.logits.isnan().any(-1))
+    assert ((sampled >= NOT_A_NUMBER) & (sampled < batch.logits.shape[1])).all()
+    rows = batch.rows.long()
+    assert torch.equal(batch.token_ids[rows, batch.num_tokens[rows] - 1].long(), sampled.clamp(min=0))
 
 
 def random_masks(num_masks: int, vocab_size: int, seed: int = 0) -> Tensor:

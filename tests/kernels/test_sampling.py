@@ -16,11 +16,13 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.cpu import fallback, native
+from pagewire.kernels.ops import NOT_A_NUMBER
 from pagewire.kernels.reference.sampling import GROUP_SIZE, gumbel_noise
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
     Row,
     SamplingBatch,
+    assert_broken,
     assert_same,
     assert_same_rows,
     broken_logits,
@@ -33,6 +35,7 @@ from tests.kernels.sampling_batches import (
 CHI_SQUARE = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5}
 
 IMPLEMENTATIONS = [pytest.param(native, id="cpp"), pytest.param(fallback, id="torch")]
+ALL = [*IMPLEMENTATIONS, pytest.param(reference, id="reference")]
 
 
 def check(logits: Tensor, lines: list[Row]) -> None:
@@ -124,6 +127,15 @@ def test_right_drafts_are_accepted(requests: list[tuple[int, int, bool]], seed: 
             assert taken_back == requests[index][0] - gained[index]
 
 
+@pytest.mark.parametrize("implementation", ALL)
+def test_what_is_not_a_number_ends_the_drafts_that_are_accepted(implementation: ModuleType):
+    batch = drafted_rows([(4, 4, False), (1, 1, False)])
+    batch.sampled[2] = batch.sampled[4] = NOT_A_NUMBER
+    implementation.accept_tokens(*batch.args())
+    assert batch.num_gained.tolist() == [3, 1]
+    assert [int(batch.token_ids[row, batch.num_tokens[row] - 1]) for row in batch.rows.tolist()] == [0, 0]
+
+
 def test_accept_tokens_checks_dtypes():
     batch = drafted_rows([(2, 1, False)])
     with pytest.raises(TypeError, match=r"accept_tokens: must be torch\.int64"):
@@ -149,23 +161,24 @@ def test_logits_in_rows_and_columns_of_any_stride():
     check(logits.T[:4], [replace(line, top_k=0) for line in MIXED_LINES])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_nan_is_the_most_probable(implementation: ModuleType):
-    """As in torch's argmax, wherever in a group it stands. (On CUDA, NaN counts as -inf.)"""
-    logits = random_logits(4, 300)
+@pytest.mark.parametrize("implementation", ALL)
+def test_nan_is_no_token_wherever_it_stands(implementation: ModuleType):
+    """Its neighbours in the batch have the tokens they have without it."""
+    logits = random_logits(6, 300)
+    lines = [Row(temperature=0.0), Row(seed=1), Row(top_k=5, top_p=0.9, seed=2)] * 2
+    whole = implementation.sample_tokens(*SamplingBatch(logits, lines).args())
     logits[0, 299] = logits[1, 130] = logits[1, 200] = logits[2, 0] = torch.nan
-    logits[3, :] = -torch.inf
-    sampled = implementation.sample_tokens(*SamplingBatch(logits, [Row(temperature=0.0)] * 4).args())
-    assert sampled.tolist() == [299, 130, 0, 0]
+    batch = SamplingBatch(logits, lines)
+    assert_broken(batch, sampled := implementation.sample_tokens(*batch.args()))
+    assert sampled.tolist() == [NOT_A_NUMBER] * 3 + whole[3:].tolist()
 
 
-def test_broken_models_yield_some_id_of_the_vocabulary():
-    vocab_size = 200
-    for implementation in (native, fallback, reference):
-        for logits in broken_logits(vocab_size):
-            for lines in BROKEN_LINES:
-                sampled = implementation.sample_tokens(*SamplingBatch(logits, lines).args())
-                assert ((sampled >= 0) & (sampled < vocab_size)).all(), (logits, lines)
+@pytest.mark.parametrize("implementation", ALL)
+def test_broken_models_yield_ids_of_the_vocabulary_or_none(implementation: ModuleType):
+    for logits in broken_logits(200):
+        for lines in BROKEN_LINES:
+            batch = SamplingBatch(logits, lines)
+            assert_broken(batch, implementation.sample_tokens(*batch.args()))
 
 
 def test_penalties_change_each_seen_token_once():

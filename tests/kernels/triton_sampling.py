@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import reference
+from pagewire.kernels.ops import NOT_A_NUMBER
 from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_masks
 from tests.kernels.interpreted import run_cases
 from tests.kernels.sampling_batches import (
@@ -26,6 +27,7 @@ from tests.kernels.sampling_batches import (
     STALE,
     Row,
     SamplingBatch,
+    assert_broken,
     assert_same,
     assert_same_rows,
     broken_logits,
@@ -113,12 +115,20 @@ def infinities() -> None:
 
 
 def broken_models() -> None:
-    """Some id of the vocabulary, and an end."""
-    vocab_size = 200
-    for logits in broken_logits(vocab_size):
+    """Ids of the vocabulary, or none, and an end."""
+    for logits in broken_logits(200):
         for lines in BROKEN_LINES:
-            sampled = sampling.sample_tokens(*SamplingBatch(logits, lines).args())
-            assert ((sampled >= 0) & (sampled < vocab_size)).all()
+            batch = SamplingBatch(logits, lines)
+            assert_broken(batch, sampling.sample_tokens(*batch.args()))
+
+
+def nan_among_numbers() -> None:
+    """One is enough, in any group; who has none beside it gets its token."""
+    logits = random_logits(len(MIX), 700, scale=1.0)
+    for line, token_id in ((0, 699), (2, 0), (3, 130), (6, 500)):
+        logits[line, token_id] = float("nan")
+    sampled = check(logits, MIX)
+    assert (sampled[[0, 2, 3, 6]] == NOT_A_NUMBER).all() and (sampled[[1, 4, 7]] >= 0).all()
 
 
 def rejections() -> None:
@@ -181,6 +191,12 @@ def acceptance_case() -> None:
         drafts.accept_tokens(*actual.args())
         reference.accept_tokens(*expected.args())
         assert_same_rows(actual, expected)
+    actual = drafted_rows([(4, 4, False), (1, 1, False)])
+    actual.sampled[2] = actual.sampled[4] = NOT_A_NUMBER
+    expected = actual.copy()
+    drafts.accept_tokens(*actual.args())
+    reference.accept_tokens(*expected.args())
+    assert_same_rows(actual, expected)
 
 
 def logprobs_case() -> None:
@@ -202,8 +218,9 @@ def compare_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> None:
 
 
 def broken_logprobs() -> None:
-    ids, _, ranks = logprobs.token_logprobs(torch.full((1, 200), float("nan")), torch.tensor([7]), 5)
+    ids, values, ranks = logprobs.token_logprobs(torch.full((1, 200), float("nan")), torch.tensor([7]), 5)
     assert ((ids >= 0) & (ids < 200)).all()
+    assert values.isnan().all()
     assert (ranks >= 1).all()
 
 
@@ -239,6 +256,7 @@ CASES: dict[str, Callable[[], None]] = {
     "extremes": extremes,
     "infinities": infinities,
     "broken models": broken_models,
+    "NaN among numbers": nan_among_numbers,
     "many rejections": rejections,
     "padding, empty": nothing_to_do,
     "penalties": penalties_case,

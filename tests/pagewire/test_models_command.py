@@ -80,8 +80,17 @@ def test_a_url_of_a_running_stack_is_its_grpc_port() -> None:
             assert grpc_address(given) == "127.0.0.1:9001"
     assert grpc_address("http://host:8001/") == "host:8001"
     assert grpc_address("unix:/tmp/x.sock") == "unix:/tmp/x.sock"
-    with pytest.raises(StartupError, match="without TLS"):
-        grpc_address("https://host")
+    assert grpc_address("https://host:8001") == grpc_address("grpcs://host:8001") == "grpcs://host:8001"
+
+
+def test_a_stack_with_tls_is_reached_at_its_socket() -> None:
+    """Its own user needs no certificates; who says grpcs:// gets that."""
+    config = ServeConfig(served_model_name="m", port=9000, grpc_port=9001, ssl_certfile="c.pem")
+    with running.announced(config, shared=True, local="unix:/t.sock"):
+        assert [stack.rest for stack in running.running_stacks()] == ["https://127.0.0.1:9000"]
+        for given in ("https://localhost:9000/v1", "localhost:9000", "localhost:9001"):
+            assert grpc_address(given) == "unix:/t.sock"
+        assert grpc_address("grpcs://localhost:9001") == "grpcs://localhost:9001"
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What every service takes for granted: handlers that clean up, tasks that end."""
 
 import asyncio
+import contextlib
 import gc
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import rpc
 from pagewire.v1 import executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -132,6 +134,30 @@ async def test_a_unix_socket_is_private_replaces_a_stale_one_and_goes_away(tmp_p
     del server
     gc.collect()
     assert not path.exists()
+
+
+async def test_connections_are_bounded(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    server = rpc.Server([address], shutdown_timeout=0, max_connections=2)
+    await server.start()
+
+    async def check(channel: grpc.aio.Channel) -> int:
+        return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)).status
+
+    async with rpc.channel(address) as first, rpc.channel(address) as third:
+        assert await check(first)
+        async with rpc.channel(address) as second:
+            assert await check(second)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await check(third)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert await check(first) and await check(second)
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await check(third)
+                    break
+    await server.stop()
 
 
 async def test_cancel_waits_and_passes_errors_on() -> None:

@@ -87,6 +87,13 @@ def test_banner_has_what_a_newcomer_needs() -> None:
     assert "http://[::1]:8000" in banner(ServeConfig(host="::", served_model_name="m"), CHAT, 1)
 
 
+def test_banner_says_where_operators_look_and_that_a_key_is_needed() -> None:
+    text = banner(ServeConfig(served_model_name="m", admin_port=9003, api_key_file="keys"), CHAT, 1)
+    assert "http://127.0.0.1:9003/metrics" in text and "Authorization: Bearer" in text
+    text = banner(ServeConfig(served_model_name="m"), CHAT, 1)
+    assert "Admin" not in text and "Authorization" not in text
+
+
 @pytest.mark.parametrize(
     ("model", "routes", "commands"),
     [

@@ -14,7 +14,7 @@ extern "C" void pagewire_accept_tokens(const int64_t* sampled, const int32_t* ro
         int32_t* drafts = token_ids + row * token_stride + num_tokens[row];
         int64_t accepted = 0;
         while (accepted + 1 < num_samples && drafts[accepted] == tokens[accepted]) accepted++;
-        drafts[accepted] = (int32_t)tokens[accepted];  // those before it are there
+        drafts[accepted] = (int32_t)(tokens[accepted] < 0 ? 0 : tokens[accepted]);  // those before it are there
         num_gained[b] = accepted + 1;
         num_tokens[row] += accepted + 1;
         num_computed_tokens[row] -= num_samples - accepted - 1;

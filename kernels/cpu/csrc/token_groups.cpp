@@ -143,8 +143,8 @@ void pagewire_group_members(int dtype, const void* logits, int64_t stride, const
 }
 
 // The most probable token of each position whose row has temperature 0: to sampled [num_positions] and, if it is to be
-// appended, to the row's token_ids at num_tokens, which grows by one. Positions without a row (-1) get 0, others -1:
-// they are to be drawn. maxima [num_positions, G] is overwritten.
+// appended, to the row's token_ids at num_tokens, which grows by one. Where there is NaN, sampled is -1 and the row gets
+// token 0. Positions without a row (-1) get 0, others -1: they are to be drawn. maxima [num_positions, G] is overwritten.
 void pagewire_sample_greedy(int dtype, const void* logits, int64_t stride, int64_t num_positions, int64_t vocab_size,
                             const int32_t* rows, const float* temperature, int32_t* token_ids, int64_t token_ids_stride,
                             int64_t* num_tokens, int append, float* maxima, int64_t* sampled, int threads) {
@@ -163,9 +163,11 @@ void pagewire_sample_greedy(int dtype, const void* logits, int64_t stride, int64
             alignas(64) f32x16 values[GROUP_VECTORS];
             l.load_group<decltype(t)>(line, group, values);
             const int64_t token = group * GROUP_SIZE + argmax((const float*)values, GROUP_SIZE);
+            const float maximum = maxima[line * l.num_groups() + group];
+            const bool is_broken = maximum != maximum;
             const int32_t row = rows[greedy[line]];
-            sampled[greedy[line]] = token;
-            if (append) token_ids[row * token_ids_stride + num_tokens[row]++] = (int32_t)token;
+            sampled[greedy[line]] = is_broken ? -1 : token;
+            if (append) token_ids[row * token_ids_stride + num_tokens[row]++] = is_broken ? 0 : (int32_t)token;
         }
     });
 }

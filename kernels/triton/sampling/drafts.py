@@ -45,7 +45,7 @@ def accept_tokens_kernel(
         is_wrong = mask & (draft != tl.load(tokens + index, mask=mask, other=0))
         accepted = tl.minimum(accepted, tl.min(tl.where(is_wrong, index, num_drafts), axis=0))
     # The accepted drafts are where they belong; what was sampled behind them replaces the next one.
-    tl.store(drafts + accepted, tl.load(tokens + accepted).to(tl.int32))
+    tl.store(drafts + accepted, tl.maximum(tl.load(tokens + accepted).to(tl.int32), 0))
     num_computed_tokens = tl.load(num_computed_tokens_ptr + row)
     tl.store(num_tokens_ptr + row, num_tokens + accepted + 1)
     tl.store(num_computed_tokens_ptr + row, num_computed_tokens - (num_drafts - accepted))

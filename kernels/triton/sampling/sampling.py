@@ -14,7 +14,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
 from pagewire.kernels.triton.sampling.token_groups import (
     ROW_WARPS,
     TRITON_TYPES,
@@ -31,6 +31,7 @@ from pagewire.kernels.triton.sampling.token_groups import (
 
 _GROUP_SIZE = tl.constexpr(GROUP_SIZE)
 _INF = tl.constexpr(float("inf"))
+_NOT_A_NUMBER = tl.constexpr(NOT_A_NUMBER)
 # SplitMix64, as in the reference
 _GOLDEN_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -199,6 +200,8 @@ def choose_token_kernel(
     groups = tl.arange(0, PADDED_GROUPS)
     first_group = batch_index * num_groups
     maxima = tl.load(maxima_ptr + first_group + groups, mask=groups < num_groups, other=-_INF)
+    scores = tl.load(scores_ptr + first_group + groups, mask=groups < num_groups, other=0.0)
+    is_broken = tl.max((scores != scores).to(tl.int32), axis=0) > 0
     token = 0
     if temperature > 0:
         token = _draw(
@@ -221,9 +224,10 @@ def choose_token_kernel(
         group = tl.argmax(maxima, axis=0)
         ids = group * _GROUP_SIZE + tl.arange(0, _GROUP_SIZE)
         token = group * _GROUP_SIZE + tl.argmax(load_scaled(logits, ids, ids < vocab_size, 1.0), axis=0)
-    tl.store(sampled_ptr + batch_index, token.to(tl.int64))
+    # What is in the row is the next step's input.
+    tl.store(sampled_ptr + batch_index, tl.where(is_broken, _NOT_A_NUMBER, token).to(tl.int64))
     if offsets_ptr is None:
-        tl.store(token_ids_ptr + row * token_ids_stride + position, token)
+        tl.store(token_ids_ptr + row * token_ids_stride + position, tl.where(is_broken, 0, token))
         tl.store(num_tokens_ptr + row, position + 1)
 
 

@@ -48,7 +48,7 @@ def group_statistics_kernel(
     rows_ptr,  # int32 [S], -1 = skip; None = all with temperature 1
     temperature_ptr,  # fp32 [max_num_seqs]
     maxima_ptr,  # fp32 [S, num_groups]
-    scores_ptr,  # fp32 [S, num_groups]: log-sum-exp
+    scores_ptr,  # fp32 [S, num_groups]: log-sum-exp, NaN of a group that has one
     vocab_size,
     num_groups,
     logits_stride,
@@ -65,8 +65,9 @@ def group_statistics_kernel(
         scale = tl.div_rn(1.0, tl.where(temperature > 0, temperature, 1.0))
     groups = tl.program_id(0) * TILE + tl.arange(0, TILE)
     ids = groups[:, None] * _GROUP_SIZE + tl.arange(0, _GROUP_SIZE)[None, :]
-    values = load_scaled(logits_ptr + batch_index * logits_stride, ids, ids < vocab_size, scale)
-    maxima = tl.max(values, axis=1)
+    logits = logits_ptr + batch_index * logits_stride
+    values = tl.load(logits + ids, mask=ids < vocab_size, other=-_INF).to(tl.float32) * scale
+    maxima = tl.max(tl.where(values == values, values, -_INF), axis=1)
     origins = exp_origin(maxima)
     scores = origins + tl.log(tl.sum(tl.exp(values - origins[:, None]), axis=1))
     in_row = groups < num_groups
@@ -116,7 +117,8 @@ def row_constants(vocab_size: int) -> dict[str, int]:
 
 
 def group_statistics(logits: Tensor, rows: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(maxima, log-sum-exps), both fp32 [S, num_groups], of logits [S, vocab_size] / temperature.
+    """(maxima, log-sum-exps), both fp32 [S, num_groups], of logits [S, vocab_size] / temperature. NaN is in no maximum,
+    and in the log-sum-exp of its group.
 
     rows int32 [S] and temperature fp32 [max_num_seqs] go together; None = the logits as they are. A temperature of 0
     counts as 1; the values of padded rows (-1) are undefined.

@@ -85,6 +85,11 @@ class ExecutorServiceServicer:
         its answer, step_id 0. A stream that opens ends the previous one and starts with empty rows and an empty KV cache; it
         is refused with FAILED_PRECONDITION while a scheduler of a higher term has the executor, or had it ten seconds ago.
         Responses come in step order; two steps may be in flight.
+
+        A stream that fails says whose fault it may be, by its status and how the message begins. A request of the steps in
+        flight: UNKNOWN "a step failed" (the executor goes on, and takes a new stream), INTERNAL "fatal device error" or
+        DEADLINE_EXCEEDED "no progress" (it ends). Nobody: ABORTED "the executor" (a new stream has it),
+        DATA_LOSS "the model" (which yields no numbers, whatever it is asked; it ends).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

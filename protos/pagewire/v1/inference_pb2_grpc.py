@@ -136,7 +136,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AbortRequests(self, request, context):
-        """Ends generations by their ids, whoever sent them: what they have so far ends with FINISH_REASON_ABORT.
+        """Ends generations by their ids: what they have so far ends with FINISH_REASON_ABORT. A tenant ends its own; whose
+        key may change the service, or where there are no tenants, whoever sent them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -64,7 +64,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends requests by the client-given id of Generate.
+        """Ends requests by the client-given id of Generate; of those that the caller may end, as with AbortRequests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor import convert, image_inputs
+from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.v1 import common_pb2, executor_pb2
 from tests.services.executor.models.tiny import load
@@ -191,7 +192,7 @@ def test_a_text_model_takes_no_images(tmp_path: Path) -> None:
     driver = make_driver(tiny_llama(tmp_path))
     driver.add(0, prompt.token_ids, images=prompt.images)
     output = driver.launch({0: len(prompt.token_ids)})
-    assert output.refusals == {0: "the request has images; LlamaForCausalLM reads none"}
+    assert output.failures == {0: Failure(Cause.IMAGE, "the request has images; LlamaForCausalLM reads none")}
 
 
 _SIZES = st.one_of(st.integers(-1, 4), st.sampled_from([6, 14, 24, 28, 96, 1 << 40]))

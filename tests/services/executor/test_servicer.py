@@ -18,9 +18,10 @@ from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.servicer import ExecutorServicer
+from pagewire.services.executor.session import DeviceError, Session
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
 from pagewire.services.executor.step import Step, StepOutput
-from pagewire.services.executor.worker import DeviceError, Session, Worker
+from pagewire.services.executor.worker import Worker
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, BrokenRunner, alone, prompt, tiny_llama
 

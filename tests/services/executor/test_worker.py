@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.services.executor import worker
+from pagewire.services.executor import clock
 
 
 class FakeEvent:
@@ -23,19 +23,19 @@ class FakeEvent:
         return end.time_ms - self.time_ms
 
 
-def step_clock(launching_ms: float | None, launched_ms: float) -> worker.Clock:
-    clock = worker.Clock(True, received_ns=0)
+def step_clock(launching_ms: float | None, launched_ms: float) -> clock.Clock:
+    step = clock.Clock(True, received_ns=0)
     if launching_ms is not None:
         FakeEvent.now_ms = launching_ms
-        clock.launching()
+        step.launching()
     FakeEvent.now_ms = launched_ms
-    clock.launched()
-    return clock
+    step.launched()
+    return step
 
 
 def test_idle_time_on_cuda_lasts_until_the_step_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(clock.torch.cuda, "Event", FakeEvent)
     first, second, empty = step_clock(10, 50), step_clock(53, 90), step_clock(None, 91)
-    assert [clock.wait_ns() for clock in (first, second, empty)] == [40_000_000, 37_000_000, 0]
+    assert [step.wait_ns() for step in (first, second, empty)] == [40_000_000, 37_000_000, 0]
     assert second.idle_ns(first) == 3_000_000
     assert empty.idle_ns(second) == 1_000_000

@@ -8,6 +8,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest, resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -88,9 +89,9 @@ class PureLine:
             if error is not None:
                 self.errors[request.request_id] = error
 
-    def lose(self, index: int = 0) -> None:
+    def lose(self, index: int = 0, loss: Loss = Loss.SILENT) -> None:
         """The executor is gone, with everything in it, steps in flight included."""
-        for request in self.scheduler.detach(self.scheduler.replicas[index]):
+        for request in self.scheduler.detach(self.scheduler.replicas[index], loss):
             self._note_end(request)
             self.condemned.append(request)
         self._check_integrity()
@@ -98,9 +99,9 @@ class PureLine:
         self._results[index].clear()
         self._in_flight[index].clear()
 
-    def die(self, successor: FakeExecutor | None = None, index: int = 0) -> None:
+    def die(self, successor: FakeExecutor | None = None, index: int = 0, loss: Loss = Loss.SILENT) -> None:
         """The executor loses everything, steps in flight included, and comes back, or another one does."""
-        self.lose(index)
+        self.lose(index, loss)
         if successor is not None:
             self.executors[index] = successor
         self.attach(index)

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES
 from pagewire.v1.common_pb2 import Logprobs
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
@@ -73,7 +73,7 @@ class Story:
                 assert line.ends[request_id] == [FinishReason.ABORT]
             elif self.requests[request_id - 1] in line.condemned:
                 assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
-                assert line.ends[request_id] == [FinishReason.ERROR] and self.num_deaths >= MAX_LOSSES
+                assert line.ends[request_id] == [FinishReason.ERROR] and self.num_deaths >= MAX_SILENT_LOSSES
             else:
                 assert line.outputs[request_id] == tokens_to_come
                 assert line.ends[request_id][0] in (FinishReason.STOP, FinishReason.LENGTH)

@@ -1,6 +1,9 @@
 """Several executors behind one scheduler, and several schedulers before one executor."""
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +15,10 @@ from pagewire.errors import StartupError
 from pagewire.services.scheduler.main import serve
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.scheduler import NotInterchangeable
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES, is_suspect
 from pagewire.v1 import common_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
+from tests.e2e import fake_executor
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
@@ -113,8 +117,8 @@ def test_a_suspect_pauses_one_replica_not_all() -> None:
     for index in (0, 1):
         line.schedule(index)
     (suspect,) = line.scheduler.replicas[1].running
-    suspect.num_losses = MAX_LOSSES - 2
-    line.die(index=1)  # one more makes it a suspect
+    line.die(index=1)
+    assert is_suspect(suspect)
     line.add(prompt_of(5), max_tokens=40)
     assert line.schedule(0) is not None, "the others go on"
     line.run()
@@ -277,6 +281,33 @@ async def test_each_executor_is_named_once() -> None:
             await serve(SchedulerConfig(executor_address=address))
 
 
+async def test_others_take_over_from_an_executor_that_hangs(tmp_path: Path) -> None:
+    """And it is one of them again when it goes on."""
+    line = ServiceLine(tmp_path, *executors(2), hang_timeout=1)
+    hangs = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.e2e.fake_executor", line.executor_addresses[0], "0", "0.01"),
+        cwd=Path(__file__).parents[3],
+    )
+    try:
+        async with line.running(with_executor=False):
+            await line.start_executor(FakeExecutorServicer(fake_executor.make_executor, step_seconds=0.01), index=1)
+            await line.wait_for_executors(2)
+            call, collected = await submit(line, 8, 200)
+            await until(lambda: len(line.executors[1].executor.rows) == line.engine.scheduler.num_running - 4 == 4)
+            os.kill(hangs.pid, signal.SIGSTOP)
+            await collected.read_until_finished(call, *range(1, 9))
+            for number in range(1, 9):
+                assert collected.token_ids[number] == expected_output(
+                    prompt_of(number), 200, vocab_size=fake_executor.VOCAB_SIZE
+                )
+            assert len(line.executors[1].new_requests) == 8
+            os.kill(hangs.pid, signal.SIGCONT)
+            await line.wait_for_executors(2)
+    finally:
+        hangs.kill()
+        await hangs.wait()
+
+
 async def test_an_executor_that_is_told_to_end_gets_no_new_requests(tmp_path: Path) -> None:
     """Those that run there may end; what is left when it goes is the others', and nobody is charged with its end."""
     line = ServiceLine(tmp_path, *executors(2, step_seconds=0.005), hang_timeout=0.4)
@@ -323,7 +354,7 @@ async def test_nobody_is_suspected_because_executors_are_replaced(tmp_path: Path
     async with line.running():
         await line.wait_for_executors(1)
         generating = asyncio.create_task(generate(line, 1))
-        for _ in range(MAX_LOSSES):
+        for _ in range(MAX_SILENT_LOSSES):
             await until(lambda: line.engine.scheduler.num_running == 1)
             goes = asyncio.Event()
             draining = asyncio.create_task(line.drain_executor(goes.wait))

@@ -17,7 +17,7 @@ from pagewire.services.scheduler.fairness import Account
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.scheduler import QueueFull
 from pagewire.services.scheduler.step import ScheduledStep
-from pagewire.services.scheduler.suspicion import MAX_LOSSES
+from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES
 from tests.fakes import FakeExecutorDied
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
@@ -277,7 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def poison_costs_few_executors(self) -> None:
         num_deadly = sum(generation.is_deadly and generation.line is self.line for generation in self.generations)
-        assert self.line.num_deadly_steps <= MAX_LOSSES * num_deadly
+        assert self.line.num_deadly_steps <= MAX_SILENT_LOSSES * num_deadly
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from pagewire.services.tokenizer.codec import CodecSource
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.v1 import inference_pb2
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
-from tests.services.public_doors import check_doors
+from tests.services.public_doors import check_doors, served_methods, status_of
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 
 
@@ -71,6 +71,25 @@ async def test_the_key_is_the_tenant(make_line, pool, public, keys) -> None:
     (submission,) = line.scheduler.submissions
     assert (submission.context.tenant, submission.context.tenant_weight) == ("alice", 2)
     assert refused.value.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_what_changes_the_service_wants_a_key_that_may(make_line, pool, public, keys) -> None:
+    user, operator = new(keys, "user"), new(keys, "operator", admin=True)
+    change = "/pagewire.v1.AdminService/ReplaceWeights"
+    async with make_line(api_key_file=str(keys)).running(pool=pool), rpc.channel(public) as channel:
+        refused = await status_of(channel, change, authorization=f"Bearer {user}")
+        assert refused is grpc.StatusCode.PERMISSION_DENIED
+        let_in = await status_of(channel, change, authorization=f"Bearer {operator}")
+        assert let_in not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+        for told in ("GetMetrics", "GetStatus"):
+            name = f"/pagewire.v1.AdminService/{told}"
+            assert await status_of(channel, name, authorization=f"Bearer {user}") is grpc.StatusCode.OK
+
+
+async def test_clients_may_be_told_nothing_of_the_service(make_line, pool, public) -> None:
+    async with make_line(public_admin=False).running(pool=pool), rpc.channel(public) as channel:
+        assert not [name for name in await served_methods(channel) if "AdminService" in name]
+        assert await status_of(channel, "/pagewire.v1.AdminService/GetMetrics") is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_client_takes_its_key_from_the_environment(make_line, pool, public, monkeypatch) -> None:

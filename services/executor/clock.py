@@ -1,0 +1,47 @@
+"""How long a step waited, took, and left the device idle before it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Clock:
+    """Times of one step; all but the start are known once it was waited for."""
+
+    def __init__(self, on_cuda: bool, received_ns: int) -> None:
+        self._received_ns = received_ns
+        self._started_ns = self._ended_ns = time.perf_counter_ns()
+        self.queue_ns = self._started_ns - received_ns
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if on_cuda:
+            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))
+        self._is_launching = False
+
+    def launching(self) -> None:
+        """The host has prepared the step: from here on the device works on it. On a CPU the preparation is its work."""
+        self._is_launching = True
+        if self._events is not None:
+            self._events[0].record()
+
+    def launched(self) -> None:
+        if not self._is_launching:
+            self.launching()  # a step that only frees rows
+        if self._events is not None:
+            self._events[1].record()
+
+    def wait_ns(self) -> int:
+        """Waits until the device is done with the step."""
+        if self._events is None:
+            self._ended_ns = time.perf_counter_ns()
+            return self._ended_ns - self._started_ns
+        start, end = self._events
+        end.synchronize()
+        return int(start.elapsed_time(end) * 1e6)
+
+    def idle_ns(self, previous: Clock) -> int:
+        """How long the device had nothing to do between the end of the step before and this one."""
+        if self._events is None or previous._events is None:
+            return max(0, self._received_ns - previous._ended_ns)
+        return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))

@@ -1,0 +1,64 @@
+"""Requests that fail in a step while the others go on with it: why each does, for its client and for metrics."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewire.kernels.ops import NOT_A_NUMBER
+
+
+class Cause(enum.StrEnum):
+    """As metrics name it."""
+
+    IMAGE = "image"
+    PROMPT = "prompt"
+    GRAMMAR = "grammar"
+    NAN = "nan"
+    ILLEGAL_TOKEN = "illegal_token"
+
+    @property
+    def is_clients_fault(self) -> bool:
+        return self in (Cause.IMAGE, Cause.PROMPT, Cause.GRAMMAR)
+
+
+@dataclass(frozen=True)
+class Failure:
+    cause: Cause
+    message: str  # for the client
+
+
+def find_failures(
+    request_ids: Sequence[int],
+    num_tokens: np.ndarray,
+    token_ids: np.ndarray,
+    vectors: np.ndarray | None,
+    vocab_size: int,
+) -> dict[int, Failure]:
+    """By request, of what a step has yielded: tokens that are none, and vectors that are not numbers.
+
+    request_ids [R + V]: those sampled, then those that yield a vector. num_tokens [R], of each; token_ids int64
+    [sum(num_tokens)]; vectors fp32 [V, size].
+    """
+    failures: dict[int, Failure] = {}
+    # What is below zero is above all when read as unsigned: one pass, and one more if there is something to find.
+    if len(token_ids) and int(token_ids.view(np.uint64).max()) >= vocab_size:
+        owners = np.repeat(np.arange(len(num_tokens)), num_tokens)
+        for index in np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size)).tolist():
+            failure = _of_token(int(token_ids[index]), vocab_size)
+            failures.setdefault(request_ids[owners[index]], failure)
+    if vectors is not None and not (is_finite := np.isfinite(vectors).all(1)).all():
+        for index in np.flatnonzero(~is_finite).tolist():
+            message = "the model yields no numbers (NaN) for this request: there is no vector"
+            failures[request_ids[len(num_tokens) + index]] = Failure(Cause.NAN, message)
+    return failures
+
+
+def _of_token(token_id: int, vocab_size: int) -> Failure:
+    if token_id == NOT_A_NUMBER:
+        return Failure(Cause.NAN, "the model yields no numbers (NaN) for this request: there is no next token")
+    message = f"token {token_id} was sampled for this request, which is outside the vocabulary of {vocab_size}"
+    return Failure(Cause.ILLEGAL_TOKEN, message)

@@ -1,0 +1,90 @@
+"""The services joined by TCP, as on several hosts, each with a certificate of one CA."""
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from pagewire import health, rpc
+from pagewire.client import Client
+from pagewire.config import TlsConfig
+from pagewire.secure_rpc import ServiceTls
+from tests.certificates import Authority, Issued
+from tests.e2e.conftest import EXECUTOR_FLAGS
+from tests.e2e.line import FULL_NAMES, Line, free_port
+
+REQUEST = {"model": "m", "prompt": "The sea", "max_tokens": 48, "temperature": 0}
+
+
+class SecureLine(Line):
+    """All addresses are of TCP; processes and tests have the same certificate."""
+
+    def __init__(self, directory: Path, model: str, issued: Issued) -> None:
+        public = f"localhost:{free_port()}"
+        super().__init__(directory, model, executor=EXECUTOR_FLAGS, tokenizer=["--public-listen", public])
+        self.issued = issued
+        self.public = public
+        self.environment = {f"PAGEWIRE_{name.upper()}": path for name, path in issued.flags.items()}
+        self.verify = ssl.create_default_context(cafile=str(issued.ca_certs))
+        self._addresses = {name: f"localhost:{free_port()}" for name in FULL_NAMES}
+
+    def address(self, service: str) -> str:
+        return self._addresses.get(service, "")
+
+    def channel(self, service: str) -> grpc.aio.Channel:
+        return ServiceTls(TlsConfig(**self.issued.flags), ["localhost:1"]).channel(self.address(service))
+
+    @property
+    def base_url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[SecureLine]:
+    directory = tmp_path_factory.mktemp("tls")
+    line = SecureLine(directory, str(smollm2_gguf), Authority(directory).issue("line"))
+    try:
+        for service in ("executor", "scheduler", "tokenizer", "gateway"):
+            line.start(service)
+        asyncio.run(line.wait_ready())
+        yield line
+    finally:
+        line.stop()
+
+
+async def test_rest_and_grpc_answer_and_links_take_services_alone(line: SecureLine) -> None:
+    async with line.openai() as ai:
+        text = (await ai.completions.create(**REQUEST)).choices[0].text  # type: ignore[call-overload]
+    files = {"ssl_ca_certs": str(line.issued.ca_certs)}
+    async with Client(f"grpcs://{line.public}", **files) as client:
+        options = {"max_tokens": 48, "temperature": 0.0}
+        assert "".join([response.text async for response in client.generate("The sea", **options)]) == text
+    for service, name in FULL_NAMES.items():
+        # What clients may connect with is not enough, and plain text is not.
+        async with Client(f"grpcs://{line.address(service)}", **files) as client:
+            with pytest.raises(rpc.RpcError):
+                await client.models()
+        assert await asyncio.to_thread(health.grpc_problem, line.address(service), name) is not None
+        problem = await asyncio.to_thread(health.grpc_problem, line.address(service), name, line.issued.files)
+        assert problem is None
+    async with httpx.AsyncClient(verify=line.verify) as client:
+        status = (await client.get(f"{line.base_url}/v1/status")).json()
+    assert [service["service"] for service in status["services"]] == ["gateway", "tokenizer", "scheduler", "executor"]
+
+
+async def test_a_stream_goes_on_when_services_die(line: SecureLine) -> None:
+    """Every link breaks once."""
+    async with line.openai() as ai:
+        undisturbed = (await ai.completions.create(**REQUEST)).choices[0].text  # type: ignore[call-overload]
+        text, num_chunks = "", 0
+        async for chunk in await ai.completions.create(**REQUEST, stream=True):  # type: ignore[call-overload]
+            text += chunk.choices[0].text
+            num_chunks += 1
+            if dying := {3: "scheduler", 12: "tokenizer"}.get(num_chunks):
+                line.restart(dying)
+    assert text == undisturbed
+    assert num_chunks > 12
