@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -52,9 +53,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith("/pagewire."):
             return handler
-        deserialize = handler.request_deserializer
-        if not handler.request_streaming:  # a stream is a neighbor's, and ends
-            deserialize = Deserializer(method, deserialize)
+        deserialize: Callable[[bytes], Any] = Deserializer(method, handler.request_deserializer)
+        if handler.request_streaming:
+            deserialize = partial(_decoded, deserialize)
         if handler.response_streaming:
             make = (
                 grpc.stream_stream_rpc_method_handler
@@ -95,6 +96,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                 await _abort_internal(context, method, error)
 
         return grpc.unary_unary_rpc_method_handler(unary, deserialize, handler.response_serializer)
+
+
+def _decoded(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
+    """A message of a stream, whose reader gets the RpcError if it is none."""
+    request = deserialize(data)
+    _check_decoded(request)
+    return request
 
 
 def _check_decoded(request: Any) -> None:

@@ -120,16 +120,16 @@ class Decision:
         if prefills and not self._rows.lacks_blocks:
             # Newcomers would take the blocks that a running prompt waits for.
             first, *others = prefills
-            kept = 0.0 if self._is_over_served(first) else _KEPT
+            kept = self._kept_for(first)
             for request in sorted(others, key=self._urgency):
-                if not self._continue(request, kept):
+                if not self._continue(request, kept, self._least(kept)):
                     return
             if may_admit and self._waiting:
                 self._admit(kept, first)
             prefills = [first]
         self._rows.lacks_blocks = False
-        for i, request in enumerate(prefills):
-            if not self._continue(request, least=0 if i else MIN_CHUNK):
+        for request in prefills:
+            if not self._continue(request, 0.0, self._least()):
                 return
         if may_admit and self._waiting:
             self._admit()
@@ -150,6 +150,15 @@ class Decision:
         if self._is_contended:
             self._modest_budget = PrefillBudget(costs, num_tokens, target.modest_seconds(costs, num_decodes), 1)
 
+    def _kept_for(self, first: Request) -> float:
+        """The part of what prompts may take that others leave to the one that is first. Where it is too small for a
+        piece, as a step has hardly room for one, the first has the whole of every fourth step instead."""
+        if self._is_over_served(first):
+            return 0.0
+        if self._budget.fit(first.num_computed_tokens, self._budget.num_tokens) * _KEPT >= MIN_CHUNK:
+            return _KEPT
+        return 1.0 if self._step.step_id % round(1 / _KEPT) == 0 else 0.0
+
     def _is_over_served(self, request: Request) -> bool:
         return self._is_contended and request.account.served > self._least_served
 
@@ -168,7 +177,11 @@ class Decision:
             fitting = self._modest_budget.fit(start, fitting, least=min(least, 1))
         return fitting
 
-    def _continue(self, request: Request, kept: float = 0.0, least: int = 0) -> bool:
+    def _least(self, kept: float = 0.0) -> int:
+        """How many tokens of a prompt to compute in any case: a piece, so that there is one in every step."""
+        return 0 if kept or self._step.work.num_prompt_tokens else MIN_CHUNK
+
+    def _continue(self, request: Request, kept: float, least: int) -> bool:
         """Computes more of a running prompt. False: it waits for blocks, which nobody else is to get."""
         if request.status is not RequestStatus.RUNNING:
             return True  # preempted for another one
@@ -229,8 +242,7 @@ class Decision:
                 continue
             if first is not None and not self._overtakes(request, missing, first):
                 return
-            least = 0 if self._prefilling else MIN_CHUNK
-            num_tokens = self._chunk(request, computed.num_tokens, kept, least)
+            num_tokens = self._chunk(request, computed.num_tokens, kept, self._least(kept))
             if num_tokens == 0 or (num_tokens < missing and not self._takes_partial(request)):
                 return
             self._waiting.remove(request)

@@ -2,9 +2,10 @@
 
 A step with decodes in it should not take longer than --target-itl-ms. What it would take without prompts is known from
 experience (`cost_model.py`), and the rest of the time is theirs. Prompts always get something: a third of what the
-decodes take, by default as much as these. A step in which nobody decodes may take longer, as it delays only those who
-arrive meanwhile, and a request that is alone takes what it likes. Unless a target was set, so may one for which more
-short prompts wait than requests decode: in a burst, steps that are kept short delay more than they hurry.
+decodes take, by default as much as these, and half the target. A step in which nobody decodes may take longer, as it
+delays only those who arrive meanwhile, and a request that is alone takes what it likes. Unless a target was set, so may
+one for which more short prompts wait than requests decode: in a burst, steps that are kept short delay more than they
+hurry.
 """
 
 from pagewire.config import SchedulerConfig
@@ -21,7 +22,7 @@ NO_LIMIT = float("inf")
 
 
 class PrefillTarget:
-    """Says how many seconds of a step prompts may take."""
+    """Says how many seconds of a step the tokens of prompts may take."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
@@ -36,12 +37,12 @@ class PrefillTarget:
             return NO_LIMIT
         decodes = costs.decode_seconds(num_decodes)
         if self._target is None:
-            target, least = _DEFAULT_TARGET, decodes
+            target, least = _DEFAULT_TARGET, max(decodes, _DEFAULT_TARGET / 2)
         else:
             target, least = self._target, decodes * _LEAST_SHARE
         if not is_contended and (num_decodes < 1 or self._target is None):
             target *= min(max(1.0, num_short_prompts / num_decodes), _MAX_STRETCH) if num_decodes >= 1 else _MAX_STRETCH
-        return max(target - decodes, least)
+        return max(target - decodes - costs.first_prompt_seconds, least)
 
     def modest_seconds(self, costs: StepCosts, num_decodes: int) -> float:
         """Of tenants that were served more than others that run."""
@@ -54,9 +55,12 @@ class PrefillBudget:
     """What is left of a step for prompts."""
 
     def __init__(self, costs: StepCosts, num_tokens: int, seconds: float, min_chunk: int = MIN_CHUNK) -> None:
-        """min_chunk: tokens; where time allows no more than a smaller piece, there is none."""
+        """seconds: that their tokens may take. min_chunk: tokens; where time allows no more than a smaller piece, there
+        is none."""
         self._costs = costs
         self._min_chunk = min_chunk
+        if seconds != NO_LIMIT and costs.most_prompt_tokens:
+            num_tokens = min(num_tokens, max(MIN_CHUNK, costs.most_prompt_tokens))
         self._all_tokens = self.num_tokens = num_tokens
         self._all_seconds = self._seconds = seconds
 
