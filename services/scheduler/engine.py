@@ -59,8 +59,6 @@ class Engine:
         self._live: dict[int, LiveRequest] = {}
         self._last_request_id = 0
         self._undelivered: Outputs | None = None  # of the latest result, not told yet
-        self._idle = asyncio.Event()  # no request is live
-        self._idle.set()
         self._info: ExecutorInfo | None = None  # of the present executors or of the last one
         self._changed = asyncio.Event()  # an executor came, or all were given up
         self._watchdog: asyncio.TimerHandle | None = None
@@ -100,7 +98,6 @@ class Engine:
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
         self._live[request.request_id] = live
-        self._idle.clear()
         if request.has_grammar:
             live.compiling = asyncio.create_task(self._add_compiled(live), name="grammar")
         elif is_live:
@@ -182,8 +179,9 @@ class Engine:
         return self._info
 
     async def drained(self) -> None:
-        """Returns when no request is live."""
-        await self._idle.wait()
+        """Returns when no request is live, or when a later scheduler has the executors: it is to have them, too."""
+        while self._live and not all(driver.is_refused for driver in self._drivers):  # noqa: ASYNC110 - several things
+            await asyncio.sleep(0.05)
 
     # -- the executors -----------------------------------------------------------------------------------------------
 
@@ -394,8 +392,6 @@ class Engine:
         request = live.request
         del self._live[request.request_id]
         self._expiry.remove(request.request_id)
-        if not self._live:
-            self._idle.set()
         assert request.finish_reason is not None
         self._stats.on_end(request.finish_reason)
         self._entrance.on_end(live)
