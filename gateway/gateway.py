@@ -73,7 +73,7 @@ class Gateway:
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.searches = Searches(self.inference, self.call_to_its_end)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self.status = StatusSource(Neighbour("tokenizer", config.tokenizer_address, self.channel), self.why_not_ready)
         self._default_model = ""
@@ -160,7 +160,7 @@ class Gateway:
         """Metrics of every service that answers."""
         services = [admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())]
         try:
-            behind = await self._admin.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=2 * PROBE_TIMEOUT_S)
+            behind = await self.admin.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=2 * PROBE_TIMEOUT_S)
             services.extend(behind.services)
         except grpc.aio.AioRpcError as error:
             metrics.logger.debug("no metrics from behind the gateway: %s", error.details())

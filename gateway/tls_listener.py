@@ -158,7 +158,12 @@ async def _first_byte(sock: socket.socket) -> bytes:
     """Leaves it there. b"": the client is gone. Raises OSError."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
-    loop.add_reader(sock, readable.set_result, None)
+
+    def tell() -> None:  # perhaps twice, before it is taken away
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(sock, tell)
     try:
         await readable
     finally:

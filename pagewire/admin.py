@@ -107,7 +107,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if self._replace_weights is None:
             raise RpcError(
                 grpc.StatusCode.UNIMPLEMENTED,
-                "weights are replaced through the scheduler, or a tokenizer's port for gateways (--listen)",
+                "weights are replaced through a tokenizer service or the scheduler",
             )
         return await self._replace_weights(request)
 

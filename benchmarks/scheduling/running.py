@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import grpc
+
 from pagewire.address import grpc_address
 from pagewire.bench.prompts import RandomWords
 from pagewire.client import Client
+from pagewire.error_details import retry_delay_of
 from pagewire.generate_request import generate_request
-from pagewire.rpc import RpcError, channel
+from pagewire.rpc import channel
 from pagewire.v1 import inference_pb2_grpc
 
 PARTS = ("flood", "tenants", "queue", "shares")
@@ -68,10 +71,11 @@ class Users:
                 if response.token_ids:
                     stream.times.append(time.monotonic())
                     stream.num_tokens.append(len(response.token_ids))
-        except Exception as error:
-            status = RpcError.from_call(error)  # type: ignore[arg-type]
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
             stream.refused_after = time.monotonic() - stream.start
-            stream.retry_delay = status.retry_delay
+            stream.retry_delay = retry_delay_of(error)
         finally:
             call.cancel()
 
@@ -115,6 +119,8 @@ async def flood(users: Users, tenants: Sequence[str], args: argparse.Namespace) 
     end = time.monotonic()
     is_short = streaming.done()
     streaming.cancel()
+    if not all(one.times for one, _ in longs):
+        raise SystemExit("a prompt of the flood was refused: start the stack with --max-queue-time 0")
     prompts_end = min(max(one.times[0] for one, _ in longs), stream.times[-1])
     name = "tenants" if tenants[0] else "flood"
     return (

@@ -1,7 +1,7 @@
 """Scheduling against a simulated clock: the scheduler decides, and a formula in the place of an executor says how long
 each step takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,13 @@ class Stream:
 class Simulation:
     """A scheduler and a device whose speed is a formula."""
 
-    def __init__(self, max_num_seqs: int = 128, num_blocks: int = 8192, **config: Any) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int = 128,
+        num_blocks: int = 8192,
+        step_seconds: Callable[[StepWork], float] = cpu_seconds,
+        **config: Any,
+    ) -> None:
         self.scheduler = Scheduler(SchedulerConfig(pipeline_depth=1, enable_prefix_caching=False, **config))
         info = ExecutorInfo(
             incarnation=1,
@@ -63,6 +69,7 @@ class Simulation:
         )
         (self._replica,) = self.scheduler.replicas
         self.scheduler.attach(self._replica, info)
+        self._step_seconds = step_seconds
         self.now = 0.0
         self.steps: list[tuple[StepWork, float]] = []  # what each computed, and its seconds
         self.streams: list[Stream] = []
@@ -90,7 +97,7 @@ class Simulation:
                     return
                 self.now = self._to_come[0].arrival
                 continue
-            seconds = cpu_seconds(step.work) if step.request_ids else 0.0
+            seconds = self._step_seconds(step.work) if step.request_ids else 0.0
             self.now += seconds
             self.steps.append((step.work, seconds))
             ids = [request.request_id for request in step.sampled]

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
+from pagewire.gateway.admin import weights
 from pagewire.gateway.gateway import gateway_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.status import routes as status_routes
@@ -17,4 +18,4 @@ async def get_metrics(request: Request) -> Response:
 
 
 # Routers of what changes the service have AdminRoute as their route_class.
-ROUTERS = (telling, status_routes.router)
+ROUTERS = (telling, status_routes.router, weights.router)

@@ -11,6 +11,7 @@ from pagewire.gateway.gateway import Gateway, gateway_of
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.operation.schema import AbortBody, Aborted, ServedModel, ServerInfo, ServerLoad, TokenizerInfo
 from pagewire.gateway.schema.responses import Health
+from pagewire.gateway.status.routes import FRESH_S
 from pagewire.v1 import common_pb2, inference_pb2
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])
@@ -58,8 +59,11 @@ async def server_info(request: Request) -> ServerInfo:
 @router.get("/model_info")
 @router.get("/get_model_info", include_in_schema=False)
 async def model_info(request: Request) -> ServedModel:
-    model = (await gateway_of(request).list_models())[0]
+    gateway = gateway_of(request)
+    model = (await gateway.list_models())[0]
+    replicas = (await gateway.status.status(FRESH_S)).replicas
     return ServedModel(
+        weight_version=next((one.weights_version for one in replicas if one.weights_version), "default"),
         model_path=model.root,
         tokenizer_path=model.root,
         is_generation=_generates(model),

@@ -70,7 +70,7 @@ class ServedModel(Body, kw_only=True):
     is_generation: bool
     served_model_name: str
     max_model_len: int | None
-    weight_version: Literal["default"] = "default"
+    weight_version: str  # of an executor's weights; while they are replaced, others may have others
 
 
 class ServerInfo(Body, kw_only=True):

@@ -13,7 +13,7 @@ router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
 _CACHES = "caches are the server's own; restart it to empty them, or keep requests apart by cache_salt"
 _SCALE = "executors are started and stopped by whoever deploys them"
-_WEIGHTS = "weights are those that an executor has loaded; start one with others"
+_WEIGHTS = "weights are replaced from files, as a whole and in one call; see /v1/admin/weights"
 
 UNSERVED: Mapping[str, str] = {
     "/api/chat": "of Ollama's API; see /v1/chat/completions",
@@ -71,7 +71,6 @@ UNSERVED: Mapping[str, str] = {
     "/unload_lora_adapter": "there are no LoRA adapters",
     "/update_weight_version": _WEIGHTS,
     "/update_weights": _WEIGHTS,
-    "/update_weights_from_disk": _WEIGHTS,
     "/update_weights_from_distributed": _WEIGHTS,
     "/update_weights_from_ipc": _WEIGHTS,
     "/update_weights_from_tensor": _WEIGHTS,

@@ -83,6 +83,8 @@ class ReplicaState(Body):
     attached: bool
     running: int
     max_num_seqs: int
+    weights_version: str  # as `system_fingerprint`
+    replacing_weights: bool  # it lets its requests end before it gets others
     groups: list[PageGroup]
 
 

@@ -105,6 +105,8 @@ def _replica(one: admin_pb2.ReplicaStatus) -> ReplicaState:
         attached=one.is_attached,
         running=one.num_running,
         max_num_seqs=one.max_num_seqs,
+        weights_version=one.weights_version,
+        replacing_weights=one.is_replacing_weights,
         groups=[_group(group) for group in one.kv_groups],
     )
 

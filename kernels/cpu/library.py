@@ -6,6 +6,7 @@ ctypes, which releases the GIL.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_float, c_int, c_int64, c_void_p, cast
@@ -41,7 +42,12 @@ class Recorder(Protocol):
         """What is done from Python, with tensors that the function itself does not refer to."""
 
 
-_recorder: Recorder | None = None
+class _OfThread(threading.local):
+    recorder: Recorder | None = None
+
+
+# Other threads' calls are not of the step that one of them records: they may load weights meanwhile.
+_of_thread = _OfThread()
 
 
 def bind(name: str, *argument_types: Any) -> Callable[..., None]:
@@ -53,8 +59,8 @@ def bind(name: str, *argument_types: Any) -> Callable[..., None]:
 
     def call(*arguments: Any) -> None:
         function(*arguments)
-        if _recorder is not None:
-            _recorder.on_call(address(name), layout, arguments)
+        if (recorder := _of_thread.recorder) is not None:
+            recorder.on_call(address(name), layout, arguments)
 
     return call
 
@@ -69,21 +75,20 @@ def address(name: str) -> int:
 
 @contextmanager
 def recorded_by(recorder: Recorder | None) -> Iterator[None]:
-    """Tells of every call."""
-    global _recorder
-    before, _recorder = _recorder, recorder
+    """Tells of every call of this thread."""
+    before, _of_thread.recorder = _of_thread.recorder, recorder
     try:
         yield
     finally:
-        _recorder = before
+        _of_thread.recorder = before
 
 
 def from_python(function: Callable[..., None], *tensors: Tensor | None) -> None:
     """Runs function(*tensors), here and in every replay; its own calls are not told of."""
     with recorded_by(None):
         function(*tensors)
-    if _recorder is not None:
-        _recorder.on_python(function, tensors)
+    if (recorder := _of_thread.recorder) is not None:
+        recorder.on_python(function, tensors)
 
 
 def dtype_code(x: Tensor) -> int:

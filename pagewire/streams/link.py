@@ -75,6 +75,7 @@ class Link(Generic[Request, Response]):
         self._pings, self._on_ping = pings, on_ping
         self._was_heard = False
         self._why_broken: str | None = None  # by this side
+        self._starts_over = False  # as it was told to
 
     async def send(self, message: Request) -> None:
         """Sends in call order. Without a stream the message is dropped: on_connect has to say it all again."""
@@ -97,6 +98,7 @@ class Link(Generic[Request, Response]):
     def start_over(self, reason: str) -> None:
         """Breaks the stream, if there is one; a new one follows at once."""
         if self._call is not None:
+            self._starts_over = True
             self._break_off(self._call, reason)
 
     async def run(self) -> None:
@@ -141,10 +143,11 @@ class Link(Generic[Request, Response]):
             if pinging is not None:
                 pinging.cancel()
             self._owner.on_disconnect(reason)
-        if was_up:
+        starts_over, self._starts_over = self._starts_over, False
+        if was_up and not starts_over:
             logger.warning("lost the stream to the %s (%s); reconnecting", self._name, reason)
         else:
-            logger.debug("no stream to the %s yet (%s)", self._name, reason)
+            logger.debug("no stream to the %s now (%s)", self._name, reason)
         return was_up
 
     async def _break_if_silent(self, call: BidiCall[Request, Response], pings: Pings) -> None:

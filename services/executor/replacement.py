@@ -27,7 +27,8 @@ from pagewire.rpc import RpcError
 from pagewire.services.executor import memory, stats
 from pagewire.services.executor.loading.twins import Differs, Pairs, twins
 from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.served_model import DUMMY, digest_of, load_served
+from pagewire.services.executor.probe import BrokenModel, probe
+from pagewire.services.executor.served_model import DUMMY, ServedModel, digest_of, load_served
 from pagewire.services.executor.worker import Worker
 from pagewire.v1.executor_pb2 import Weights
 
@@ -55,14 +56,16 @@ class LoadedWeights:
         runner.on_other_weights()
 
 
-# Reads the weights that are wanted, for the model of a runner. Raises RpcError, StartupError or OSError.
+# Reads the weights that are wanted, for the model of a runner. Raises as `load_weights`.
 Load = Callable[[ModelRunner, Weights], LoadedWeights]
 
 
 def load_weights(config: ExecutorConfig, runner: ModelRunner, wanted: Weights) -> LoadedWeights:
     """Reads weights beside the runner's own. On a thread of its own.
 
-    Raises RpcError (FAILED_PRECONDITION) if they are not those of the digest that is wanted, StartupError, or OSError.
+    Raises:
+        RpcError: FAILED_PRECONDITION, they are not those of the digest that is wanted.
+        StartupError, Differs, BrokenModel, OSError: they cannot replace the runner's own.
     """
     path = Path(resolve_model(wanted.model, wanted.revision or None, config.download_dir, config.accept_license))
     load_format = config.load_format
@@ -80,12 +83,20 @@ def load_weights(config: ExecutorConfig, runner: ModelRunner, wanted: Weights) -
     if served.digest != digest:
         raise StartupError(f"{path} was written to while it was read; replace the weights once it is complete")
     pairs = twins(runner.model, served.model) + twins(runner.pooling, served.pooling, "pooling")
-    if any(source.dtype in _CHECKED_FOR_NAN and bool(source.isnan().any()) for _, source in pairs):
-        raise StartupError(f"{path} has weights that are not a number (NaN): it is damaged, or its training failed")
+    _check_numbers(runner, served, pairs)
     weights = Weights()
     weights.CopyFrom(wanted)
     weights.digest, weights.version = digest, wanted.version or digest
     return LoadedWeights(weights, pairs)
+
+
+def _check_numbers(runner: ModelRunner, served: ServedModel, pairs: Pairs) -> None:
+    """Raises BrokenModel for weights that are, or yield, no numbers."""
+    if any(source.dtype in _CHECKED_FOR_NAN and bool(source.isnan().any()) for _, source in pairs):
+        raise BrokenModel("some of them are not a number (NaN): they are damaged, or their training failed")
+    limits = dataclasses.replace(runner.limits, max_num_seqs=1)
+    trial = ModelRunner(served.model, limits, 1, runner.device, pooling=served.pooling)
+    probe(trial, served.model.config.vocab_size)
 
 
 class Replacements:
@@ -121,7 +132,7 @@ class Replacements:
                 "there is no memory for a second copy of the weights, which is needed for as long as they are "
                 f"replaced: {error}",
             ) from error
-        except (StartupError, Differs, OSError) as error:
+        except (StartupError, Differs, BrokenModel, OSError) as error:
             raise RpcError(
                 grpc.StatusCode.INVALID_ARGUMENT, f"these weights cannot replace those in force: {error}"
             ) from error

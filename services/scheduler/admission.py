@@ -175,8 +175,9 @@ class _Course:
 
     @property
     def _step_seconds(self) -> float:
-        """Without prompts."""
-        return self._replica.costs.decode_seconds(self.num_decodes)
+        """Besides the tokens of prompts."""
+        costs = self._replica.costs
+        return costs.decode_seconds(self.num_decodes) + costs.first_prompt_seconds
 
 
 class Admission:

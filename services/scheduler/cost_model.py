@@ -1,27 +1,36 @@
 """How long a step takes: learned from the steps of one executor. Pure; whoever knows durations calls `learn`.
 
-    seconds = c0 + c1 * decodes + c2 * prompt tokens + c3 * (query, key) pairs of prompts        all c >= 0
+    seconds = c0 * prompt tokens + c1 + c2 * decodes + c3 * (query, key) pairs of prompts + (c4 if there are prompts)
 
-A step lasts from the result before to its own, as those see it who wait for tokens: what passes on the way to the
-device and back, or for want of a core, counts too.
+with no c below zero. A step lasts from the result before to its own, as those see it who wait for tokens: what passes
+on the way to the device and back, or for want of a core, counts too.
 
-The coefficients minimize the squared error over recent steps, relative to what was expected (relative to what was
-observed, jitter would make steps look short). Older steps count exponentially less. Those with and without prompts are
-forgotten apart: an hour of decoding says nothing new about prompts, and a flood of prompts nothing about decodes alone.
-Coordinate descent with a bound at zero is all the solver that four unknowns need.
+The coefficients minimize the squared error, relative to the size of a step's work: relative to its time, jitter would
+make steps look short. Older steps count less, those with and without prompts apart: an hour of decoding says nothing
+new about prompts, and a flood of prompts nothing about decodes alone. Recent steps are often alike, as all have as much
+of a prompt as fits into the same time, and do not tell tokens from pairs; so there is a second, longer memory, which
+counts for little where they do. Coordinate descent with a bound at zero is all the solver that five unknowns need.
 """
 
 from dataclasses import dataclass
 from math import sqrt
 
-# What a unit of each feature is, so that all have about the same size.
-_SCALES = (1.0, 1 / 32, 1 / 128, 1 / 2**18)
-_DECAY = 0.95  # per step of a kind: twenty steps are remembered
+# What a unit of each feature is, so that all have about the same size. Where steps do not tell which of them costs so
+# much, it is the first: a step with a prompt says nothing of larger ones unless its tokens cost something.
+_SCALES = (1 / 128, 1.0, 1 / 32, 1 / 2**18, 1.0)
+# Twenty steps of a kind are remembered, and five hundred: what is left of those before a step, and how much it counts.
+_MEMORIES = ((0.95, 1.0), (0.998, 0.02))
 _SWEEPS = 8
-# One step may look this much slower than expected, as the first of its shape is on a CPU. Slower still is an accident,
-# once some steps of its kind are known.
-_MAX_SURPRISE = 2.0
+_STEPS_PER_FIT = 8
+_TINY = 1e-12
+# One step may look so many times slower than expected, as the first of its shape is on a CPU. If it is slower still,
+# that is an accident; but if the next one is too, it was none, and may look slower by far.
+_MAX_SURPRISE, _MAX_SURPRISE_AGAIN = 2.0, 10.0
 _NUM_BEFORE_SURPRISES = 8
+# A few steps of small prompts may tell anything of large ones: one is tried that is so many times as large as the
+# largest of late, of which some is forgotten with each step that has prompts.
+_MAX_GROWTH = 2
+_LARGEST_KEPT = 0.99
 # Steps before which costs are rather not told to clients: the first ones compile, record or fault in what later ones
 # have.
 _NUM_KNOWN = 16
@@ -41,33 +50,38 @@ class StepWork:
         self.num_pairs += num_tokens * (start + num_tokens / 2)
 
 
-class _Sums:
-    """Normal equations of one kind of steps, exponentially forgotten: [4, 4] and [4]."""
+class _Memory:
+    """Normal equations of one kind of steps, products . coefficients = targets, exponentially forgotten."""
 
-    def __init__(self) -> None:
-        self.products = [[0.0] * 4 for _ in range(4)]
-        self.targets = [0.0] * 4
-        self.num_steps = 0
+    def __init__(self, kept: float, weight: float) -> None:
+        self.products = [[0.0] * len(_SCALES) for _ in _SCALES]
+        self.targets = [0.0] * len(_SCALES)
+        self._kept = kept
+        self._weight = weight
 
     def add(self, row: list[float], target: float) -> None:
-        self.num_steps += 1
+        kept = self._kept
         for i, value in enumerate(row):
-            self.targets[i] = self.targets[i] * _DECAY + value * target
-            self.products[i] = [old * _DECAY + value * other for old, other in zip(self.products[i], row, strict=True)]
+            value *= self._weight
+            self.targets[i] = self.targets[i] * kept + value * target
+            self.products[i] = [old * kept + value * other for old, other in zip(self.products[i], row, strict=True)]
 
 
 class StepCosts:
     """Predicts the duration of steps. As long as no prompt was measured, prompts cost nothing."""
 
     def __init__(self) -> None:
-        self._coefficients = [0.0] * 4  # of scaled features
-        self._sums = _Sums(), _Sums()  # of steps without prompts, with prompts
+        self._coefficients = [0.0] * len(_SCALES)  # of scaled features
+        self._memories = tuple([_Memory(*memory) for memory in _MEMORIES] for _ in range(2))  # without, with prompts
+        self._num_learned = [0, 0]
+        self._was_surprise = [False, False]  # the last one
+        self._largest = 0.0  # tokens of prompts in a step
         self._is_stale = False
 
     @property
     def num_steps(self) -> int:
         """That were learned from."""
-        return sum(sums.num_steps for sums in self._sums)
+        return sum(self._num_learned)
 
     @property
     def are_known(self) -> bool:
@@ -75,41 +89,61 @@ class StepCosts:
 
     def learn(self, work: StepWork, seconds: float) -> None:
         """A step has taken so long."""
-        features, sums = _features(work), self._sums[work.num_prompt_tokens > 0]
         if seconds <= 0 or not (work.num_decodes or work.num_prompt_tokens):
             return
+        if work.num_prompt_tokens:
+            self._largest = max(float(work.num_prompt_tokens), self._largest * _LARGEST_KEPT)
+        features = _features(work)
         expected = sum(map(float.__mul__, self._coefficients, features))
-        if sums.num_steps >= _NUM_BEFORE_SURPRISES:
-            seconds = min(seconds, max(_MAX_SURPRISE * expected, 1e-6))
-        # An expectation that is far off is no measure.
-        unit = min(max(expected, seconds / 2), seconds * 2)
-        sums.add([feature / unit for feature in features], seconds / unit)
+        seconds = self._believed(seconds, expected, work.num_prompt_tokens > 0)
+        size = sqrt(sum(map(float.__mul__, features, features)))
+        row = [feature / size for feature in features]
+        for memory in self._memories[work.num_prompt_tokens > 0]:
+            memory.add(row, seconds / size)
         self._is_stale = True
-        if self.num_steps % _NUM_BEFORE_SURPRISES == 0:
+        if self.num_steps % _STEPS_PER_FIT == 0:
             self._fitted()  # else it happens when somebody asks
 
     def decode_seconds(self, num_decodes: float) -> float:
         """How long a step without prompts should take; 0 if nothing is known."""
-        fixed, per_decode, _, _ = self._fitted()
-        return fixed + per_decode * _SCALES[1] * num_decodes
+        _, fixed, per_decode, _, _ = self._fitted()
+        return fixed + per_decode * _SCALES[2] * num_decodes
 
     def seconds(self, work: StepWork) -> float:
         """How long a step should take; 0 if nothing is known."""
         return sum(map(float.__mul__, self._fitted(), _features(work)))
 
+    @property
+    def first_prompt_seconds(self) -> float:
+        """How much longer a step takes if there are prompts in it, however few of their tokens."""
+        return self._fitted()[4]
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """As many as a step may have whose costs can be foreseen; 0: nothing is known."""
+        return int(_MAX_GROWTH * self._largest)
+
     def prompt_tokens_within(self, seconds: float, start: int) -> float:
-        """How many tokens of a prompt, the first of which is at position `start`, add so many seconds to a step;
-        infinite, if nothing is known."""
-        _, _, per_token, per_pair = map(float.__mul__, self._fitted(), _SCALES)
+        """How many tokens of a prompt, the first of which is at position `start`, add so many seconds to a step that
+        has prompts; infinite, if nothing is known."""
+        per_token, _, _, per_pair, _ = map(float.__mul__, self._fitted(), _SCALES)
         first = per_token + per_pair * start  # of the first token; each that follows costs per_pair more
         if per_pair:
             return (sqrt(first * first + 2 * per_pair * max(seconds, 0.0)) - first) / per_pair
         return max(seconds, 0.0) / first if first else float("inf")
 
     def prompt_seconds(self, start: int, num_tokens: float) -> float:
-        """How much longer a step takes with these tokens of a prompt."""
-        _, _, per_token, per_pair = map(float.__mul__, self._fitted(), _SCALES)
+        """How much longer a step that has prompts takes with these tokens of one."""
+        per_token, _, _, per_pair, _ = map(float.__mul__, self._fitted(), _SCALES)
         return num_tokens * (per_token + per_pair * (start + num_tokens / 2))
+
+    def _believed(self, seconds: float, expected: float, has_prompts: bool) -> float:
+        self._num_learned[has_prompts] += 1
+        if not expected or self._num_learned[has_prompts] <= _NUM_BEFORE_SURPRISES:
+            return seconds
+        most = expected * (_MAX_SURPRISE_AGAIN if self._was_surprise[has_prompts] else _MAX_SURPRISE)
+        self._was_surprise[has_prompts] = seconds > _MAX_SURPRISE * expected
+        return min(seconds, most)
 
     def _fitted(self) -> list[float]:
         if self._is_stale:
@@ -118,19 +152,20 @@ class StepCosts:
         return self._coefficients
 
     def _fit(self) -> None:
-        """Non-negative least squares of `row . coefficients = target`, from the previous solution on."""
-        coefficients, (plain, prompts) = self._coefficients, self._sums
+        """Non-negative least squares, from the previous solution on."""
+        coefficients, memories = self._coefficients, [*self._memories[0], *self._memories[1]]
         products = [
-            [a + b for a, b in zip(*rows, strict=True)] for rows in zip(plain.products, prompts.products, strict=True)
+            list(map(sum, zip(*rows, strict=True))) for rows in zip(*(one.products for one in memories), strict=True)
         ]
-        targets = [a + b for a, b in zip(plain.targets, prompts.targets, strict=True)]
+        targets = list(map(sum, zip(*(one.targets for one in memories), strict=True)))
         for _ in range(_SWEEPS):
-            for i, row in enumerate(products):
-                if row[i] > 0:
-                    rest = targets[i] - sum(map(float.__mul__, row, coefficients)) + row[i] * coefficients[i]
+            for i, (row, target) in enumerate(zip(products, targets, strict=True)):
+                if row[i] > _TINY:
+                    rest = target - sum(map(float.__mul__, row, coefficients)) + row[i] * coefficients[i]
                     coefficients[i] = max(0.0, rest / row[i])
 
 
 def _features(work: StepWork) -> list[float]:
-    counts = (1.0, float(work.num_decodes), float(work.num_prompt_tokens), work.num_pairs)
+    has_prompts = 1.0 if work.num_prompt_tokens else 0.0
+    counts = (float(work.num_prompt_tokens), 1.0, float(work.num_decodes), work.num_pairs, has_prompts)
     return [count * scale for count, scale in zip(counts, _SCALES, strict=True)]

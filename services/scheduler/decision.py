@@ -120,16 +120,16 @@ class Decision:
         if prefills and not self._rows.lacks_blocks:
             # Newcomers would take the blocks that a running prompt waits for.
             first, *others = prefills
-            kept = 0.0 if self._is_over_served(first) else _KEPT
+            kept = self._kept_for(first)
             for request in sorted(others, key=self._urgency):
-                if not self._continue(request, kept):
+                if not self._continue(request, kept, self._least(kept)):
                     return
             if may_admit and self._waiting:
                 self._admit(kept, first)
             prefills = [first]
         self._rows.lacks_blocks = False
-        for i, request in enumerate(prefills):
-            if not self._continue(request, least=0 if i else MIN_CHUNK):
+        for request in prefills:
+            if not self._continue(request, 0.0, self._least()):
                 return
         if may_admit and self._waiting:
             self._admit()
@@ -144,11 +144,21 @@ class Decision:
             costs, num_decodes, num_short_prompts, is_alone=is_alone, is_contended=self._is_contended
         )
         self._budget = PrefillBudget(costs, num_tokens, seconds)
-        # What those may take who were served more than others that run.
+        # What those may take of it who were served more than others that run.
         self._modest_budget = self._budget
         self._least_served = self._ledger.least_served_running() if self._is_contended else 0.0
-        if self._is_contended:
-            self._modest_budget = PrefillBudget(costs, num_tokens, target.modest_seconds(costs, num_decodes), 1)
+        if self._is_contended and num_decodes:
+            allowed = self._rows.allowance.earn(costs, num_decodes, seconds)
+            self._modest_budget = PrefillBudget(costs, num_tokens if allowed else 0, allowed)
+
+    def _kept_for(self, first: Request) -> float:
+        """The part of what prompts may take that others leave to the one that is first. Where it is too small for a
+        piece, as a step has hardly room for one, the first has the whole of every fourth step instead."""
+        if self._is_over_served(first):
+            return 0.0
+        if self._budget.fit(first.num_computed_tokens, self._budget.num_tokens) * _KEPT >= MIN_CHUNK:
+            return _KEPT
+        return 1.0 if self._step.step_id % round(1 / _KEPT) == 0 else 0.0
 
     def _is_over_served(self, request: Request) -> bool:
         return self._is_contended and request.account.served > self._least_served
@@ -165,10 +175,14 @@ class Decision:
             return wanted
         fitting = self._budget.fit(start, wanted, kept=kept, least=least)
         if fitting and self._is_over_served(request):
-            fitting = self._modest_budget.fit(start, fitting, least=min(least, 1))
+            fitting = self._modest_budget.fit(start, fitting, least=least)
         return fitting
 
-    def _continue(self, request: Request, kept: float = 0.0, least: int = 0) -> bool:
+    def _least(self, kept: float = 0.0) -> int:
+        """How many tokens of a prompt to compute in any case: a piece, so that there is one in every step."""
+        return 0 if kept or self._step.work.num_prompt_tokens else MIN_CHUNK
+
+    def _continue(self, request: Request, kept: float, least: int) -> bool:
         """Computes more of a running prompt. False: it waits for blocks, which nobody else is to get."""
         if request.status is not RequestStatus.RUNNING:
             return True  # preempted for another one
@@ -229,8 +243,7 @@ class Decision:
                 continue
             if first is not None and not self._overtakes(request, missing, first):
                 return
-            least = 0 if self._prefilling else MIN_CHUNK
-            num_tokens = self._chunk(request, computed.num_tokens, kept, least)
+            num_tokens = self._chunk(request, computed.num_tokens, kept, self._least(kept))
             if num_tokens == 0 or (num_tokens < missing and not self._takes_partial(request)):
                 return
             self._waiting.remove(request)
@@ -306,10 +319,13 @@ class Decision:
         new_blocks = self._kv.allocate_slots(request, num_tokens)
         assert new_blocks is not None
         step, start = self._step, request.num_computed_tokens
+        if self._modest_budget is not self._budget and self._is_over_served(request):
+            costs = self._rows.costs
+            self._modest_budget.spend(start, num_tokens)
+            first = 0.0 if step.work.num_prompt_tokens else costs.first_prompt_seconds
+            self._rows.allowance.spend(first + costs.prompt_seconds(start, num_tokens))
         step.work.add_prompt(start, num_tokens)
         self._budget.spend(start, num_tokens)
-        if self._modest_budget is not self._budget and self._is_over_served(request):
-            self._modest_budget.spend(start, num_tokens)
         self._run(request, num_tokens, new_blocks)
         if request.num_computed_tokens < len(request.token_ids):
             self._prefilling.add(request)

@@ -15,12 +15,12 @@ def is_placed_on(replica: Replica, request: Request, replicas: Sequence[Replica]
 
     The one with the fewest running requests is, among those with room for it; the first named among equals. Where none
     has room, each may take it as soon as it can make some; a suspect, for which others have to pause, is the least busy
-    one's, of those without another suspect if there are some. Those whose executors are about to end take nobody as
-    long as there are others.
+    one's, of those without another suspect if there are some. Those with other weights than it needs do not count, and
+    those whose executors are about to end take nobody as long as there are others.
     """
     if len(replicas) == 1:
         return True
-    present = [other for other in replicas if other.info]
+    present = [other for other in replicas if other.info and other.suits(request)]
     staying = [other for other in present if not other.is_leaving] or present
     if replica not in staying:
         return False

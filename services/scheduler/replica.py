@@ -88,6 +88,10 @@ class Replica:
         if self._info is not None:
             self._rows.limits.check(request)
 
+    def suits(self, request: Request) -> bool:
+        """Whether its weights may compute a waiting request."""
+        return self._rows.suits(request)
+
     def has_room_for(self, request: Request) -> bool:
         """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
         those that run leave some of the token budget."""

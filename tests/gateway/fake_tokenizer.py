@@ -197,6 +197,9 @@ class FakeTokenizer(
         self.num_cancelled = 0  # of them, and of searches
         self.searches: list[GenerateRequest] = []
         self.tenants: list[tenants.Tenant] = []  # of vector calls and searches
+        self.replacements: list[admin_pb2.ReplaceWeightsRequest] = []
+        self.weights_problem: RpcError | None = None
+        self.weights_version = ""  # of those that answer
         self.status = admin_pb2.GetStatusResponse(services=[admin_pb2.ServiceStatus(service="tokenizer")])
         self._server: rpc.Server | None = None
 
@@ -301,6 +304,8 @@ class FakeTokenizer(
                 del live[number]
                 continue
             response = one.advance(self.tokens_per_step)
+            if response.prompt_token_ids:
+                response.weights_version = self.weights_version
             responses.append(NumberedResponse(number=number, response=response))
             if response.finish_reason:
                 del live[number]
@@ -399,6 +404,12 @@ class FakeTokenizer(
 
     async def GetStatus(self, request, context) -> admin_pb2.GetStatusResponse:
         return self.status
+
+    async def ReplaceWeights(self, request, context) -> admin_pb2.ReplaceWeightsResponse:
+        self.replacements.append(request)
+        if self.weights_problem is not None:
+            raise self.weights_problem
+        return admin_pb2.ReplaceWeightsResponse(version=request.version or "d1", previous_version="d0", num_executors=2)
 
     async def GetMetrics(self, request, context) -> admin_pb2.GetMetricsResponse:
         services = []

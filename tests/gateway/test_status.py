@@ -42,7 +42,8 @@ def line_status(num_used: int) -> GetStatusResponse:
         blocks_per_cell=1,
     )
     serving, unreachable = ServiceState.SERVICE_STATE_SERVING, ServiceState.SERVICE_STATE_UNREACHABLE
-    replicas = [ReplicaStatus(address="unix:/e0", is_attached=True, num_running=2, max_num_seqs=8, kv_groups=[group])]
+    replica = ReplicaStatus(address="unix:/e0", is_attached=True, num_running=2, max_num_seqs=8, kv_groups=[group])
+    replica.weights_version, replica.is_replacing_weights = "d0", True
     return GetStatusResponse(
         services=[
             ServiceStatus(
@@ -57,7 +58,7 @@ def line_status(num_used: int) -> GetStatusResponse:
                 service="scheduler",
                 state=serving,
                 scheduler=SchedulerStatus(
-                    num_running=2, num_waiting=1, generation_tokens_per_second=12.5, replicas=replicas
+                    num_running=2, num_waiting=1, generation_tokens_per_second=12.5, replicas=[replica]
                 ),
             ),
             ServiceStatus(service="executor", state=unreachable, address="unix:/e1", detail="UNAVAILABLE: gone"),
@@ -92,6 +93,7 @@ async def test_a_snapshot_says_how_all_services_are(client: httpx.AsyncClient, f
     assert status["latency"]["inter_token"] == {"count": 0, "p50": None, "p95": None}
     (replica,) = status["replicas"]
     assert replica["attached"] and replica["running"] == 2 and replica["max_num_seqs"] == 8
+    assert replica["weights_version"] == "d0" and replica["replacing_weights"]
     assert replica["groups"][0]["used"] == 4
     assert replica["groups"][0]["map"] == {"blocks_per_cell": 1, "runs": [USED, 4, FREE, 6]}
 

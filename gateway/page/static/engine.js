@@ -73,7 +73,9 @@ function showReplicas({ replicas, prefix_cache: cache }) {
   replicas.forEach((replica, index) => {
     const rows = `${count(replica.running)} of ${count(replica.max_num_seqs)} rows taken${index ? "" : hits}`;
     const nothing = replica.groups.length ? "" : "; it keeps nothing between steps";
-    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing : "Away. Its requests go on when it is back, or elsewhere.";
+    const ends = replica.replacing_weights ? ", which end before it gets others" : "";
+    const weights = replica.weights_version ? `; weights ${replica.weights_version}${ends}` : "";
+    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights : "Away. Its requests go on when it is back, or elsewhere.";
     replica.groups.forEach((group, place) => maps[index][place].show(group));
   });
 }

@@ -71,8 +71,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReplaceWeights(self, request, context):
-        """Replaces the weights of all executors while requests go on: scheduler, and tokenizers by asking it; not on ports for
-        clients. All executors load the new ones first. Then one after the other lets its running requests end, while the
+        """Replaces the weights of all executors while requests go on: scheduler, and tokenizers by asking it; on ports for clients
+        with a key that may change the service. All executors load the new ones first. Then one after the other lets its running requests end, while the
         others take new ones, and goes on with the new weights. Returns when all have them. INVALID_ARGUMENT,
         RESOURCE_EXHAUSTED or UNAVAILABLE before that: the old ones stay in force everywhere. If the caller goes away, the
         replacement goes on.

@@ -18,6 +18,7 @@ from pagewire.rpc import RpcError
 from pagewire.services.executor import memory
 from pagewire.services.executor.loading.twins import Differs
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.probe import BrokenModel
 from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
 from pagewire.v1.executor_pb2 import Weights
@@ -158,11 +159,18 @@ def _nan(path: Path) -> None:
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
 
 
+def _overflowing(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"].fill_(3e38)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
         (_truncate, "model.safetensors"),
         (_nan, "not a number"),
+        (_overflowing, "yields no numbers"),
         (lambda path: (path / "model.safetensors").unlink(), "safetensors"),
         (_changed_config("generation_config.json", eos_token_id=9), "eos_token_ids"),
         (
@@ -172,7 +180,7 @@ def _nan(path: Path) -> None:
         (_changed_config(rms_norm_eps=0.1), "eps is 0.1, where it is"),
         (_changed_config(vocab_size=70), "expected shape"),
     ],
-    ids=["truncated", "nan", "missing", "end-tokens", "rope", "norms", "vocabulary"],
+    ids=["truncated", "nan", "overflow", "missing", "end-tokens", "rope", "norms", "vocabulary"],
 )
 def test_a_checkpoint_that_cannot_take_the_place_changes_nothing(
     damage: Callable[[Path], object], problem: str, tmp_path: Path
@@ -182,7 +190,7 @@ def test_a_checkpoint_that_cannot_take_the_place_changes_nothing(
     damage(other)
     config, runner, _ = started(tmp_path / "a")
     before = generated(runner)
-    with pytest.raises((StartupError, Differs), match=problem):
+    with pytest.raises((StartupError, Differs, BrokenModel), match=problem):
         load(config, runner, other)
     assert generated(runner) == before
 

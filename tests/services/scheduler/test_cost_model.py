@@ -65,6 +65,52 @@ def test_the_first_prompts_are_believed_at_once() -> None:
     assert costs.prompt_tokens_within(0.05, 0) < 250
 
 
+def test_pieces_that_take_the_same_time_do_not_blur_what_tokens_and_pairs_cost() -> None:
+    """Of one long prompt each step computes what fits into 50 ms: fewer tokens, the further it is."""
+    truth = (0.003, 0.0005, 0.0004, 1e-7)
+    costs, draw, start = learned(truth), random.Random(5), 0
+    for _ in range(300):
+        work = StepWork(1)
+        num_tokens = int(costs.prompt_tokens_within(0.045, start))
+        work.add_prompt(start, num_tokens)
+        start = (start + num_tokens) % 8000
+        costs.learn(work, seconds_of(work, truth) * draw.uniform(0.7, 1.3))
+    for start, num_tokens in ((0, 100), (0, 2000), (6000, 50)):
+        work = StepWork(4)
+        work.add_prompt(start, num_tokens)
+        assert costs.seconds(work) == pytest.approx(seconds_of(work, truth), rel=0.25)
+
+
+def test_what_only_looks_like_an_accident_is_learned() -> None:
+    """All steps become ten times as slow: that is known after a few of them."""
+    truth = (0.003, 0.0005, 0.0004, 1e-7)
+    costs, work = learned(truth), StepWork(1)
+    work.add_prompt(0, 100)
+    for _ in range(20):
+        costs.learn(work, 10 * seconds_of(work, truth))
+    assert costs.seconds(work) > 6 * seconds_of(work, truth)
+
+
+def test_a_result_right_behind_another_says_little() -> None:
+    """Two results at once: one step took twice as long, it seems, the next one nothing."""
+    truth = (0.003, 0.0005, 0.0004, 1e-7)
+    costs, work = learned(truth), StepWork(1)
+    work.add_prompt(1000, 100)
+    costs.learn(work, 2 * seconds_of(work, truth))
+    costs.learn(work, 0.0002)
+    assert costs.seconds(work) == pytest.approx(seconds_of(work, truth), rel=0.25)
+
+
+def test_small_prompts_say_little_of_large_ones() -> None:
+    """A larger one seems to cost less: that would be nothing per token."""
+    costs = StepCosts()
+    for num_tokens, seconds in ((32, 0.130), (60, 0.017)):
+        work = StepWork(1)
+        work.add_prompt(0, num_tokens)
+        costs.learn(work, seconds)
+    assert PrefillBudget(costs, 2048, 0.05).fit(0, 2048) <= 120
+
+
 def test_costs_are_known_after_some_steps() -> None:
     costs = StepCosts()
     for i in range(20):

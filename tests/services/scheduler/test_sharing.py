@@ -1,9 +1,14 @@
 """Who waits for whom when steps take time: decodes beside prompts, short prompts beside long ones, tenants beside each
 other. The clock is the simulation's."""
 
+import math
+import random
+from typing import Any
+
 import pytest
 
-from benchmarks.scheduling.simulation import BEFORE, Simulation, flood, warm
+from benchmarks.scheduling.simulation import BEFORE, Simulation, cpu_seconds, flood, warm
+from pagewire.services.scheduler.cost_model import StepWork
 
 
 def test_a_stream_goes_on_beside_long_prompts_and_a_chat_overtakes_them() -> None:
@@ -19,6 +24,63 @@ def test_another_tenants_flood_costs_half_at_most() -> None:
     assert fair.ttft < 2 * fair.ttft_alone
     assert fair.rate > 0.5 * fair.rate_alone
     assert fair.seconds < of_order.seconds / 0.95
+
+
+class BusyHost:
+    """A device on a host that others use, too: slow, never twice the same, slower when a step is the first of its size,
+    and with results that come late, so that the next one seems to take no time."""
+
+    def __init__(self, slowness: float, seed: int) -> None:
+        self._slowness = slowness
+        self._draw = random.Random(seed)
+        self._sizes: set[int] = set()
+        self._owed = 0.0
+
+    def __call__(self, work: StepWork) -> float:
+        seconds = cpu_seconds(work)
+        if work.num_prompt_tokens:
+            seconds += 0.010
+            if (size := work.num_prompt_tokens // 8) not in self._sizes:
+                self._sizes.add(size)
+                seconds += 0.045
+        seconds *= self._slowness * math.exp(self._draw.gauss(0, 0.2))
+        if self._owed:
+            seconds, self._owed = max(0.0002, seconds - self._owed), 0.0
+        elif self._draw.random() < 0.05:
+            self._owed = 0.03 * self._slowness
+            seconds += self._owed
+        return seconds
+
+
+def test_another_tenants_flood_costs_half_at_most_where_steps_with_prompts_cost_more() -> None:
+    """However few tokens of a prompt are in them: so there are fewer of them."""
+    fair = flood(("a", "b"), step_seconds=BusyHost(1.0, 1))
+    assert fair.ttft < 2 * fair.ttft_alone
+    assert fair.rate > 0.5 * fair.rate_alone
+    assert fair.seconds < flood(("", ""), step_seconds=BusyHost(1.0, 1)).seconds, "nor does the flood lose by it"
+
+
+@pytest.mark.parametrize(("slowness", "seed"), [(1.0, 3), (2.2, 1), (2.2, 2)])
+def test_nobody_is_held_up_on_a_busy_host(slowness: float, seed: int) -> None:
+    """Twice, with a minute of decoding in between: what is known then is of another time. Where a step has hardly room
+    for a piece, a chat still overtakes the flood."""
+    simulation = Simulation(step_seconds=BusyHost(slowness, seed))
+    start = warm(simulation)
+    for _ in range(2):
+        stream = simulation.add(start, 50, 8000)
+        long = [simulation.add(start + 1, 4000, 16) for _ in range(3)]
+        chat = simulation.add(start + 1.5, 60, 16)
+        num_steps = len(simulation.steps)
+        while not all(one.times for one in long):
+            simulation.run(until=simulation.now + 0.01)
+        mixed = [s for work, s in simulation.steps[num_steps:] if work.num_decodes and work.num_prompt_tokens]
+        assert sorted(mixed)[int(0.95 * len(mixed))] < 0.15
+        assert max(mixed) < 0.4
+        assert chat.ttft < 0.6
+        assert simulation.now - start < 55 * slowness, "and the flood goes on"
+        simulation.run(until=simulation.now + 10)
+        simulation.scheduler.abort(stream.request)
+        start = simulation.now + 1
 
 
 @pytest.mark.parametrize("target_itl_ms", [30, 100])
@@ -38,7 +100,7 @@ def test_steps_with_decodes_keep_to_the_target(target_itl_ms: float) -> None:
 def test_a_burst_of_short_prompts_is_admitted_in_longer_steps() -> None:
     """As long as more of them wait than decode, unless a target was set."""
 
-    def mixed_steps(**options: int) -> list[float]:
+    def mixed_steps(**options: Any) -> list[float]:
         simulation = Simulation(**options)
         start = warm(simulation)
         num_steps = len(simulation.steps)
