@@ -234,6 +234,7 @@ class Engine:
             )
             stats.RECOVERIES.inc()
         self._delivery.deliver()
+        self._entrance.on_failure(self._delivery.live.values())
         loss = loss_of(reason)
         for request in self.scheduler.detach(replica, loss):
             stats.CONDEMNED.labels(loss).inc()
