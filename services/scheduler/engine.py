@@ -235,6 +235,7 @@ class Engine:
             )
             stats.RECOVERIES.inc()
         self._delivery.deliver()
+        self._entrance.on_failure(self._delivery.live.values())
         loss = loss_of(reason)
         self._condemn(self.scheduler.detach(replica, loss), loss, reason)
         self._stats.refresh()
