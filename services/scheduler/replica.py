@@ -57,7 +57,8 @@ class Replica:
 
     def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
         """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
-        return [] if self.is_leaving else charge(requests, self._in_flight, loss)
+        is_expected = self.is_leaving and not loss.is_told
+        return [] if is_expected else charge(requests, self._in_flight, loss)
 
     def detach(self) -> list[Request]:
         """The executor is gone: drops its steps and KV. Returns the requests that go on elsewhere, in order."""

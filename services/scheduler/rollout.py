@@ -22,10 +22,13 @@ from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.weights import WeightsPlan, is_attached, version_needed
+from pagewire.streams import MAX_BACKOFF_S
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 
 logger = logging.getLogger(__name__)
 
+# Seconds in which the neighbors of a scheduler that died connect to its successor and submit their requests again.
+_RESUBMISSION_S = MAX_BACKOFF_S + 1.0
 _VERSION = re.compile(r"[A-Za-z0-9._:+-]{1,64}")
 
 
@@ -53,7 +56,9 @@ class Rollout:
         self._end = end
         self._recovery_timeout = recovery_timeout
         self._plan = WeightsPlan()
-        self._deadline: float | None = None  # until when running requests may go on; time.monotonic()
+        # Until when requests may go on with old weights, also where an executor dies meanwhile; time.monotonic().
+        self._deadline: float | None = None
+        self._resubmitted_by = time.monotonic() + _RESUBMISSION_S
         self._moved = asyncio.Event()  # something has changed that it may wait for
         self._rolling: asyncio.Task[None] | None = None
         self._is_replacing = False
@@ -77,7 +82,7 @@ class Rollout:
     def on_attached(self) -> None:
         self.notify()
         if self._rolling is None and self._behind() is not None:
-            self._start()
+            self._start(self._resubmitted_by)  # what an earlier scheduler has begun
 
     def stop(self) -> None:
         if self._rolling is not None:
@@ -194,9 +199,10 @@ class Rollout:
 
     # -- going over --------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start(self, not_before: float = 0.0) -> None:
+        """not_before: time.monotonic()"""
         if self._rolling is None:
-            self._rolling = asyncio.create_task(self._roll(), name="weights")
+            self._rolling = asyncio.create_task(self._roll(not_before), name="weights")
 
     def _behind(self) -> ReplicaDriver | None:
         """The next that is attached with other weights than it should have."""
@@ -206,15 +212,16 @@ class Rollout:
             None,
         )
 
-    async def _roll(self) -> None:
+    async def _roll(self, not_before: float) -> None:
         try:
+            await asyncio.sleep(max(0.0, not_before - time.monotonic()))
             while (driver := self._behind()) is not None:
                 await self._take_over(driver)
             in_use = {version_needed(request) for request in self._scheduler.requests()}
             in_use |= {replica.info.weights.version for replica in self._scheduler.replicas if replica.info}
             self._plan.forget_all_but(in_use)
         finally:
-            self._rolling, self._deadline = None, None
+            self._rolling = None
 
     async def _take_over(self, driver: ReplicaDriver) -> None:
         """One at a time: the others take requests meanwhile."""
