@@ -30,7 +30,7 @@ def main() -> int:
         ("schedules", "schedules", ["--line", "text", *seed, "--count", str(args.schedules - vectors)]),
         ("schedules", "schedules", ["--line", "vectors", *seed, "--count", str(vectors)]),
         ("model-schedules", "schedules", ["--line", "model", *seed, "--count", str(args.model_schedules)]),
-        ("fuzz", "fuzz", ["--examples", str(args.fuzz_examples)]),
+        ("fuzz", "fuzz", ["--cases", str(args.fuzz_examples)]),
         ("soak", "soak", ["--minutes", str(args.soak_minutes)]),
     ]
     failed = []
