@@ -58,6 +58,7 @@ class Rollout:
         self._plan = WeightsPlan()
         # Until when requests may go on with old weights, also where an executor dies meanwhile; time.monotonic().
         self._deadline: float | None = None
+        # Before, nobody goes over on account of what an earlier scheduler has begun; time.monotonic().
         self._resubmitted_by = time.monotonic() + _RESUBMISSION_S
         self._moved = asyncio.Event()  # something has changed that it may wait for
         self._rolling: asyncio.Task[None] | None = None
@@ -77,12 +78,14 @@ class Rollout:
         """An executor comes that has `present`: the weights that it is to have."""
         replicas = self._scheduler.replicas
         self._plan.note(present, replicas)
+        if time.monotonic() < self._resubmitted_by:
+            return present
         return self._plan.wanted(present, self._scheduler.waiting, replicas)
 
     def on_attached(self) -> None:
         self.notify()
         if self._rolling is None and self._behind() is not None:
-            self._start(self._resubmitted_by)  # what an earlier scheduler has begun
+            self._start()
 
     def stop(self) -> None:
         if self._rolling is not None:
@@ -146,6 +149,7 @@ class Rollout:
                 await self._drop()
             else:
                 self._plan.replace(loaded)
+                self._resubmitted_by = 0.0
                 stats.WEIGHTS_REPLACED.inc()
                 logger.info("weights %s replace %s, executor by executor", loaded.version, previous)
                 waits = request.HasField("max_wait_seconds")
@@ -199,10 +203,9 @@ class Rollout:
 
     # -- going over --------------------------------------------------------------------------------------------------
 
-    def _start(self, not_before: float = 0.0) -> None:
-        """not_before: time.monotonic()"""
+    def _start(self) -> None:
         if self._rolling is None:
-            self._rolling = asyncio.create_task(self._roll(not_before), name="weights")
+            self._rolling = asyncio.create_task(self._roll(), name="weights")
 
     def _behind(self) -> ReplicaDriver | None:
         """The next that is attached with other weights than it should have."""
@@ -212,9 +215,9 @@ class Rollout:
             None,
         )
 
-    async def _roll(self, not_before: float) -> None:
+    async def _roll(self) -> None:
         try:
-            await asyncio.sleep(max(0.0, not_before - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._resubmitted_by - time.monotonic()))
             while (driver := self._behind()) is not None:
                 await self._take_over(driver)
             in_use = {version_needed(request) for request in self._scheduler.requests()}
