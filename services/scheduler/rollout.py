@@ -17,11 +17,12 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.scheduler import stats
 from pagewire.services.scheduler.executor_info import Weights
+from pagewire.services.scheduler.loss import GOES_OVER
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.weights import WeightsPlan, is_attached, version_needed
+from pagewire.services.scheduler.weights import WeightsPlan, is_attached, may_go_over, version_needed
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 
 logger = logging.getLogger(__name__)
@@ -221,8 +222,8 @@ class Rollout:
         replica.drain()
         self._wake()
         while replica.info is not None and replica.info.weights == old:
-            if self._may_go_over(replica):
-                driver.start_over("it gets other weights")
+            if may_go_over(replica, self._scheduler):
+                driver.start_over(GOES_OVER)
                 await self._until_other_weights(replica, old)
                 return
             left = None if self._deadline is None else self._deadline - time.monotonic()
@@ -237,15 +238,6 @@ class Rollout:
             async with asyncio.timeout(self._recovery_timeout):
                 while replica.info is None or replica.info.weights == old:
                     await self._has_moved(None)
-
-    def _may_go_over(self, replica: Replica) -> bool:
-        """Whether nobody needs its weights any more who could not have them elsewhere."""
-        if not replica.is_drained or replica.info is None:
-            return False
-        version = replica.info.weights.version
-        if is_attached(version, (other for other in self._scheduler.replicas if other is not replica)):
-            return True
-        return all(version_needed(request) != version for request in self._scheduler.waiting)
 
     def _end_users(self, replica: Replica) -> None:
         """Ends all that need its weights."""

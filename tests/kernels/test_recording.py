@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -91,6 +92,23 @@ def test_recordings_share_memory_but_for_their_outputs() -> None:
         two.replay()
         assert torch.equal(two.output, expected)
         assert len({recorded.output.data_ptr() for recorded in (one, two, three)}) == 3
+
+
+def test_calls_of_other_threads_are_not_recorded() -> None:
+    """Another one may be loading weights."""
+    x, others = torch.randn(4, SIZE), torch.randn(4, SIZE)
+
+    def step() -> Tensor:
+        first = norm(x)
+        other = threading.Thread(target=norm, args=(others,))
+        other.start()
+        other.join()
+        return norm(first)
+
+    with torch.inference_mode():
+        recorded = record(step, Memory())
+        alone = record(lambda: norm(norm(x)), Memory())
+    assert [len(part.functions) for part in recorded.native] == [len(part.functions) for part in alone.native]
 
 
 def test_what_torch_reads_is_no_memory_of_its_own() -> None:
