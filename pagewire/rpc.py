@@ -130,6 +130,7 @@ class Server:
     drain_delay: float | None = None
     credentials: grpc.ServerCredentials | None = None  # for TLS, of the addresses that are no unix sockets
     max_connections: int = MAX_CONNECTIONS
+    _statuses: StatusInterceptor = field(init=False)
     _server: grpc.aio.Server = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
@@ -138,7 +139,8 @@ class Server:
     _is_stopping: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), *self.interceptors], options=self._options())
+        self._statuses = StatusInterceptor()
+        self._server = grpc.aio.server(interceptors=[self._statuses, *self.interceptors], options=self._options())
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -225,6 +227,8 @@ class Server:
                     await drained()
             except TimeoutError:
                 logger.warning("what still runs after %g s is cut off, or goes on elsewhere", self.shutdown_timeout)
+        if self.drain_delay is not None:
+            self._statuses.cut_off()
         # Neighbours' multiplexed streams never end by themselves: they are cut and reconnect elsewhere.
         await self._server.stop(grace=LAST_CALLS_S)
         if refusing is not None:

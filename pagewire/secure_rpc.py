@@ -6,7 +6,7 @@ Unix sockets never have TLS: only this user can open them.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -31,6 +31,7 @@ class ServiceTls:
     def __init__(self, config: TlsConfig, links: Sequence[str] = ()) -> None:
         """links: addresses at which this process serves other services, or finds them. Raises StartupError."""
         over_tcp = [address for address in links if not address.startswith("unix:")]
+        self._telling: set[asyncio.Task[None]] = set()
         self.wants_certificates = config.ssl_cert_reqs == 2  # of clients
         self._has_secure_links = bool(over_tcp and config.ssl_ca_certs)
         self.certificates = certificates_of(config, between_services=self._has_secure_links)
@@ -50,11 +51,16 @@ class ServiceTls:
         return _server_credentials(self.certificates, wants_certificate=True)
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """To another service."""
-        if self.certificates is None or not self._has_secure_links or address.startswith("unix:"):
+        """To another service. The log says why none comes about, if that is TLS."""
+        if address.startswith("unix:"):
             return rpc.channel(address)
-        channel = RenewedChannel(address, self.certificates)
-        channel.begin(tell_of_refusals(channel, address))
+        if self.certificates is not None and self._has_secure_links:
+            channel: grpc.aio.Channel = RenewedChannel(address, self.certificates)
+        else:
+            channel = rpc.channel(address)
+        telling = asyncio.create_task(tell_of_refusals(channel, address))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
         return channel
 
 
@@ -81,21 +87,27 @@ def channel_credentials(loaded: Loaded) -> grpc.ChannelCredentials:
 
 
 async def tell_of_refusals(channel: grpc.aio.Channel, address: str, interval: float = 5.0) -> None:
-    """Logs why no TLS connection to a service comes about, once for each reason: calls just wait for one. Runs until it
-    is cancelled. interval: seconds."""
-    health, told = health_pb2_grpc.HealthStub(channel), ""
+    """Logs what is wrong with TLS while no connection to a service comes about, once for each reason: calls just wait
+    for one. Runs until the channel is closed. interval: seconds."""
+    health, told, last = health_pb2_grpc.HealthStub(channel), "", ""
     while True:
         await asyncio.sleep(interval)
         try:
+            if channel.get_state() is grpc.ChannelConnectivity.READY:
+                told = last = ""
+                continue
             await health.Check(health_pb2.HealthCheckRequest(), timeout=interval)
-            told = ""
+        except grpc.aio.UsageError:  # closed
+            return
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 continue
             reason = await asyncio.to_thread(why_unavailable, address, str(error.details()))
-            if reason and reason != told:
-                logger.error("no TLS connection to %s: %s", address, reason)
+            # Seen once, it may be a service that has just come up.
+            if reason and reason == last and reason != told:
+                logger.error("no connection to %s: %s", address, reason)
                 told = reason
+            last = reason
 
 
 def _server_credentials(certificates: Certificates, *, wants_certificate: bool) -> grpc.ServerCredentials:
@@ -123,13 +135,7 @@ class RenewedChannel(grpc.aio.Channel):
         self._certificates = certificates
         self._loaded = certificates.current()
         self._channel = self._open()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, work: Coroutine[None, None, None]) -> None:
-        """Which ends with the channel."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._closing: set[asyncio.Task[None]] = set()
 
     def _open(self) -> grpc.aio.Channel:
         return rpc.channel(self._address, channel_credentials(self._loaded))
@@ -137,7 +143,9 @@ class RenewedChannel(grpc.aio.Channel):
     def _current(self) -> grpc.aio.Channel:
         loaded = self._certificates.current()
         if loaded is not self._loaded:
-            self.begin(self._channel.close(_CALLS_MAY_LAST_S))
+            closing = asyncio.create_task(self._channel.close(_CALLS_MAY_LAST_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
             self._loaded = loaded
             self._channel = self._open()
         return self._channel
@@ -173,7 +181,7 @@ class RenewedChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        await rpc.cancel(list(self._tasks))
+        await rpc.cancel(list(self._closing))
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +18,32 @@ logger = logging.getLogger(__name__)
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Turns exceptions of handlers into gRPC statuses: RpcError as it says, everything else INTERNAL and logged."""
 
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Task[Any]] = set()  # that run
+        self._is_cut_off = False
+
+    def cut_off(self) -> None:
+        """Ends the calls that run, which are clients', and says why."""
+        self._is_cut_off = True
+        for call in self._calls:
+            call.cancel()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """A call of the present task. Raises RpcError if it is cut off."""
+        call = asyncio.current_task()
+        assert call is not None
+        self._calls.add(call)
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if not self._is_cut_off:
+                raise
+            call.uncancel()
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "this service is shutting down; try again") from error
+        finally:
+            self._calls.discard(call)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
@@ -26,9 +53,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith("/pagewire."):
             return handler
-        deserialize = handler.request_deserializer
-        if not handler.request_streaming:  # a stream is a neighbor's, and ends
-            deserialize = Deserializer(method, deserialize)
+        deserialize: Callable[[bytes], Any] = Deserializer(method, handler.request_deserializer)
+        if handler.request_streaming:
+            deserialize = partial(_decoded, deserialize)
         if handler.response_streaming:
             make = (
                 grpc.stream_stream_rpc_method_handler
@@ -42,9 +69,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
                 try:
                     _check_decoded(request)
-                    async with aclosing(inner_stream(request, context)) as responses:
-                        async for response in responses:
-                            await context.write(response)
+                    with self._running():
+                        async with aclosing(inner_stream(request, context)) as responses:
+                            async for response in responses:
+                                await context.write(response)
                 except RpcError as error:
                     await error.abort(context)
                 except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -58,7 +86,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
                 _check_decoded(request)
-                return await inner_unary(request, context)
+                with self._running():
+                    return await inner_unary(request, context)
             except RpcError as error:
                 await error.abort(context)
             except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -67,6 +96,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                 await _abort_internal(context, method, error)
 
         return grpc.unary_unary_rpc_method_handler(unary, deserialize, handler.response_serializer)
+
+
+def _decoded(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
+    """A message of a stream, whose reader gets the RpcError if it is none."""
+    request = deserialize(data)
+    _check_decoded(request)
+    return request
 
 
 def _check_decoded(request: Any) -> None:

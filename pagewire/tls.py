@@ -205,8 +205,8 @@ def why_unavailable(address: str, message: str) -> str:
         return cause
     if port.isdecimal() and speaks_tls(host.strip("[]"), int(port)):
         return (
-            "it ends the connection after the handshake: it may want a certificate of its own CA (--ssl-certfile,"
-            " --ssl-keyfile)"
+            "it speaks TLS and ends the connection: it may want a certificate of its own CA (--ssl-certfile,"
+            " --ssl-keyfile and --ssl-ca-certs)"
         )
     return ""
 

@@ -61,7 +61,7 @@ class ExecutorClient:
         self._listener = listener
         self._description: executor_pb2.DescribeResponse | None = None  # of a stream that was opened
         self._is_open = False
-        self._was_refused = False
+        self.was_refused = False  # by an executor that a later scheduler has, or that cannot be used
         self._pings = Pings(channel, _NAME, hang_timeout)
         self._link: Link[executor_pb2.StepRequest, executor_pb2.StepResult] = Link(
             "executor", self._stub.Execute, self, self._pings, self._on_ping
@@ -123,7 +123,7 @@ class ExecutorClient:
         if message.step_id != 0 or self._description is None:
             raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
         self._listener.on_executor(convert.to_executor_info(self._description))
-        self._is_open, self._was_refused = True, False
+        self._is_open, self.was_refused = True, False
         self._pings.is_serving = True  # whatever the one before it said last
 
     def _on_ping(self) -> None:
@@ -138,6 +138,6 @@ class ExecutorClient:
             return  # the service stops: it leaves the executor, not the other way round
         if was_open:
             self._listener.on_executor_lost(reason)
-        elif reason.startswith(grpc.StatusCode.FAILED_PRECONDITION.name) and not self._was_refused:
-            self._was_refused = True
+        elif reason.startswith(grpc.StatusCode.FAILED_PRECONDITION.name) and not self.was_refused:
+            self.was_refused = True
             logger.warning("the executor at %s cannot be used (%s); trying again", self._address, reason)

@@ -65,6 +65,11 @@ class ReplicaDriver:
     def has_executor(self) -> bool:
         return self._replica.info is not None
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether its executor, though it is there, is a later scheduler's, or cannot be used."""
+        return self._client.was_refused
+
     async def compile(self, grammar: Grammar) -> None:
         """As `ExecutorClient.compile`."""
         await self._client.compile(grammar)

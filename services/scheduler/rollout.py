@@ -129,7 +129,9 @@ class Rollout:
             )
         self._is_replacing = True
         # It goes on if the caller goes away.
-        return await asyncio.shield(asyncio.create_task(self._replace(request), name="replace weights"))
+        replacing = asyncio.create_task(self._replace(request), name="replace weights")
+        replacing.add_done_callback(_log_failure)
+        return await asyncio.shield(replacing)
 
     async def _replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
         try:
@@ -266,3 +268,9 @@ def _gone(version: str) -> RpcError:
         grpc.StatusCode.FAILED_PRECONDITION,
         f"the request's first tokens are of weights {version}, which were replaced; send it again from its beginning",
     )
+
+
+def _log_failure(replacing: asyncio.Task[ReplaceWeightsResponse]) -> None:
+    """There may be no caller any more to be told."""
+    if not replacing.cancelled() and (error := replacing.exception()) is not None:
+        logger.warning("weights were not replaced: %s", error)

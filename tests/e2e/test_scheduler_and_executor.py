@@ -30,10 +30,11 @@ GREEDY = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=60
 
 
 class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
-    """With the tokenizer services' stream."""
+    """With the tokenizer services' stream, and the engine behind it."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, engine: Engine) -> None:
         super().__init__(channel)
+        self.engine = engine
         self.Connect = SchedulerLinkServiceStub(channel).Connect
 
     async def submit(self, submission: TokenSubmission) -> Collected:
@@ -59,7 +60,7 @@ async def scheduler(directory: Path, name: str, *executors: str) -> AsyncIterato
         await server.start()
         working = [asyncio.create_task(engine.run()), asyncio.create_task(report_availability(engine, server))]
         try:
-            yield Stub(channel)
+            yield Stub(channel, engine)
         finally:
             await server.stop()
             await rpc.cancel(working)
@@ -90,6 +91,7 @@ async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
         started = asyncio.Event()
         interrupted = asyncio.create_task(generate(earlier, prompt(9), started))
         await started.wait()
+        drained = asyncio.create_task(earlier.engine.drained())
         async with scheduler(tmp_path, "later", executor) as later:
             for _ in range(3):
                 assert await generate(later, prompt(12)) == expected[12]
@@ -98,6 +100,7 @@ async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
                     await generate(later, prompt(12))
             assert caplog.text.count("lost the executor") == 1, "nobody takes it from the later one"
             assert not interrupted.done()
+            await asyncio.wait_for(drained, 10)  # its requests are to be handed on, if it was told to end
         assert await asyncio.wait_for(interrupted, 20) == expected[9], "not a token lost or repeated"
 
 

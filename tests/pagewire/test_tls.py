@@ -213,15 +213,20 @@ async def test_a_service_that_is_refused_says_why_once(
         serving(None) as plain,
         RenewedChannel(refusing, Certificates(files, is_client=True)) as refused,
         RenewedChannel(plain, Certificates(issued.files)) as unanswered,
+        rpc.channel(refusing) as without_tls,
+        rpc.channel(plain) as connected,
     ):
-        refused.begin(tell_of_refusals(refused, refusing, interval=0.05))
-        unanswered.begin(tell_of_refusals(unanswered, plain, interval=0.05))
+        await connected.channel_ready()
+        channels = {refused: refusing, unanswered: plain, without_tls: refusing, connected: plain}
+        telling = [asyncio.create_task(tell_of_refusals(*pair, 0.05)) for pair in channels.items()]
         async with asyncio.timeout(10):
-            while len(caplog.messages) < 2:  # noqa: ASYNC110 - what is logged
+            while len(caplog.messages) < 3:  # noqa: ASYNC110 - what is logged
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
-    assert caplog.text.count(f"{refusing}: it ends the connection after the handshake") == 1
-    assert caplog.text.count(f"no TLS connection to {plain}: it speaks no TLS") == 1
+    assert caplog.text.count(f"no connection to {refusing}: it speaks TLS and ends the connection") == 2
+    assert caplog.text.count(f"no connection to {plain}: it speaks no TLS") == 1
+    async with asyncio.timeout(10):
+        await asyncio.gather(*telling)  # as the channels are closed
 
 
 async def test_a_client_that_speaks_something_else_is_told(issued: Issued):

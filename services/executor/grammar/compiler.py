@@ -6,6 +6,7 @@ deep overflow the stack. So each is compiled in a process of its own first, with
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from pagewire.v1.common_pb2 import Grammar
 # Of the process that tries grammars, bytes.
 TRIAL_STACK = 4 * 2**20
 _TRIAL_MEMORY = 2 * 2**30
+_NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 
 
 class Compiler:
@@ -33,7 +35,7 @@ class Compiler:
             raise GrammarError("a grammar needs a model with an end-of-sequence token, and this one names none")
         try:
             backend = load_tokenizer(model_path).backend
-            self._tokenizer = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+            self._tokenizer = LLTokenizer(_exact(backend.to_str()), n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:
             raise GrammarError(f"this model's tokenizer takes no grammars: {error}") from error
         added = ((token.content, token_id) for token_id, token in backend.get_added_tokens_decoder().items())
@@ -63,6 +65,17 @@ class Compiler:
     def check(self, grammar: bytes) -> None:
         """A serialized Grammar. Raises GrammarError."""
         self.compile(Grammar.FromString(grammar))
+
+
+def _exact(tokenizer: str) -> str:
+    """A tokenizer's JSON, without Unicode's normal forms: where only one text can follow, llguidance asks it for the
+    tokens, and these have to be those of that very text, however its characters are composed."""
+    fields = json.loads(tokenizer)
+    normalizer = fields.get("normalizer") or {}
+    parts = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
+    parts = [part for part in parts if part and part["type"] not in _NORMAL_FORMS]
+    fields["normalizer"] = {"type": "Sequence", "normalizers": parts} if parts else None
+    return json.dumps(fields)
 
 
 def trial_compiler(model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Compiler:

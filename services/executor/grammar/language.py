@@ -38,8 +38,9 @@ def to_llguidance(grammar: Grammar, marks: Marks) -> str:
     if form == "regex":
         return LLMatcher.grammar_from_regex(grammar.regex)
     if form == "choice":
-        texts = grammar.choice.texts
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts))
+        # One terminal: the parser has alternatives of rules side by side, and of these no more than 2,000.
+        texts = " | ".join(json.dumps(text) for text in grammar.choice.texts)
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if form == "ebnf":
         return _from_ebnf(grammar.ebnf)
     if form == "structural_tag":

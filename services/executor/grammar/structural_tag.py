@@ -91,7 +91,7 @@ class _Translation:
         translate = self._formats.get(kind) if isinstance(kind, str) else None
         if translate is None:
             known = ", ".join(self._formats)
-            raise _wrong(where, f"a format's type must be one of {known}, not {kind!r}")
+            raise _wrong(where, f"a format's type must be one of {known}, not {kind!r:.50}")
         if kind in _UNLIMITED and end is None:
             raise _wrong(where, f"{kind} has no end: put it last, or in a tag whose end is not empty")
         return translate(value, where, end)
@@ -103,7 +103,7 @@ class _Translation:
 
     def _json_schema(self, value: Value, where: str, end: End) -> str:
         if value.get("style", "json") != "json":
-            raise _wrong(f"{where}/style", f"only 'json' is possible, not {value['style']!r}")
+            raise _wrong(f"{where}/style", f"only 'json' is possible, not {value['style']!r:.50}")
         schema = self._prepare(_member(value, "json_schema", where, (dict, bool)))
         return self._ended(self._other({"json_schema": schema}), end)
 

@@ -1,6 +1,7 @@
 """The scheduler service over real gRPC, with a fake executor behind it."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,7 @@ async def test_a_number_in_use_is_an_error_of_the_stream(tmp_path: Path) -> None
         await line.wait_until_free()
 
 
-async def test_bytes_that_are_no_message_end_the_stream(tmp_path: Path) -> None:
+async def test_bytes_that_are_no_message_end_the_stream(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with make_line(tmp_path).running() as line:
         call = line.channel.stream_stream("/pagewire.v1.SchedulerLinkService/Connect")()
         await call.write(b"\xff\xff\xff")
@@ -277,6 +278,8 @@ async def test_bytes_that_are_no_message_end_the_stream(tmp_path: Path) -> None:
             while await asyncio.wait_for(call.read(), 30) is not grpc.aio.EOF:
                 pass
         assert error.value.code() == grpc.StatusCode.INTERNAL
+        assert "the request of /pagewire.v1.SchedulerLinkService/Connect cannot be read" in error.value.details()
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> Non
         assert (await line.load()).num_running == 8
         call.cancel()
         await line.wait_until_free()
-        assert not line.engine._live
+        assert not line.engine._delivery.live
 
 
 async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
@@ -347,7 +350,7 @@ async def test_log_probabilities_count_as_unread(tmp_path: Path) -> None:
 
 async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_path: Path, monkeypatch) -> None:
     """Whoever adds to it then is cut off; others of other streams go on."""
-    monkeypatch.setattr("pagewire.services.scheduler.engine.MAX_UNREAD_OF_STREAM", 60)
+    monkeypatch.setattr("pagewire.services.scheduler.delivery.MAX_UNREAD_OF_STREAM", 60)
     async with make_line(tmp_path).running() as line:
         stalled, other = new_outbox(), new_outbox()
         for number in range(4):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from pagewire.services.executor.grammar.compiler import Compiler
@@ -53,6 +54,12 @@ LANGUAGES: dict[str, tuple[Grammar, list[str], list[str]]] = {
         ["a", "a b", '"\n\\', "да 🙂"],
         ["", "a ", "b", "да"],
     ),
+    "very many texts": (
+        Grammar(choice=Grammar.Choice(texts=[f"text {number}" for number in range(5000)])),
+        ["text 0", "text 4999"],
+        ["", "text", "text 5000"],
+    ),
+    "a text of nothing": (Grammar(choice=Grammar.Choice(texts=["", "a"])), ["", "a"], ["aa"]),
     "GBNF": (
         Grammar(ebnf='root ::= item ("," item)*\nitem ::= [a-c] | "(" root ")"'),
         ["a", "a,b", "(a,(b)),c"],
@@ -109,6 +116,17 @@ def test_special_tokens_are_not_text(compiler: Compiler, path: Path) -> None:
     matcher = compiler.compile(grammar)
     assert matcher.try_consume_tokens([EOS]) == 0
     assert matcher.try_consume_tokens(load_tokenizer(path).encode("<", add_special_tokens=False)) == 1
+
+
+@pytest.mark.parametrize("text", ["e\u0301a", "\u1112\u1161\u11ab", "\u00e9a"])
+def test_characters_are_composed_as_the_grammar_has_them(compiler: Compiler, text: str) -> None:
+    """Whatever the tokenizer makes of a prompt's: the only token that may follow is the first of this very text."""
+    matcher = compiler.compile(Grammar(choice=Grammar.Choice(texts=[text])))
+    mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    while not matcher.is_accepting():
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        token_id = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
+        assert matcher.consume_token(token_id), matcher.get_error()
 
 
 def test_subschemas_are_found_with_their_places() -> None:
