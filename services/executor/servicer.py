@@ -52,7 +52,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._left_at = 0.0  # when its stream ended, time.monotonic()
 
     async def _loaded(self) -> ExecutorInfo:
-        """Waits, minutes perhaps, until steps can be executed."""
+        """Waits, minutes perhaps, until steps can be executed. Raises RpcError UNAVAILABLE when they no longer can."""
+        if self._worker.is_ending:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the executor ends; its successor is to be asked")
         try:
             # Shielded: a caller who goes away must not cancel the loading.
             return await asyncio.shield(asyncio.wrap_future(self._worker.loaded))

@@ -9,6 +9,7 @@ class Loss(enum.StrEnum):
     STEP = "step"  # a step failed; the executor goes on, with empty rows
     DEVICE = "device"  # it has said that its device failed
     HANG = "hang"  # it has said that a step does not end
+    EXIT = "exit"  # its process ended by its own doing, as its successor tells
     SILENT = "silent"  # the stream broke: it died of a step, or somebody killed it
     DELIBERATE = "deliberate"  # it has other weights now, or another scheduler
     MODEL = "model"  # its model yields no numbers, whoever asks

@@ -18,6 +18,8 @@ from tests.chaos.client import Answer, Client, Trouble
 from tests.chaos.faults import inflict
 from tests.chaos.schedule import Ask, Schedule, Setting
 
+# gRPC's own, of a server that stops while a call arrives.
+_NOISE = re.compile(r'Traceback [^\n]*\n( *File "src/python/grpcio/[^\n]*\n)+\S*CancelledError')
 # A log that has one of these is of a defect.
 _DEFECT = re.compile(r"Traceback \(most recent|never retrieved|was never awaited|AssertionError")
 # Clients of gateways that hang go elsewhere after so many times the line's --hang-timeout.
@@ -48,6 +50,7 @@ class Outcome:
     seconds: float
     problems: list[str] = field(default_factory=list)
     num_comebacks: int = 0  # of patient clients
+    longest_silence: float = 0.0  # that a stream has had, seconds
 
 
 class Player:
@@ -163,6 +166,8 @@ class Player:
         if answer.troubles and not may_notice:
             outcome.problems.append(f"{ask.name}: its client noticed {answer.troubles}")
         outcome.num_comebacks += len(answer.troubles)
+        if request.is_stream:
+            outcome.longest_silence = max(outcome.longest_silence, answer.longest_silence)
 
     async def _leave(self, ask: Ask, http: httpx.AsyncClient) -> None:
         """Its client goes away in the middle."""
@@ -194,7 +199,8 @@ class Player:
                 file.seek(self._log_sizes.get(service, 0))
                 new = file.read()
                 self._log_sizes[service] = file.tell()
-            if found := _DEFECT.search(text := new.decode(errors="replace")):
+            text = _NOISE.sub("", new.decode(errors="replace"))
+            if found := _DEFECT.search(text):
                 defects.append(f"{service} logs a defect:\n{text[max(0, found.start() - 400) : found.start() + 3000]}")
         return defects
 

@@ -366,6 +366,8 @@ async def test_a_fatal_device_error_fails_the_stream_and_is_reported(socket: str
         assert "unspecified launch failure" in (error.details() or "")
         with pytest.raises(DeviceError, match="unspecified launch failure"):
             await asyncio.wrap_future(service.worker.failed)
+        # A stream that this process took now would end with it, and make somebody else look guilty.
+        assert (await error_of(service.stub.Execute())).code() == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_metrics_are_there(service: Service):

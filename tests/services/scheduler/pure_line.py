@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pagewire.config import SchedulerConfig
@@ -61,7 +62,7 @@ class PureLine:
         self.condemned: list[Request] = []  # ended because executors died of them
         self._results: list[deque[StepResult]] = [deque() for _ in executors]
         self._in_flight: list[deque[ScheduledStep]] = [deque() for _ in executors]
-        self._num_requests = 0
+        self._num_requests = self._num_lives = 0
         self._checks = check
         if attach:
             for index in range(len(executors)):
@@ -83,8 +84,13 @@ class PureLine:
         """Of the longest request; the same wherever it runs, as the model decides."""
         return min(info_of(executor, self.max_model_len).max_num_tokens for executor in self.executors)
 
-    def attach(self, index: int = 0) -> None:
+    def attach(self, index: int = 0, predecessor_failed: bool = False) -> None:
+        self._num_lives += 1
         info = info_of(self.executors[index], self.max_model_len)
+        info = replace(info, incarnation=self._num_lives, predecessor_failed=predecessor_failed)
+        for request in self.scheduler.explain(self.scheduler.replicas[index], info):
+            self._note_end(request)
+            self.condemned.append(request)
         for request, error in self.scheduler.attach(self.scheduler.replicas[index], info):
             self._note_end(request)
             if error is not None:
