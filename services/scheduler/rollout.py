@@ -17,18 +17,20 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.scheduler import stats
 from pagewire.services.scheduler.executor_info import Weights
+from pagewire.services.scheduler.loss import GOES_OVER
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.weights import WeightsPlan, is_attached, version_needed
-from pagewire.streams import MAX_BACKOFF_S
+from pagewire.services.scheduler.weights import WeightsPlan, is_attached, may_go_over, version_needed
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 
 logger = logging.getLogger(__name__)
 
-# Seconds in which the neighbors of a scheduler that died connect to its successor and submit their requests again.
-_RESUBMISSION_S = MAX_BACKOFF_S + 1.0
+# Within which tokenizer services come back, to a scheduler that starts or after their stream broke, with requests whose
+# tokens are of present weights. Until then these may be needed.
+RESUBMITTED_S = 5.0
+
 _VERSION = re.compile(r"[A-Za-z0-9._:+-]{1,64}")
 
 
@@ -58,8 +60,7 @@ class Rollout:
         self._plan = WeightsPlan()
         # Until when requests may go on with old weights, also where an executor dies meanwhile; time.monotonic().
         self._deadline: float | None = None
-        # Before, nobody goes over on account of what an earlier scheduler has begun; time.monotonic().
-        self._resubmitted_by = time.monotonic() + _RESUBMISSION_S
+        self._learns_until = self._expects_until = time.monotonic() + RESUBMITTED_S
         self._moved = asyncio.Event()  # something has changed that it may wait for
         self._rolling: asyncio.Task[None] | None = None
         self._is_replacing = False
@@ -74,12 +75,16 @@ class Rollout:
         """Something has ended, come or gone."""
         self._moved.set()
 
+    def on_client_lost(self) -> None:
+        """A tokenizer service's stream has ended, and with it its requests; they come back."""
+        self._expects_until = time.monotonic() + RESUBMITTED_S
+
     def wanted(self, present: Weights) -> Weights:
         """An executor comes that has `present`: the weights that it is to have."""
         replicas = self._scheduler.replicas
         self._plan.note(present, replicas)
-        if time.monotonic() < self._resubmitted_by:
-            return present
+        if time.monotonic() < self._learns_until:
+            return present  # it goes over later
         return self._plan.wanted(present, self._scheduler.waiting, replicas)
 
     def on_attached(self) -> None:
@@ -149,7 +154,6 @@ class Rollout:
                 await self._drop()
             else:
                 self._plan.replace(loaded)
-                self._resubmitted_by = 0.0
                 stats.WEIGHTS_REPLACED.inc()
                 logger.info("weights %s replace %s, executor by executor", loaded.version, previous)
                 waits = request.HasField("max_wait_seconds")
@@ -217,7 +221,6 @@ class Rollout:
 
     async def _roll(self) -> None:
         try:
-            await asyncio.sleep(max(0.0, self._resubmitted_by - time.monotonic()))
             while (driver := self._behind()) is not None:
                 await self._take_over(driver)
             in_use = {version_needed(request) for request in self._scheduler.requests()}
@@ -233,15 +236,15 @@ class Rollout:
         replica.drain()
         self._wake()
         while replica.info is not None and replica.info.weights == old:
-            if self._may_go_over(replica):
-                driver.start_over("it gets other weights")
+            now = time.monotonic()
+            if may_go_over(replica, self._scheduler) and now >= self._expects_until:
+                driver.start_over(GOES_OVER)
                 await self._until_other_weights(replica, old)
                 return
-            left = None if self._deadline is None else self._deadline - time.monotonic()
-            if left is not None and left <= 0:
+            if self._deadline is not None and now >= self._deadline:
                 self._end_users(replica)
-                left = None
-            await self._has_moved(left)
+            times = (self._deadline, self._expects_until)
+            await self._has_moved(min((at - now for at in times if at is not None and at > now), default=None))
 
     async def _until_other_weights(self, replica: Replica, old: Weights | None) -> None:
         """Or until that takes as long as a death: then the others need not wait for it."""
@@ -249,15 +252,6 @@ class Rollout:
             async with asyncio.timeout(self._recovery_timeout):
                 while replica.info is None or replica.info.weights == old:
                     await self._has_moved(None)
-
-    def _may_go_over(self, replica: Replica) -> bool:
-        """Whether nobody needs its weights any more who could not have them elsewhere."""
-        if not replica.is_drained or replica.info is None:
-            return False
-        version = replica.info.weights.version
-        if is_attached(version, (other for other in self._scheduler.replicas if other is not replica)):
-            return True
-        return all(version_needed(request) != version for request in self._scheduler.waiting)
 
     def _end_users(self, replica: Replica) -> None:
         """Ends all that need its weights."""
