@@ -169,8 +169,10 @@ class Gateway:
 
 
 def _has_died(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call has failed on the way: a service that refuses one says when to come again."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and error_details.retry_delay_of(error) is None
+    """Whether a call has failed on the way: a service that refuses one says when to come again. gRPC cancels a call
+    that was just on its way to a service that stops."""
+    lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return error.code() in lost and error_details.retry_delay_of(error) is None
 
 
 def _at_most(seconds: float) -> float:
