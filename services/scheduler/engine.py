@@ -105,6 +105,7 @@ class Engine:
                 request.sampling_params.grammar, lambda: [d.compile for d in self._drivers if d.has_executor]
             )
             live.compiling = None
+            self.rollout.check(request)  # its weights may be gone meanwhile
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
             request.finish(FinishReason.ERROR)

@@ -58,7 +58,8 @@ class Rollout:
         self._end = end
         self._recovery_timeout = recovery_timeout
         self._plan = WeightsPlan()
-        self._deadline: float | None = None  # until when running requests may go on; time.monotonic()
+        # Until when requests may go on with old weights, also where an executor dies meanwhile; time.monotonic().
+        self._deadline: float | None = None
         self._learns_until = self._expects_until = time.monotonic() + RESUBMITTED_S
         self._moved = asyncio.Event()  # something has changed that it may wait for
         self._rolling: asyncio.Task[None] | None = None
@@ -226,7 +227,7 @@ class Rollout:
             in_use |= {replica.info.weights.version for replica in self._scheduler.replicas if replica.info}
             self._plan.forget_all_but(in_use)
         finally:
-            self._rolling, self._deadline = None, None
+            self._rolling = None
 
     async def _take_over(self, driver: ReplicaDriver) -> None:
         """One at a time: the others take requests meanwhile."""

@@ -46,10 +46,13 @@ class Clients:
         self.call = line.link.Connect()
         self.collected = Collected()
 
-    async def submit(self, numbers: Sequence[int], max_tokens: int, **submission: object) -> None:
+    async def submit(self, numbers: Sequence[int], max_tokens: int, grammar: str = "", **submission: object) -> None:
+        """grammar: a regex."""
         requests = [token_submission(n, prompt_of(n), max_tokens=max_tokens) for n in numbers]
         for request in requests:
             request.MergeFrom(TokenSubmission(**submission))  # type: ignore[arg-type]
+            if grammar:
+                request.request.sampling_params.grammar.regex = grammar
         await self.call.write(SchedulerLinkServiceConnectRequest(requests=requests))
 
     async def until(self, number: int, num_tokens: int) -> None:
@@ -228,6 +231,34 @@ async def test_who_takes_too_long_ends_with_a_reason(tmp_path: Path) -> None:
         assert (await replaced).version == "new"
         assert clients.collected.errors[1].code == grpc.StatusCode.ABORTED.value[0]
         assert "max_wait_seconds" in clients.collected.errors[1].message
+
+
+async def test_a_death_meanwhile_gives_nobody_more_time(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        clients = Clients(line)
+        await clients.submit([1], 3000)
+        await clients.until(1, 3)
+        replaced = replacing(line, max_wait=0.5)
+        await until_draining(line)
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        await line.start_executor(executor())
+        await clients.end(1)
+        assert (await replaced).version == "new"
+        assert "max_wait_seconds" in clients.collected.errors[1].message
+
+
+async def test_a_request_whose_weights_go_while_its_grammar_is_compiled_is_told(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor(), recovery_timeout=1.0).running() as line:
+        await line.wait_for_executors(1)
+        clients = Clients(line)
+        await clients.submit([1], 40, "slow", resume_token_ids=[5], resubmitted=True, weights_version="old")
+        await until(lambda: line.executor.grammars)
+        assert (await replacing(line)).version == "new"
+        line.executor.released.set()
+        await clients.end(1)
+        assert "which were replaced" in clients.collected.errors[1].message
 
 
 async def test_an_executor_that_died_comes_back_to_the_new_weights(tmp_path: Path) -> None:
