@@ -144,11 +144,12 @@ class Decision:
             costs, num_decodes, num_short_prompts, is_alone=is_alone, is_contended=self._is_contended
         )
         self._budget = PrefillBudget(costs, num_tokens, seconds)
-        # What those may take who were served more than others that run.
+        # What those may take of it who were served more than others that run.
         self._modest_budget = self._budget
         self._least_served = self._ledger.least_served_running() if self._is_contended else 0.0
-        if self._is_contended:
-            self._modest_budget = PrefillBudget(costs, num_tokens, target.modest_seconds(costs, num_decodes), 1)
+        if self._is_contended and num_decodes:
+            allowed = self._rows.allowance.earn(costs, num_decodes, seconds)
+            self._modest_budget = PrefillBudget(costs, num_tokens if allowed else 0, allowed)
 
     def _kept_for(self, first: Request) -> float:
         """The part of what prompts may take that others leave to the one that is first. Where it is too small for a
@@ -174,7 +175,7 @@ class Decision:
             return wanted
         fitting = self._budget.fit(start, wanted, kept=kept, least=least)
         if fitting and self._is_over_served(request):
-            fitting = self._modest_budget.fit(start, fitting, least=min(least, 1))
+            fitting = self._modest_budget.fit(start, fitting, least=least)
         return fitting
 
     def _least(self, kept: float = 0.0) -> int:
@@ -318,10 +319,13 @@ class Decision:
         new_blocks = self._kv.allocate_slots(request, num_tokens)
         assert new_blocks is not None
         step, start = self._step, request.num_computed_tokens
+        if self._modest_budget is not self._budget and self._is_over_served(request):
+            costs = self._rows.costs
+            self._modest_budget.spend(start, num_tokens)
+            first = 0.0 if step.work.num_prompt_tokens else costs.first_prompt_seconds
+            self._rows.allowance.spend(first + costs.prompt_seconds(start, num_tokens))
         step.work.add_prompt(start, num_tokens)
         self._budget.spend(start, num_tokens)
-        if self._modest_budget is not self._budget and self._is_over_served(request):
-            self._modest_budget.spend(start, num_tokens)
         self._run(request, num_tokens, new_blocks)
         if request.num_computed_tokens < len(request.token_ids):
             self._prefilling.add(request)

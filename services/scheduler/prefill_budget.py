@@ -17,7 +17,7 @@ _DEFAULT_TARGET = 0.05  # seconds
 _LEAST_SHARE = 1 / 3  # of the time that decodes take
 _MAX_STRETCH = 4.0  # times the target, where more wait for a first token than for a next one
 # Of the time that decodes take, where they are of tenants that were served less: these keep more than half their rate.
-_MODEST_SHARE = 3 / 4
+_ALLOWED_SHARE = 3 / 4
 NO_LIMIT = float("inf")
 
 
@@ -44,21 +44,35 @@ class PrefillTarget:
             target *= min(max(1.0, num_short_prompts / num_decodes), _MAX_STRETCH) if num_decodes >= 1 else _MAX_STRETCH
         return max(target - decodes - costs.first_prompt_seconds, least)
 
-    def modest_seconds(self, costs: StepCosts, num_decodes: int) -> float:
-        """Of tenants that were served more than others that run."""
-        if self._target == 0 or num_decodes == 0:
+
+class Allowance:
+    """Time that prompts may take of tenants that were served more than others that run. It is saved up, a part of every
+    step, until it is worth a whole one: a few tokens in every step would cost the others as much and get nowhere."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def earn(self, costs: StepCosts, num_decodes: int, seconds: float) -> float:
+        """Of a step with so many decodes, in which tokens of prompts may take so long.
+
+        Returns how long theirs may take in it: nothing, or half of that, so that who comes does not wait for long.
+        """
+        decodes, most = costs.decode_seconds(num_decodes), costs.first_prompt_seconds + seconds / 2
+        if seconds == NO_LIMIT or not decodes:
             return NO_LIMIT
-        return _MODEST_SHARE * costs.decode_seconds(num_decodes)
+        self._seconds = min(self._seconds + _ALLOWED_SHARE * decodes, most)
+        return seconds / 2 if self._seconds == most else 0.0
+
+    def spend(self, seconds: float) -> None:
+        self._seconds -= seconds
 
 
 class PrefillBudget:
     """What is left of a step for prompts."""
 
-    def __init__(self, costs: StepCosts, num_tokens: int, seconds: float, min_chunk: int = MIN_CHUNK) -> None:
-        """seconds: that their tokens may take. min_chunk: tokens; where time allows no more than a smaller piece, there
-        is none."""
+    def __init__(self, costs: StepCosts, num_tokens: int, seconds: float) -> None:
+        """seconds: that their tokens may take. Where that is no more than a small piece, there is none."""
         self._costs = costs
-        self._min_chunk = min_chunk
         if seconds != NO_LIMIT and costs.most_prompt_tokens:
             num_tokens = min(num_tokens, max(MIN_CHUNK, costs.most_prompt_tokens))
         self._all_tokens = self.num_tokens = num_tokens
@@ -73,7 +87,7 @@ class PrefillBudget:
         if self._all_seconds != NO_LIMIT and tokens > 0:
             within = self._costs.prompt_tokens_within(self._seconds - kept * self._all_seconds, start)
             if within < tokens:
-                tokens = int(within) if within >= self._min_chunk else 0
+                tokens = int(within) if within >= MIN_CHUNK else 0
         return max(tokens, min(least, wanted, self.num_tokens))
 
     def spend(self, start: int, num_tokens: int) -> None:

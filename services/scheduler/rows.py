@@ -9,6 +9,7 @@ from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager
 from pagewire.services.scheduler.limits import StepLimits
 from pagewire.services.scheduler.policy import by_order
+from pagewire.services.scheduler.prefill_budget import Allowance
 from pagewire.services.scheduler.request import Request, RequestStatus
 from pagewire.services.scheduler.suspicion import Quarantine
 from pagewire.services.scheduler.waiting import WaitingQueue
@@ -42,6 +43,7 @@ class Rows:
         self.running = []
         self.quarantine = Quarantine()
         self.costs = StepCosts()
+        self.allowance = Allowance()
         self.lacks_blocks = False  # a running prompt waits for some
         self.finished_request_ids: list[int] = []  # rows the executor must free before the next step
 

@@ -52,6 +52,14 @@ class BusyHost:
         return seconds
 
 
+def test_another_tenants_flood_costs_half_at_most_where_steps_with_prompts_cost_more() -> None:
+    """However few tokens of a prompt are in them: so there are fewer of them."""
+    fair = flood(("a", "b"), step_seconds=BusyHost(1.0, 1))
+    assert fair.ttft < 2 * fair.ttft_alone
+    assert fair.rate > 0.5 * fair.rate_alone
+    assert fair.seconds < flood(("", ""), step_seconds=BusyHost(1.0, 1)).seconds, "nor does the flood lose by it"
+
+
 @pytest.mark.parametrize(("slowness", "seed"), [(1.0, 3), (2.2, 1), (2.2, 2)])
 def test_nobody_is_held_up_on_a_busy_host(slowness: float, seed: int) -> None:
     """Twice, with a minute of decoding in between: what is known then is of another time. Where a step has hardly room
