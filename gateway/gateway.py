@@ -3,13 +3,14 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import grpc
 from fastapi import Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import telemetry, tenants
+from pagewire import error_details, telemetry, tenants
 from pagewire.admin import Neighbour
 from pagewire.config import GatewayConfig
 from pagewire.gateway import metrics
@@ -40,8 +41,10 @@ PROBE_TIMEOUT_S = 2.0
 
 # A call that the service died under is made so often; the next time it may be what the service dies of.
 MAX_ATTEMPTS = 3
-# After a broken call: seconds in which the link, on the same connection, has noticed too.
-NOTICED_S = 0.1
+AWAY_POLL_S = 0.1
+# After a broken call: seconds in which the link, on the same connection, has noticed too. Streams of a service that
+# stops break a little after it has refused calls.
+NOTICED_S = 1.0
 AWAY = "the tokenizer service cannot be reached; try again"
 
 Answered = TypeVar("Answered")
@@ -100,11 +103,9 @@ class Gateway:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_away and not self.link.is_up:
                     raise ApiError(503, AWAY) from error
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
+                if not self.link.is_available or not _has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
-                await asyncio.sleep(NOTICED_S)
-                if not is_away and self.link.num_breaks == num_breaks:  # the service itself has said so
-                    raise
+                await self._noticed(num_breaks)
         raise AssertionError("unreachable")
 
     async def call_to_its_end(
@@ -119,19 +120,26 @@ class Gateway:
         metadata = [*tenants.metadata(), *([("traceparent", traceparent)] if traceparent else [])]
         for attempt in itertools.count(1):
             while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
-                await asyncio.sleep(NOTICED_S)
+                await asyncio.sleep(AWAY_POLL_S)
             if not self.link.is_available:
                 raise ApiError(503, AWAY)
             num_breaks = self.link.num_breaks
             try:
                 return await method(request, timeout=time_left(), metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == MAX_ATTEMPTS:
+                if not _has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
-                await asyncio.sleep(NOTICED_S)
-                if self.link.num_breaks == num_breaks:  # the service itself has said so
-                    raise
+                await self._noticed(num_breaks)
         raise AssertionError("unreachable")
+
+    async def _noticed(self, num_breaks: int) -> None:
+        """Returns when the link has broken more often than that, too, which it soon has after a call has."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOTICED_S):
+                changed = self.link.changed
+                while self.link.num_breaks == num_breaks:
+                    await changed.wait()
+                    changed = self.link.changed
 
     async def why_not_ready(self) -> str:
         """Why the line cannot serve; "" if it can."""
@@ -158,6 +166,11 @@ class Gateway:
             metrics.logger.debug("no metrics from behind the gateway: %s", error.details())
         # Parsing a few thousand lines takes longer than a token may wait.
         return await asyncio.to_thread(metrics.merge, services)
+
+
+def _has_died(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call has failed on the way: a service that refuses one says when to come again."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and error_details.retry_delay_of(error) is None
 
 
 def _at_most(seconds: float) -> float:

@@ -5,6 +5,7 @@ begins again, with the same seed.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from pagewire.rpc import RpcError
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+
+logger = logging.getLogger(__name__)
 
 # A unary method, its request, a traceparent; see `Gateway.call_to_its_end`.
 CallToItsEnd = Callable[[Callable[..., Awaitable[Any]], GenerateRequest, str], Awaitable[list[GenerateResponse]]]
@@ -70,6 +73,10 @@ class Searches:
             reply.fail(RpcError.from_call(error))
         except ApiError as error:
             reply.fail(error)
+        except Exception as error:
+            # A defect: its client must not wait for ever.
+            logger.exception("a search failed")
+            reply.fail(RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"))
         else:
             for response in responses:
                 choice = choices[response.index]

@@ -180,3 +180,9 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         valid=NOT_NEGATIVE,
     )
     seed: int = flag(0, "seed of dummy weights", group="executor")
+    fault_injection: str | None = flag(
+        None,
+        "for tests: token ids that make a step fail when a prompt has them, as ID:KIND[@OUTPUT],...; KIND: raise, nan, "
+        "illegal, device, hang, exit; @OUTPUT: from so many tokens of output on",
+        group="executor",
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor import kv_cache, memory, memory_profile
 from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.fault_injection import FaultyRunner, parse_faults
 from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.weights.identity import model_key
@@ -40,7 +43,10 @@ class Setup:
     pooling: Pooling = LAST_STATE
 
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
-        return ModelRunner(
+        make: Callable[..., ModelRunner] = ModelRunner
+        if self.config.fault_injection:
+            make = partial(FaultyRunner, parse_faults(self.config.fault_injection))
+        return make(
             self.model,
             limits,
             num_blocks,

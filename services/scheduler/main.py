@@ -82,6 +82,6 @@ def make_public_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls 
 async def report_availability(engine: Engine, *servers: rpc.Server) -> None:
     """Keeps the health services in step with the engine."""
     while True:
-        is_available = await engine.availability.get()
+        is_available = await engine.availability.changes.get()
         for server in servers:
             await server.set_serving(is_available)

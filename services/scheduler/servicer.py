@@ -52,7 +52,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetLoad(
         self, request: scheduler_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.GetLoadResponse:
-        scheduler, info = self._engine.scheduler, self._engine.info
+        scheduler, info = self._engine.scheduler, self._engine.availability.info
         replicas = [replica for replica in scheduler.replicas if replica.info]
         return scheduler_pb2.GetLoadResponse(
             num_running=scheduler.num_running,

@@ -22,10 +22,11 @@ class TokenizerSession(
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
-        engine.on_model_change.add(self._greet_again)
+        engine.availability.on_model_change.add(self._greet_again)
 
     async def greet(self) -> SchedulerLinkServiceConnectResponse:
-        return SchedulerLinkServiceConnectResponse(hello=convert.from_info(await self._engine.wait_for_model()))
+        info = await self._engine.availability.wait_for_model()
+        return SchedulerLinkServiceConnectResponse(hello=convert.from_info(info))
 
     def on_message(self, message: SchedulerLinkServiceConnectRequest) -> None:
         for submission in message.requests:
@@ -45,7 +46,7 @@ class TokenizerSession(
         return convert.from_outputs(outputs)
 
     def close(self) -> None:
-        self._engine.on_model_change.discard(self._greet_again)
+        self._engine.availability.on_model_change.discard(self._greet_again)
         super().close()
 
     def _greet_again(self) -> None:

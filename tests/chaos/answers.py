@@ -58,7 +58,9 @@ class Told:
         if kind == "response.output_text.delta":
             place = f"{event['output_index']}.{event['content_index']}"
             self.value = _merged(self.value, {"told": {place: {"text": event["delta"]}}})
-        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+        elif kind == "response.failed":
+            self.error = str(event["response"]["error"])
+        elif kind in ("response.completed", "response.incomplete"):
             self.value["response"] = whole(event["response"])
             self.has_ended = True
 

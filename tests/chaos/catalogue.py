@@ -27,6 +27,12 @@ class Request:
     is_batch: bool = False  # the body is that of one of its lines
 
     @property
+    def begins_again(self) -> bool:
+        """Whether the gateway asks for it in a call of its own, and again if the tokenizer service dies under that."""
+        is_search = bool(self.body.get("use_beam_search") or self.body.get("best_of"))
+        return is_search or self.path in ("embeddings", "score", "rerank")
+
+    @property
     def is_stream(self) -> bool:
         return bool(self.body.get("stream"))
 

@@ -24,7 +24,6 @@ from tests.chaos.proxy import Proxy
 from tests.e2e.line import FULL_NAMES, REPOSITORY, free_port
 
 START_TIMEOUT_S = 120.0
-SETTLE_TIMEOUT_S = 60.0
 # As a supervisor would, before it starts one again that has ended by itself.
 BACKOFF_S = 0.2
 MODULES = ["pagewire.gateway.main", "pagewire.services.tokenizer.main", "pagewire.services.scheduler.main"]
@@ -47,6 +46,7 @@ class ChaosLine:
         self._model = model
         self._module = module
         self._killed: set[int] = set()
+        self._starting = {service: asyncio.Lock() for service in self.services}
         self._is_stopping = False
         self._ports = {name: (free_port(), free_port()) for name in ("gateway", "sister")}
         self.proxies = {name: self._proxy(name) for name in self.services}
@@ -93,17 +93,17 @@ class ChaosLine:
 
     async def start(self, service: str) -> None:
         """Does nothing if it lives."""
-        if service not in self.pids:
-            await self._ask(
-                {"start": service, "argv": self._argv(service), "log": str(self.log(service))}, started=service
-            )
+        message = {"start": service, "argv": self._argv(service), "log": str(self.log(service))}
+        async with self._starting[service]:  # faults may overlap
+            if service not in self.pids:
+                await self._ask(message, started=service)
 
-    async def kill(self, service: str) -> None:
-        """kill -9; does nothing if it is dead."""
+    async def end(self, service: str, number: signal.Signals) -> None:
+        """SIGKILL or SIGTERM, until it has ended; does nothing if it is dead."""
         pid = self.pids.get(service)
         if pid is not None:
             self._killed.add(pid)
-            self.signal(service, signal.SIGKILL)
+            self.signal(service, number)
             async with self._changed:
                 await self._changed.wait_for(lambda: self.pids.get(service) != pid)
 
@@ -174,12 +174,11 @@ class ChaosLine:
 
     async def wait_settled(self, timeout: float) -> None:
         """Until every service is ready, nothing runs or waits and every block is free. Raises TimeoutError."""
-        deadline, unready = time.monotonic() + timeout, "nothing was asked"
-        while unready:
+        deadline = time.monotonic() + timeout
+        while unready := await self._why_unready():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"does not settle within {timeout:g} s: {unready}")
+                raise TimeoutError(f"it does not settle: {unready}")
             await asyncio.sleep(0.02)
-            unready = await self._why_unready()
 
     async def _why_unready(self) -> str:
         for service in self.services:

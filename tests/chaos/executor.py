@@ -35,7 +35,7 @@ class SeededExecutor(FakeExecutor):
 
     def __init__(self, model: Path) -> None:
         super().__init__(
-            num_blocks=600,
+            num_blocks=200,
             block_size=BLOCK_SIZE,
             max_num_seqs=24,
             max_num_batched_tokens=512,

@@ -25,8 +25,8 @@ async def inflict(line: ChaosLine, fault: Fault) -> None:
 
 async def _inflict_on(line: ChaosLine, fault: Fault, target: str) -> None:
     match fault.kind:
-        case "kill":
-            await line.kill(target)
+        case "kill" | "restart":
+            await line.end(target, signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
             await asyncio.sleep(fault.seconds)
             await line.start(target)
         case "stop" | "hang":
@@ -34,7 +34,7 @@ async def _inflict_on(line: ChaosLine, fault: Fault, target: str) -> None:
             line.signal(target, signal.SIGSTOP, pid)
             await asyncio.sleep(fault.seconds)
             if fault.kind == "hang":
-                await line.kill(target)
+                await line.end(target, signal.SIGKILL)
             line.signal(target, signal.SIGCONT, pid)
             await line.start(target)
         case "stutter":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from pagewire.gateway.gateway import MAX_ATTEMPTS
 from tests.chaos.answers import difference
 from tests.chaos.catalogue import ALL, RARE
 from tests.chaos.chaos_line import ChaosLine
@@ -21,6 +22,7 @@ from tests.chaos.schedule import Ask, Schedule, Setting
 _DEFECT = re.compile(r"Traceback \(most recent|never retrieved|was never awaited|AssertionError")
 # Clients of gateways that hang go elsewhere after so many times the line's --hang-timeout.
 PATIENCE = 1.25
+SETTLE_TIMEOUT_S = 60.0
 
 
 class Progress:
@@ -101,10 +103,10 @@ class Player:
             try:
                 async with asyncio.timeout(self._timeout):
                     await self._play(schedule, http, outcome, tasks)
-                    await self._line.wait_settled(self._timeout)
+                await self._line.wait_settled(SETTLE_TIMEOUT_S)
             except TimeoutError as error:
                 waiting = [task.get_name() for task in tasks if not task.done()]
-                outcome.problems.append(f"not done after {self._timeout:g} s, {waiting} do not end; {error}")
+                outcome.problems.append(str(error) or f"not done after {self._timeout:g} s: {waiting} do not end")
             finally:
                 for task in tasks:
                     task.cancel()
@@ -124,26 +126,30 @@ class Player:
             leaves = ask.leaves_at is not None
             run = self._leave(ask, http) if leaves else self._ask(schedule, number, http, progress, outcome)
             tasks.append(asyncio.create_task(run, name=ask.name))
-        asks = list(tasks)
         total = sum(self._undisturbed[ask.name].num_events for ask in schedule.asks if ask.leaves_at is None)
         for fault in schedule.faults:
             reached = asyncio.create_task(progress.reach(fault.at * total))
             await asyncio.wait([reached], timeout=fault.patience)
             reached.cancel()
             tasks.append(asyncio.create_task(inflict(self._line, fault), name=fault.kind))
-        await asyncio.gather(*tasks[len(asks) :])
-        await asyncio.gather(*asks)
+        await asyncio.wait(tasks)  # not gather(), which would cancel them if this is cancelled
+        for task in tasks:
+            task.result()
 
     async def _ask(
         self, schedule: Schedule, number: int, http: httpx.AsyncClient, progress: Progress, outcome: Outcome
     ) -> None:
         ask = schedule.asks[number]
-        may_notice = ask.is_kept and not schedule.spares_gateways
+        request = ALL[ask.name]
+        # What a call was for is not computed for ever: it may be what the service dies of.
+        is_given_up = request.begins_again and schedule.num_faults("tokenizer") >= MAX_ATTEMPTS
+        is_kept = ask.is_kept or is_given_up
+        may_notice = is_kept and (is_given_up or not schedule.spares_gateways)
         client = Client(
             http,
             self._line.base_urls if number % 2 else self._line.base_urls[::-1],
-            ALL[ask.name],
-            key=f"{self._name} {self._num_played} {number}" if ask.is_kept else None,
+            request,
+            key=f"{self._name} {self._num_played} {number}" if is_kept else None,
             patience=PATIENCE * self._line.hang_timeout if may_notice else None,
             on_event=progress.advance,
         )

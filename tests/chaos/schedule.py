@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # kind -> how often, for services and for the ways to them.
-SERVICE_FAULTS = {"kill": 5, "stop": 2, "hang": 2, "stutter": 1}
+SERVICE_FAULTS = {"kill": 5, "restart": 2, "stop": 2, "hang": 2, "stutter": 1}
 WAY_FAULTS = {"cut": 3, "refuse": 2, "partition": 3, "slow": 2}
 GATEWAYS = ("gateway", "sister")
 # A silence that everybody has to take for a hang, and one that nobody has to, as shares of --hang-timeout.
@@ -19,9 +19,10 @@ LONG_SHARE = 0.2
 class Fault:
     """One thing that goes wrong, and is mended `seconds` later.
 
-    kill: SIGKILL, started again. stop: SIGSTOP, then SIGCONT. hang: SIGSTOP, then SIGKILL, started again. stutter:
-    stopped and continued, again and again. cut: connections break, new ones work. refuse: connections break, new ones
-    do, too. partition: connections stay, and nothing arrives. slow: everything arrives late. disk: the disk is full.
+    kill: SIGKILL, started again. restart: SIGTERM, started again when it has ended. stop: SIGSTOP, then SIGCONT. hang:
+    SIGSTOP, then SIGKILL, started again. stutter: stopped and continued, again and again. cut: connections break, new
+    ones work. refuse: connections break, new ones do, too. partition: connections stay, and nothing arrives. slow:
+    everything arrives late. disk: the disk is full.
     """
 
     kind: str
@@ -56,6 +57,10 @@ class Schedule:
     def spares_gateways(self) -> bool:
         """Whether all that fails lies behind the gateways: then no client may notice anything but a pause."""
         return not any(fault.kind == "disk" or _hits_gateways(fault) for fault in self.faults)
+
+    def num_faults(self, target: str) -> int:
+        """Of this service, or of the way to it."""
+        return sum(target in fault.targets for fault in self.faults)
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.faults))

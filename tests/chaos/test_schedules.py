@@ -26,7 +26,7 @@ def test_a_seed_is_a_schedule() -> None:
 def test_schedules_have_all_there_is() -> None:
     faults = [fault for seed in range(300) for fault in draw(seed, SETTING).faults]
     kinds = {fault.kind for fault in faults}
-    assert kinds == {"kill", "stop", "hang", "stutter", "cut", "refuse", "partition", "slow", "disk"}
+    assert kinds == {"kill", "restart", "stop", "hang", "stutter", "cut", "refuse", "partition", "slow", "disk"}
     assert {target for fault in faults for target in fault.targets} == {*SERVICES}
     assert any(fault.kind == "kill" and len(fault.targets) > 1 for fault in faults)
 

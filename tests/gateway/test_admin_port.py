@@ -92,6 +92,23 @@ async def test_the_admin_port_asks_for_keys_and_changes_for_those_that_may(
             assert (await admin.post(change, headers=headers)).status_code == 200
 
 
+async def test_no_route_that_changes_the_service_takes_a_users_key(
+    fake: FakeTokenizer, address: str, tmp_path: Path
+) -> None:
+    """Whatever such routes there are."""
+    path = tmp_path / "keys"
+    user = new(path, "user")
+    found = [route for router in admin_routes.ROUTERS for route in router.routes if isinstance(route, AdminRoute)]
+    changes = [(method, route.path) for route in found for method in route.methods]
+    assert ("POST", "/v1/admin/weights") in changes
+    async with with_admin_port(address, api_key_file=str(path)) as (public, admin):
+        for method, route in changes:
+            assert (await admin.request(method, route)).status_code == 401
+            assert (await admin.request(method, route, headers=user)).status_code == 403
+            gone = await public.request(method, route, headers=user)
+            assert gone.status_code in (404, 501), "it has left the public port"
+
+
 async def test_without_keys_only_this_machine_changes_the_service(
     fake: FakeTokenizer, address: str, change: str
 ) -> None:

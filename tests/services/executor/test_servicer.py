@@ -77,6 +77,7 @@ async def serving(
     worker.start()
     if wait:
         await asyncio.wrap_future(worker.loaded)
+        await server.set_serving(True)
     async with rpc.channel(address) as channel:
         yield Service(worker, executor_pb2_grpc.ExecutorServiceStub(channel))
     await server.stop()

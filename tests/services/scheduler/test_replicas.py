@@ -231,7 +231,7 @@ async def test_an_executor_of_another_model_waits_until_the_others_are_gone(
         assert (await line.load()).model_info.model == "fake"
         assert "lost the executor" not in caplog.text
         await line.kill_executor(0)
-        await until(lambda: line.engine.info is not None and line.engine.info.model == "another")
+        await until(lambda: (info := line.engine.availability.info) is not None and info.model == "another")
 
 
 async def test_a_step_gains_several_tokens_up_to_the_end(tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> Non
         assert (await line.load()).num_running == 8
         call.cancel()
         await line.wait_until_free()
-        assert not line.engine._live
+        assert not line.engine._delivery.live
 
 
 async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ async def test_log_probabilities_count_as_unread(tmp_path: Path) -> None:
 
 async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_path: Path, monkeypatch) -> None:
     """Whoever adds to it then is cut off; others of other streams go on."""
-    monkeypatch.setattr("pagewire.services.scheduler.engine.MAX_UNREAD_OF_STREAM", 60)
+    monkeypatch.setattr("pagewire.services.scheduler.delivery.MAX_UNREAD_OF_STREAM", 60)
     async with make_line(tmp_path).running() as line:
         stalled, other = new_outbox(), new_outbox()
         for number in range(4):
