@@ -14,8 +14,18 @@ from pagewire import cgroup
 
 # Set by a supervisor for its children: its own process id.
 PARENT_PID = "PAGEWIRE_PARENT_PID"
+# And how the process ended that this one replaces, as an exit code or, negative, a signal.
+PREDECESSOR = "PAGEWIRE_PREDECESSOR"
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _PR_SET_PDEATHSIG = 1
 _MAX_DESCRIPTORS = 1 << 17
+
+
+def predecessor_failed() -> bool:
+    """Whether the process that this one replaces has ended by its own doing, as a supervisor has told. SIGKILL is
+    somebody else's."""
+    code = int(os.environ.get(PREDECESSOR, "0"))
+    return code > 0 or -code in _FAULTS
 
 
 def die_with_parent() -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pagewire.errors import StartupError
-from pagewire.process import PARENT_PID
+from pagewire.process import PARENT_PID, PREDECESSOR
 from pagewire.watchdog import HEARTBEAT_FD, SUPERVISOR_MARGIN_S, Silence
 
 logger = logging.getLogger(__name__)
@@ -80,9 +80,9 @@ class _Keeper:
 
     async def _keep(self) -> None:
         """Returns once the service was stopped. Raises StartupError when it cannot be started at all."""
-        backoff, killed_starts = MIN_BACKOFF_S, 0
+        backoff, killed_starts, code = MIN_BACKOFF_S, 0, 0
         while not self._stopping.is_set():
-            code = await self._run()
+            code = await self._run(code)
             if self._stopping.is_set():
                 return
             if not self._ever_ready and code != 0:
@@ -98,8 +98,8 @@ class _Keeper:
                 await asyncio.wait_for(self._stopping.wait(), backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
-    async def _run(self) -> int:
-        """One life of the process; its exit code, negative for a signal."""
+    async def _run(self, code_before: int) -> int:
+        """One life of the process; its exit code, negative for a signal. code_before: of the life before."""
         beats, beats_of_child = os.pipe()
         os.set_blocking(beats, False)
         try:
@@ -109,6 +109,7 @@ class _Keeper:
                     **self.service.environment,
                     PARENT_PID: str(os.getpid()),
                     HEARTBEAT_FD: str(beats_of_child),
+                    PREDECESSOR: str(code_before),
                 },
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,

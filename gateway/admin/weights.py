@@ -16,7 +16,7 @@ from pagewire.gateway.gateway import Gateway, gateway_of
 from pagewire.gateway.request_context import time_left
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
-from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.schema.responses import Body, ErrorResponse
 from pagewire.gateway.schema.unsupported import Refused
 from pagewire.rpc import RpcError
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
@@ -105,7 +105,10 @@ async def replace_weights(request: Request, body: WeightsBody) -> ReplacedWeight
     )
 
 
-@router.post("/update_weights_from_disk", responses={200: openapi.response(DiskWeightsAnswer)})
+_FAILED = {"description": "They stay as they are.", "content": openapi.content_of((DiskWeightsAnswer, ErrorResponse))}
+
+
+@router.post("/update_weights_from_disk", responses={200: openapi.response(DiskWeightsAnswer), 400: _FAILED})
 async def update_weights_from_disk(request: Request, body: DiskWeightsBody) -> Response:
     """The same for SGLang's clients; a failure is status 400 with `success: false`."""
     wanted = ReplaceWeightsRequest(model=body.model_path, version=body.weight_version or "")

@@ -223,4 +223,5 @@ def describe_response(info: ExecutorInfo, weights: executor_pb2.Weights) -> exec
         kv_cache_bytes=info.kv_cache_bytes,
         max_draft_tokens=info.max_draft_tokens,
         whole_prompts=info.whole_prompts,
+        predecessor_failed=info.predecessor_failed,
     )

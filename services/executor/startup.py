@@ -13,7 +13,7 @@ import torch
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
-from pagewire.process import release_unused_memory, usable_cores
+from pagewire.process import predecessor_failed, release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
 from pagewire.services.executor.kv_cache import KVGroup
@@ -62,6 +62,7 @@ class ExecutorInfo:
     labels: tuple[str, ...] = ()  # of a classifier
     vector_size: int = 0
     whole_prompts: bool = False
+    predecessor_failed: bool = False
     weights_digest: str = ""  # of those that it starts with
 
     @property
@@ -241,4 +242,5 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         labels=setup.pooling.labels,
         vector_size=setup.pooling.size or model.config.hidden_size,
         whole_prompts=setup.pooling.whole_prompts,
+        predecessor_failed=predecessor_failed(),
     )

@@ -92,6 +92,7 @@ class Worker:
         self._num_requests = 0  # with a row
         self._runner: ModelRunner | None = None
         self._spans = stats.RequestSpans()
+        self.is_ending = False  # the process is about to
         self.loaded: Future[ExecutorInfo] = Future()
         self.failed: Future[None] = Future()
         # Daemons: a device that hangs must not keep the process from ending.
@@ -124,7 +125,8 @@ class Worker:
         self._submitted.put(_Closed(session))
 
     def tell(self, error: DeviceError) -> None:
-        """Last words to the scheduler: why its stream ends. On any thread."""
+        """Last words to the scheduler: why its stream ends, and no other is to be opened. On any thread."""
+        self.is_ending = True
         session = self._session
         if session is not None:
             session.deliver(error)

@@ -157,6 +157,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         vector_size=model.vector_size,
         whole_prompts=message.whole_prompts,
         weights=to_weights(message.weights),
+        predecessor_failed=message.predecessor_failed,
     )
 
 

@@ -2,7 +2,7 @@
 
 Several prompts share a step. A part of it is kept for the one that is first in order. The others take the rest before
 it, the shortest first, and so do newcomers that have less to compute than it: short prompts overtake long ones, and
-these go on. Feature code does not belong here: how much prompts may take is `prefill_budget.py`'s, whose turn it is
+these go on. Feature code does not belong here: how much prompts may take is `step_budget.py`'s, whose turn it is
 `waiting.py`'s.
 """
 
@@ -11,18 +11,16 @@ from collections.abc import Callable
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.kv_cache import NewBlocks
 from pagewire.services.scheduler.policy import choose_victims, keeping_order
-from pagewire.services.scheduler.prefill_budget import MIN_CHUNK, PrefillBudget, PrefillTarget
+from pagewire.services.scheduler.prefill_budget import PrefillTarget
 from pagewire.services.scheduler.request import Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import NewRequest, ScheduledStep
+from pagewire.services.scheduler.step_budget import StepBudget
 from pagewire.services.scheduler.suspicion import is_suspect
 from pagewire.services.scheduler.waiting import Turns, WaitingQueue
 
 # Whether the replica that asks takes a waiting request whose turn it is.
 Takes = Callable[[Request], bool]
-
-# Of what prompts may take, what others leave to the one that is first in order: it is overtaken, but never starves.
-_KEPT = 1 / 4
 
 
 class Decision:
@@ -115,79 +113,42 @@ class Decision:
     def _run_prompts(self, prefills: list[Request], may_admit: bool) -> None:
         # Those without a row would gain nothing by a longer step.
         num_short_waiting = min(self._waiting.num_short, self._rows.num_open)
-        self._open_budget(num_short_waiting + sum(not request.is_long for request in prefills))
+        self._budget = StepBudget(
+            self._step,
+            self._rows,
+            self._ledger,
+            self._target,
+            num_short_prompts=num_short_waiting + sum(not request.is_long for request in prefills),
+            is_alone=len(self._rows.running) + len(self._waiting) == 1,
+        )
         self._prefilling = {request for request in prefills if request.status is RequestStatus.RUNNING}
         if prefills and not self._rows.lacks_blocks:
             # Newcomers would take the blocks that a running prompt waits for.
             first, *others = prefills
-            kept = self._kept_for(first)
+            kept = self._budget.kept_for(first)
             for request in sorted(others, key=self._urgency):
-                if not self._continue(request, kept, self._least(kept)):
+                if not self._continue(request, kept):
                     return
             if may_admit and self._waiting:
                 self._admit(kept, first)
             prefills = [first]
         self._rows.lacks_blocks = False
         for request in prefills:
-            if not self._continue(request, 0.0, self._least()):
+            if not self._continue(request):
                 return
         if may_admit and self._waiting:
             self._admit()
-
-    def _open_budget(self, num_short_prompts: int) -> None:
-        num_decodes = self._step.work.num_decodes
-        is_alone = len(self._rows.running) + len(self._waiting) == 1
-        self._is_alone = is_alone
-        num_tokens = self._limits.max_num_batched_tokens - num_decodes
-        costs, target = self._rows.costs, self._target
-        seconds = target.seconds(
-            costs, num_decodes, num_short_prompts, is_alone=is_alone, is_contended=self._is_contended
-        )
-        self._budget = PrefillBudget(costs, num_tokens, seconds)
-        # What those may take of it who were served more than others that run.
-        self._modest_budget = self._budget
-        self._least_served = self._ledger.least_served_running() if self._is_contended else 0.0
-        if self._is_contended and num_decodes:
-            allowed = self._rows.allowance.earn(costs, num_decodes, seconds)
-            self._modest_budget = PrefillBudget(costs, num_tokens if allowed else 0, allowed)
-
-    def _kept_for(self, first: Request) -> float:
-        """The part of what prompts may take that others leave to the one that is first. Where it is too small for a
-        piece, as a step has hardly room for one, the first has the whole of every fourth step instead."""
-        if self._is_over_served(first):
-            return 0.0
-        if self._budget.fit(first.num_computed_tokens, self._budget.num_tokens) * _KEPT >= MIN_CHUNK:
-            return _KEPT
-        return 1.0 if self._step.step_id % round(1 / _KEPT) == 0 else 0.0
-
-    def _is_over_served(self, request: Request) -> bool:
-        return self._is_contended and request.account.served > self._least_served
 
     def _urgency(self, request: Request) -> tuple[float, int]:
         served = request.account.served if self._is_contended else 0.0
         return served, len(request.token_ids) - request.num_computed_tokens
 
-    def _chunk(self, request: Request, start: int, kept: float, least: int) -> int:
-        """How many tokens of a prompt to compute in this step, from position `start` on; 0 = none for now."""
-        missing = len(request.token_ids) - start
-        wanted = self._limits.chunk(missing, self._budget.num_tokens, self._is_alone)
-        if not self._limits.splits_prompts:
-            return wanted
-        fitting = self._budget.fit(start, wanted, kept=kept, least=least)
-        if fitting and self._is_over_served(request):
-            fitting = self._modest_budget.fit(start, fitting, least=least)
-        return fitting
-
-    def _least(self, kept: float = 0.0) -> int:
-        """How many tokens of a prompt to compute in any case: a piece, so that there is one in every step."""
-        return 0 if kept or self._step.work.num_prompt_tokens else MIN_CHUNK
-
-    def _continue(self, request: Request, kept: float, least: int) -> bool:
+    def _continue(self, request: Request, kept: float = 0.0) -> bool:
         """Computes more of a running prompt. False: it waits for blocks, which nobody else is to get."""
         if request.status is not RequestStatus.RUNNING:
             return True  # preempted for another one
         start = request.num_computed_tokens
-        if (num_wanted := self._chunk(request, start, kept, least)) > 0:
+        if (num_wanted := self._budget.chunk(request, start, kept)) > 0:
             num_tokens = self._fitting(request, num_wanted)
             if num_tokens == 0:
                 self._rows.lacks_blocks = True
@@ -219,7 +180,7 @@ class Decision:
         """
         rows, kv, step = self._rows, self._kv, self._step
         turns, num_passed = self._turns(), 0
-        while num_passed < rows.num_open and self._budget.num_tokens > 0 and step.takes_more:
+        while num_passed < rows.num_open and not self._budget.is_spent and step.takes_more:
             request = turns.next()
             if request is None:
                 return
@@ -243,7 +204,7 @@ class Decision:
                 continue
             if first is not None and not self._overtakes(request, missing, first):
                 return
-            num_tokens = self._chunk(request, computed.num_tokens, kept, self._least(kept))
+            num_tokens = self._budget.chunk(request, computed.num_tokens, kept)
             if num_tokens == 0 or (num_tokens < missing and not self._takes_partial(request)):
                 return
             self._waiting.remove(request)
@@ -318,14 +279,8 @@ class Decision:
         blocks for its tokens."""
         new_blocks = self._kv.allocate_slots(request, num_tokens)
         assert new_blocks is not None
-        step, start = self._step, request.num_computed_tokens
-        if self._modest_budget is not self._budget and self._is_over_served(request):
-            costs = self._rows.costs
-            self._modest_budget.spend(start, num_tokens)
-            first = 0.0 if step.work.num_prompt_tokens else costs.first_prompt_seconds
-            self._rows.allowance.spend(first + costs.prompt_seconds(start, num_tokens))
-        step.work.add_prompt(start, num_tokens)
-        self._budget.spend(start, num_tokens)
+        step = self._step
+        self._budget.spend(request, request.num_computed_tokens, num_tokens)
         self._run(request, num_tokens, new_blocks)
         if request.num_computed_tokens < len(request.token_ids):
             self._prefilling.add(request)

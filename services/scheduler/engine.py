@@ -23,7 +23,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
-from pagewire.services.scheduler.loss import loss_of
+from pagewire.services.scheduler.loss import GOES_OVER, Loss, loss_of
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -105,6 +105,7 @@ class Engine:
                 request.sampling_params.grammar, lambda: [d.compile for d in self._drivers if d.has_executor]
             )
             live.compiling = None
+            self.rollout.check(request)  # its weights may be gone meanwhile
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
             request.finish(FinishReason.ERROR)
@@ -193,6 +194,7 @@ class Engine:
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         info = info.within_steps_of(self._config.max_num_batched_tokens)
+        self._condemn(self.scheduler.explain(replica, info), Loss.EXIT, "its process ended by its own doing")
         try:
             ended = self.scheduler.attach(replica, info)
         except NotInterchangeable as difference:
@@ -226,7 +228,7 @@ class Engine:
         self._entrance.admission.on_tokens(len(outputs.token_ids))
 
     def on_lost(self, replica: Replica, reason: str) -> None:
-        is_loss = not (replica.is_draining and replica.is_drained)  # else it gets other weights, and is back at once
+        is_loss = reason != GOES_OVER  # else it is back at once
         if is_loss:
             logger.warning(
                 "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
@@ -234,10 +236,9 @@ class Engine:
             )
             stats.RECOVERIES.inc()
         self._delivery.deliver()
+        self._entrance.on_failure(self._delivery.live.values())
         loss = loss_of(reason)
-        for request in self.scheduler.detach(replica, loss):
-            stats.CONDEMNED.labels(loss).inc()
-            self._delivery.end(self._delivery.live[request.request_id], condemned(request.num_losses, reason))
+        self._condemn(self.scheduler.detach(replica, loss), loss, reason)
         self._stats.refresh()
         self.availability.note(self.scheduler.info)
         self.rollout.notify()
@@ -245,6 +246,12 @@ class Engine:
         if self.scheduler.info is None:
             self.availability.on_all_lost(is_loss)
         self._wake()
+
+    def _condemn(self, requests: Sequence[Request], loss: Loss, reason: str) -> None:
+        """Tells the clients of requests that are the reason why executors fail."""
+        for request in requests:
+            stats.CONDEMNED.labels(loss).inc()
+            self._delivery.end(self._delivery.live[request.request_id], condemned(request.num_losses, reason))
 
     def _address(self, replica: Replica) -> str:
         return self._config.executor_addresses[replica.replica_id]

@@ -1,6 +1,7 @@
 """Who is let in: admission, applied to the requests of clients, as statuses and metrics."""
 
 import time
+from collections.abc import Iterable
 
 import grpc
 
@@ -73,6 +74,11 @@ class Entrance:
     def on_taken(self, live: LiveRequest, forecast: Forecast) -> None:
         live.forecast = forecast
         self._budgets.add(live.request)
+
+    def on_failure(self, live: Iterable[LiveRequest]) -> None:
+        """What these wait for now, no forecast knew: nothing is learned from it of those that others wait for."""
+        for one in live:
+            one.forecast = NOTHING_KNOWN
 
     def on_first_step(self, live: LiveRequest, now: float) -> None:
         request, waited = live.request, now - live.arrival_time

@@ -52,6 +52,7 @@ class ExecutorInfo:
     vector_size: int = 0
     whole_prompts: bool = False  # each prompt in one step, from its first token on
     weights: Weights = Weights()
+    predecessor_failed: bool = False  # as far as is known
 
     @property
     def max_num_tokens(self) -> int:

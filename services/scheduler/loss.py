@@ -9,6 +9,7 @@ class Loss(enum.StrEnum):
     STEP = "step"  # a step failed; the executor goes on, with empty rows
     DEVICE = "device"  # it has said that its device failed
     HANG = "hang"  # it has said that a step does not end
+    EXIT = "exit"  # its process ended by its own doing, as its successor tells
     SILENT = "silent"  # the stream broke: it died of a step, or somebody killed it
     DELIBERATE = "deliberate"  # it has other weights now, or another scheduler
     MODEL = "model"  # its model yields no numbers, whoever asks
@@ -23,6 +24,8 @@ class Loss(enum.StrEnum):
         return self in (Loss.STEP, Loss.DEVICE, Loss.HANG)
 
 
+# What the scheduler itself says when it has an executor go over to other weights.
+GOES_OVER = "it gets other weights"
 # What the executor says (`executor.proto`). gRPC itself uses the codes, too, with words of its own.
 _BY_BEGINNING = {
     "UNKNOWN: a step failed": Loss.STEP,
@@ -30,6 +33,7 @@ _BY_BEGINNING = {
     "DEADLINE_EXCEEDED: no progress": Loss.HANG,
     "ABORTED: the executor": Loss.DELIBERATE,
     "stream ended": Loss.DELIBERATE,  # without an error
+    GOES_OVER: Loss.DELIBERATE,
     "DATA_LOSS: the model": Loss.MODEL,
 }
 

@@ -23,7 +23,7 @@ from pagewire.services.scheduler.prefill_budget import NO_LIMIT, PrefillTarget
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
-from pagewire.services.scheduler.suspicion import charge
+from pagewire.services.scheduler.suspicion import charge, is_doubtful
 from pagewire.services.scheduler.waiting import WaitingQueue
 
 _INTERNAL = 13  # as gRPC numbers its codes
@@ -39,6 +39,8 @@ class Replica:
         self._ledger = ledger
         self._target = PrefillTarget(config)
         self._rows = Rows(replica_id, config, ledger)
+        # Incarnation of the last executor, and who was alone in a step when it was lost without a word.
+        self._doubtful: tuple[int, list[Request]] | None = None
         self._start_over(None)
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
@@ -57,7 +59,24 @@ class Replica:
 
     def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
         """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
-        return [] if self.is_leaving else charge(requests, self._in_flight, loss)
+        if self.is_leaving and not loss.is_told:
+            return []
+        condemned = charge(requests, self._in_flight, loss)
+        doubtful = [request for request in requests if is_doubtful(request) and self._runs(request)]
+        self._doubtful = None if self._info is None else (self._info.incarnation, doubtful)
+        return condemned
+
+    def explain(self, info: ExecutorInfo) -> list[Request]:
+        """There is a successor: those to whom the executor was lost without a word, if it knows that it was lost to
+        somebody."""
+        known, self._doubtful = self._doubtful, None
+        if known is None or not info.predecessor_failed or info.incarnation == known[0]:
+            return []
+        return [request for request in known[1] if is_doubtful(request) and not request.is_finished]
+
+    def _runs(self, request: Request) -> bool:
+        """Whether it is in a step in flight."""
+        return any(request.request_id in step.request_ids for step in self._in_flight)
 
     def detach(self) -> list[Request]:
         """The executor is gone: drops its steps and KV. Returns the requests that go on elsewhere, in order."""

@@ -23,6 +23,7 @@ from pagewire.services.scheduler.policy import POLICIES
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.suspicion import convict
 from pagewire.services.scheduler.waiting import WaitingQueue
 
 
@@ -80,6 +81,14 @@ class Scheduler:
                     self._end_waiting(request, reason)
                     ended.append((request, None))
         return ended
+
+    def explain(self, replica: Replica, info: ExecutorInfo) -> list[Request]:
+        """A successor may know how the executor before it was lost: ends, and returns, whom it was lost to."""
+        requests = list(self.requests())
+        condemned = [one for culprit in replica.explain(info) for one in convict(culprit, requests)]
+        for request in condemned:
+            self.abort(request, FinishReason.ERROR)
+        return condemned
 
     def detach(self, replica: Replica, loss: Loss = Loss.SILENT) -> list[Request]:
         """A replica's executor is gone: its requests wait, in order, with their tokens, for any replica.

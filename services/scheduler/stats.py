@@ -43,7 +43,7 @@ FORECAST_ERROR = Histogram(
 CONDEMNED = Counter(
     "pagewire:requests_condemned",
     "Requests that ended because executors failed whenever they ran them, by the last failure: step (the executor went "
-    "on), device, hang, silent (nobody knows)",
+    "on), device, hang, exit (the process ended), silent (nobody knows)",
     ["cause"],
 )
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")

@@ -5,7 +5,7 @@ flight then. A suspect runs in steps of its own, so if it fails again it is the 
 instead would need one more failure for each halving, and every failure takes everybody's KV with it.
 
 Where an executor is gone without a word, nobody knows whether a step or a `kill -9` was the reason. The second time
-then says less, and a suspect has a third try.
+then says less: a suspect has a third try, unless the successor tells that the process has ended by its own doing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,15 +37,23 @@ def charge(requests: Sequence[Request], steps: Iterable[ScheduledStep], loss: Lo
     if is_alone and is_suspect(charged[0]):
         (culprit,) = charged
         culprit.num_losses += 1
-        if loss.is_told or culprit.num_losses >= MAX_SILENT_LOSSES:
-            return [request for request in requests if request is culprit or _is_alike(request, culprit)]
-        return []
+        return convict(culprit, requests) if loss.is_told or culprit.num_losses >= MAX_SILENT_LOSSES else []
     for request in charged:
         in_flight = request.num_output_placeholders if request.status is RequestStatus.RUNNING else _TOKENS_IN_FLIGHT
         request.suspect_until = request.num_tokens + max(1, in_flight)
         request.num_losses = 1
         request.awaited = None
     return []
+
+
+def convict(culprit: Request, requests: Sequence[Request]) -> list[Request]:
+    """Who of the live requests ends with it."""
+    return [request for request in requests if request is culprit or _is_alike(request, culprit)]
+
+
+def is_doubtful(request: Request) -> bool:
+    """Whether an executor was lost to it alone, without a word, and it has not been cleared since."""
+    return is_suspect(request) and request.num_losses >= MAX_LOSSES
 
 
 def is_suspect(request: Request) -> bool:

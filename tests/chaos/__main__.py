@@ -1,6 +1,6 @@
 """Everything of `make chaos`, one part after the other; exits with 1 if one of them failed.
 
-    python -m tests.chaos --schedules 300 --model-schedules 30 --fuzz-examples 2000 --soak-minutes 30
+    python -m tests.chaos --schedules 300 --model-schedules 30 --fuzz-cases 2000 --soak-minutes 30
     python -m tests.chaos --only schedules
 
 A part is a module with a command line of its own; see there.
@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first schedule")
     parser.add_argument("--schedules", type=int, default=300, help="of failures over a line with fake executors")
     parser.add_argument("--model-schedules", type=int, default=30, help="of failures over the built-in model")
-    parser.add_argument("--fuzz-examples", type=int, default=2000, help="for each entry that is fuzzed")
+    parser.add_argument("--fuzz-cases", type=int, default=2000, help="for each entry that is fuzzed")
     parser.add_argument("--soak-minutes", type=float, default=30)
     parser.add_argument("--only", choices=("schedules", "model-schedules", "fuzz", "soak"), help="this part alone")
     args = parser.parse_args()
@@ -30,7 +30,7 @@ def main() -> int:
         ("schedules", "schedules", ["--line", "text", *seed, "--count", str(args.schedules - vectors)]),
         ("schedules", "schedules", ["--line", "vectors", *seed, "--count", str(vectors)]),
         ("model-schedules", "schedules", ["--line", "model", *seed, "--count", str(args.model_schedules)]),
-        ("fuzz", "fuzz", ["--examples", str(args.fuzz_examples)]),
+        ("fuzz", "fuzz", ["--cases", str(args.fuzz_cases)]),
         ("soak", "soak", ["--minutes", str(args.soak_minutes)]),
     ]
     failed = []

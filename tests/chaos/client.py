@@ -33,6 +33,7 @@ class Trouble(Exception):
 class Answer:
     value: Any = None
     num_events: int = 0
+    longest_silence: float = 0.0  # seconds between two events
     troubles: list[str] = field(default_factory=list)  # that were met on the way
 
 
@@ -61,6 +62,7 @@ class Client:
         self._on_event = on_event
         self._told = Told()
         self._last_number = -1
+        self._last_event = 0.0
 
     async def run(self) -> Answer:
         """Raises Trouble."""
@@ -89,6 +91,10 @@ class Client:
             await asyncio.sleep(PAUSE_S)
 
     async def _event(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self.answer.num_events:
+            self.answer.longest_silence = max(self.answer.longest_silence, now - self._last_event)
+        self._last_event = now
         self.answer.num_events += 1
         if self._on_event is not None:
             await self._on_event()

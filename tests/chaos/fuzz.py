@@ -18,12 +18,13 @@ from pathlib import Path
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.models import resolve_model
-from tests.chaos import fuzz_executor, fuzz_grammars, fuzz_grpc, fuzz_http, fuzz_texts
+from tests.chaos import fuzz_executor, fuzz_grammars, fuzz_grpc, fuzz_http, fuzz_openapi, fuzz_stack, fuzz_texts
 from tests.chaos.fuzz_line import Finding, FuzzLine, running_line
 from tests.chaos.mutation import Mutator
 
 NUM_CASES = 1000
 _NUM_BETWEEN_CHECKS = 20  # cases
+_CASES_PER_EXAMPLE = 50  # of each of so many operations, by Schemathesis
 
 
 async def fuzz_line(fuzz: Callable[[FuzzLine, int], Awaitable[None]], line: FuzzLine, seeds: Sequence[int]) -> None:
@@ -64,6 +65,12 @@ async def _grpc(seeds: Sequence[int]) -> None:
     await _over_line(fuzz_grpc.fuzz, seeds)
 
 
+async def _openapi(seeds: Sequence[int]) -> None:
+    with tempfile.TemporaryDirectory(prefix="pw-") as directory:
+        async with running_line(Path(directory), resolve_model(DEFAULT_MODEL)) as line:
+            await fuzz_openapi.fuzz(line, max(1, len(seeds) // _CASES_PER_EXAMPLE), seeds[0])
+
+
 async def _executor(seeds: Sequence[int]) -> None:
     async with fuzz_executor.running_executor() as executor:
         for seed in seeds:
@@ -88,7 +95,14 @@ async def _texts(seeds: Sequence[int]) -> None:
             fuzz_texts.fuzz_stops(seed)
 
 
+async def _stack(seeds: Sequence[int]) -> None:
+    with fuzz_stack.running_stack() as url:
+        await fuzz_stack.fuzz(url, seeds)
+
+
 FUZZERS: dict[str, Callable[[Sequence[int]], Coroutine[None, None, None]]] = {
+    "openapi": _openapi,
+    "stack": _stack,
     "http": _http,
     "grpc": _grpc,
     "executor": _executor,

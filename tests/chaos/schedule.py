@@ -78,14 +78,16 @@ class Setting:
     max_asks: int
 
 
-def draw(seed: int, setting: Setting) -> Schedule:
+def draw(seed: int, setting: Setting, faults: Sequence[Fault] = ()) -> Schedule:
+    """faults: instead of those that the seed has."""
     rng = random.Random(f"chaos {seed}")
     services = [name for name in setting.services if name not in GATEWAYS or seed % 2]
-    faults: list[Fault] = []
+    drawn: list[Fault] = []
     at = 0.0
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4))):
         at = min(0.9, at + rng.uniform(0.02, 0.4))
-        faults.append(_fault(rng, setting, services, at))
+        drawn.append(_fault(rng, setting, services, at))
+    faults = faults or drawn
     names = rng.sample(list(setting.requests), min(len(setting.requests), rng.randint(4, setting.max_asks)))
     must_be_kept = any(map(_hits_gateways, faults))
     asks = [Ask(name, must_be_kept or rng.random() < 0.3) for name in names]
@@ -93,6 +95,14 @@ def draw(seed: int, setting: Setting) -> Schedule:
         asks.append(Ask(rng.choice(list(setting.rare_requests)), True))
     asks += [Ask(rng.choice(names), False, rng.randint(0, 30)) for _ in range(rng.choice((0, 0, 1, 2)))]
     return Schedule(seed, tuple(asks), tuple(faults))
+
+
+def parse_fault(text: str) -> Fault:
+    """KIND:SECONDS:TARGET+TARGET, early in the schedule. Raises ValueError."""
+    kind, seconds, targets = (text + ":").split(":")[:3]
+    if kind not in (*SERVICE_FAULTS, *WAY_FAULTS, "disk"):
+        raise ValueError(f"there is no fault {kind!r}")
+    return Fault(kind, tuple(filter(None, targets.split("+"))), 0.25, 30.0, float(seconds))
 
 
 def _fault(rng: random.Random, setting: Setting, services: Sequence[str], at: float) -> Fault:

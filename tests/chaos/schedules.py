@@ -2,6 +2,7 @@
 
     python -m tests.chaos.schedules --line text --count 270
     python -m tests.chaos.schedules --line text --seed 17 --count 1 --repeat 20
+    python -m tests.chaos.schedules --line model --count 3 --fault cut:0:scheduler      # this one, with many requests
 
 line: text = tokens of two fake executors, vectors = embeddings of two fake executors, model = the built-in model.
 """
@@ -24,7 +25,7 @@ from pagewire.models import resolve_model
 from tests.chaos.catalogue import RARE, TEXT, VECTORS
 from tests.chaos.chaos_line import ChaosLine, fake_line, real_line, running
 from tests.chaos.play import Outcome, Player
-from tests.chaos.schedule import draw
+from tests.chaos.schedule import Fault, draw, parse_fault
 
 # fp32: recomputed tokens are those of an undisturbed run.
 REAL_FLAGS = ["--dtype", "float32", "--max-model-len", "2048", "--kv-cache-memory-bytes", "512MiB"]
@@ -51,7 +52,7 @@ KINDS = {
 }
 
 
-async def play_all(kind: str, seeds: Sequence[int], model: Path) -> list[Outcome]:
+async def play_all(kind: str, seeds: Sequence[int], model: Path, faults: Sequence[Fault] = ()) -> list[Outcome]:
     """Prints what happens. The directory of a line with failures is kept."""
     directory = Path(tempfile.mkdtemp(prefix="pw-chaos-"))
     outcomes: list[Outcome] = []
@@ -65,7 +66,7 @@ async def play_all(kind: str, seeds: Sequence[int], model: Path) -> list[Outcome
         if not line.has_disk:
             print(f"{kind}: the disk is never full, as this user may not mount one (`unshare --user --mount`)")
         for seed in seeds:
-            outcomes.append(outcome := await player.play(draw(seed, player.setting)))
+            outcomes.append(outcome := await player.play(draw(seed, player.setting, faults)))
             _report(kind, outcome, directory)
     if all(not outcome.problems for outcome in outcomes):
         shutil.rmtree(directory, ignore_errors=True)
@@ -75,7 +76,8 @@ async def play_all(kind: str, seeds: Sequence[int], model: Path) -> list[Outcome
 def _report(kind: str, outcome: Outcome, directory: Path) -> None:
     schedule = outcome.schedule
     state = "FAILED" if outcome.problems else "ok"
-    print(f"{kind} {schedule.seed:5} {outcome.seconds:5.1f} s {state:6} {schedule}", flush=True)
+    times = f"{outcome.seconds:5.1f} s, silent for {outcome.longest_silence:4.1f} s"
+    print(f"{kind} {schedule.seed:5} {times} {state:6} {schedule}", flush=True)
     if outcome.problems:
         print("  asked:", ", ".join(f"{ask.name}{' kept' if ask.is_kept else ''}" for ask in schedule.asks))
         for problem in outcome.problems:
@@ -90,16 +92,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--count", type=int, default=300, help="schedules")
     parser.add_argument("--repeat", type=int, default=1, help="times that each is played: they also depend on timing")
+    parser.add_argument("--fault", type=parse_fault, action="append", default=[], help=parse_fault.__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     args = parser.parse_args(arguments)
     seeds = [seed for seed in range(args.seed, args.seed + args.count) for _ in range(args.repeat)]
     start = time.monotonic()
-    outcomes = uvloop.run(play_all(args.line, seeds, resolve_model(args.model)))
+    outcomes = uvloop.run(play_all(args.line, seeds, resolve_model(args.model), args.fault))
     failed = sorted({outcome.schedule.seed for outcome in outcomes if outcome.problems})
+    silences = sorted(outcome.longest_silence for outcome in outcomes) or [0.0]
     comebacks = sum(outcome.num_comebacks for outcome in outcomes)
     print(
         f"{args.line}: {len(outcomes)} schedules in {time.monotonic() - start:.0f} s, {len(failed)} failed"
-        f" {failed or ''}; clients of gateways came again {comebacks} times"
+        f" {failed or ''}; streams were silent for {silences[len(silences) // 2]:.1f} s in half of them, at most"
+        f" {silences[-1]:.1f} s; clients of gateways came again {comebacks} times"
     )
     return int(bool(failed))
 

@@ -10,6 +10,7 @@ import pytest
 from pagewire.rpc import RpcError
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
+from tests.gateway.test_openapi import check
 
 PATH, SGLANG = "/v1/admin/weights", "/update_weights_from_disk"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
@@ -33,6 +34,7 @@ async def test_sglangs_clients_do_the_same(client: httpx.AsyncClient, fake: Fake
     failed = await client.post(SGLANG, json=body)
     assert failed.status_code == 400
     assert failed.json() == {"success": False, "message": "they are damaged", "num_paused_requests": 0}
+    check((await client.get("/openapi.json")).json(), SGLANG, "post", 400, "application/json", failed.json())
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,10 @@ async def test_answers_and_every_event_name_the_weights(client: httpx.AsyncClien
         assert fingerprints((await client.post(path, json=streamed)).text) == {"d0"}
         fake.weights_version = "d1"
         assert (await client.post(path, json=body)).json()["system_fingerprint"] == "d1"
+    for path, body in (("/v1/messages", CHAT), ("/v1/responses", {"input": "hi"}), ("/v1/chat/completions", CHAT)):
+        for stream in (False, True):
+            answer = await client.post(path, json=body | {"stream": stream})
+            assert answer.headers["x-weights-version"] == "d1"
     native = {"text": "hi", "sampling_params": {"max_new_tokens": 4}}
     assert (await client.post("/generate", json=native)).json()["meta_info"]["weight_version"] == "d1"
 

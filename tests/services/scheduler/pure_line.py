@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest, resolve
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
@@ -31,6 +32,7 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         max_num_seqs=executor.max_num_seqs,
         max_num_batched_tokens=executor.max_num_batched_tokens,
         max_draft_tokens=executor.max_draft_tokens,
+        weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
     )
 
 
@@ -60,7 +62,7 @@ class PureLine:
         self.condemned: list[Request] = []  # ended because executors died of them
         self._results: list[deque[StepResult]] = [deque() for _ in executors]
         self._in_flight: list[deque[ScheduledStep]] = [deque() for _ in executors]
-        self._num_requests = 0
+        self._num_requests = self._num_lives = 0
         self._checks = check
         if attach:
             for index in range(len(executors)):
@@ -82,8 +84,13 @@ class PureLine:
         """Of the longest request; the same wherever it runs, as the model decides."""
         return min(info_of(executor, self.max_model_len).max_num_tokens for executor in self.executors)
 
-    def attach(self, index: int = 0) -> None:
+    def attach(self, index: int = 0, predecessor_failed: bool = False) -> None:
+        self._num_lives += 1
         info = info_of(self.executors[index], self.max_model_len)
+        info = replace(info, incarnation=self._num_lives, predecessor_failed=predecessor_failed)
+        for request in self.scheduler.explain(self.scheduler.replicas[index], info):
+            self._note_end(request)
+            self.condemned.append(request)
         for request, error in self.scheduler.attach(self.scheduler.replicas[index], info):
             self._note_end(request)
             if error is not None:

@@ -60,6 +60,25 @@ async def test_a_resubmitted_request_is_let_in(tmp_path: Path) -> None:
         line.engine.submit(refused, outbox, 2)
 
 
+async def test_a_failure_is_no_reason_to_forecast_longer_waits(tmp_path: Path) -> None:
+    """Or an idle line would refuse whoever comes after it."""
+    async with make_line(tmp_path).running() as line:
+        await learn(line)
+        calls = [line.stub.Generate(generate_request([i, 3], max_tokens=8)) for i in range(12)]
+        await calls[0].read()
+        await line.kill_executor()
+        await asyncio.sleep(1.0)
+        await line.start_executor()
+        for call in calls[1:]:
+            assert [one async for one in call]
+        running = [line.stub.Generate(generate_request([i, 5], max_tokens=500)) for i in range(2)]
+        await asyncio.gather(*(call.read() for call in running))
+        submission = token_submission(1, [5, 6], max_tokens=8)
+        line.engine.submit(submission, new_outbox(), 1)
+        (waiting,) = (one for one in line.engine._delivery.live.values() if one.first_step_time is None)
+        assert 0 < waiting.forecast.wait < 2 * waiting.forecast.plain_wait
+
+
 @pytest.mark.parametrize("rows_taken", [0, 2])
 async def test_pages_are_free_when_the_time_is_up(tmp_path: Path, rows_taken: int) -> None:
     """Of a request that runs, and of one that waits; with the next one nothing of it is scheduled."""

@@ -105,6 +105,39 @@ def test_who_is_alone_and_first_charged_has_a_second_try() -> None:
     assert run(line) == 0 and request.finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_a_successor_that_knows_how_the_process_ended_spares_a_third_one(is_explained: bool) -> None:
+    line = make_line()
+    deadly = line.add([DEADLY, 5], max_tokens=12)
+    good = line.add(prompt_of(1), max_tokens=12)
+    num_deaths = 0
+    while not deadly.is_finished:
+        with pytest.raises(FakeExecutorDied):
+            while line.schedule() is not None or line.num_in_flight():
+                if line.num_in_flight():
+                    line.receive()
+        num_deaths += 1
+        line.lose()
+        line.attach(predecessor_failed=is_explained)
+    assert num_deaths == (2 if is_explained else 3)
+    assert run(line) == 0 and good.finish_reason is FinishReason.LENGTH
+
+
+def test_a_successor_explains_nothing_to_who_was_cleared_or_not_alone() -> None:
+    line = make_line()
+    requests = [line.add(prompt_of(number), max_tokens=12) for number in range(2)]
+    line.schedule()
+    line.lose()
+    line.attach(predecessor_failed=True)  # of two, nobody knows which
+    line.schedule()
+    line.receive()
+    line.schedule()
+    line.lose()
+    line.attach(predecessor_failed=True)
+    assert run(line) == 0
+    assert [request.finish_reason for request in requests] == [FinishReason.LENGTH] * 2
+
+
 @pytest.mark.parametrize("loss", [Loss.DELIBERATE, Loss.MODEL])
 def test_a_loss_that_is_nobodys_fault_makes_no_suspects(loss: Loss) -> None:
     line = make_line()
@@ -114,6 +147,18 @@ def test_a_loss_that_is_nobodys_fault_makes_no_suspects(loss: Loss) -> None:
     line.attach()
     assert not any(map(is_suspect, requests))
     line.run()
+
+
+def test_the_end_of_an_executor_that_was_told_to_end_is_a_requests_fault_if_it_says_so() -> None:
+    for loss, num_suspects in ((Loss.SILENT, 0), (Loss.STEP, 3)):
+        line = make_line()
+        requests = [line.add(prompt_of(number), max_tokens=12) for number in range(3)]
+        line.schedule()
+        line.scheduler.replicas[0].is_leaving = True
+        line.lose(loss=loss)
+        assert sum(map(is_suspect, requests)) == num_suspects
+        line.attach()
+        line.run()
 
 
 def test_others_run_on_while_a_long_suspect_is_computed() -> None:
