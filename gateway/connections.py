@@ -17,12 +17,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pagewire.gateway import metrics
 from pagewire.gateway.connection_limits import Limits
-from pagewire.gateway.encoding import encode
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.errors import ApiError, last_response
 from pagewire.gateway.request_context import OVER_LIMIT
 from pagewire.gateway.upgrade import head_without_offer
 
@@ -208,6 +207,9 @@ class Connection(HttpToolsProtocol):
         if self.over_limit and len(self._connections) > self._limits.connections:
             self.scope[OVER_LIMIT] = True  # type: ignore[literal-required]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value.rstrip(b" \t"))  # which is no part of it (RFC 9110, 5.5); the parser leaves it
+
     def on_headers_complete(self) -> None:
         if self._head_bytes > self._limits.head_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -271,7 +273,7 @@ class Connection(HttpToolsProtocol):
         begun = self.cycle is not None and self.cycle.response_started
         answered = self.cycle is None or self.cycle.response_complete
         if not self.pipeline and (not begun if self._parsing is Phase.BODY else answered):
-            self.transport.write(response(error))
+            self.transport.write(last_response(error))
         self.transport.close()
 
     def _offers_upgrade(self) -> bool:
@@ -300,10 +302,3 @@ class Connection(HttpToolsProtocol):
             phase = Phase.ANSWER
         if phase is not self.phase:
             self._connections.move(self, phase)
-
-
-def response(error: ApiError) -> bytes:
-    """Of a connection that ends with it."""
-    body = encode(error.body())
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return STATUS_LINE[error.status] + head.encode() + body
