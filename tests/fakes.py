@@ -151,7 +151,7 @@ class FakeExecutor:
         self.max_draft_tokens = max_draft_tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.num_executed_tokens = 0
-        self.weights_version = ""  # another one makes other tokens
+        self.weights_version = ""  # another one makes other tokens; to a PureLine, v1 is followed by v2
         self.reset()
 
     def reset(self) -> None:

@@ -13,7 +13,7 @@ from pagewire import error_details, telemetry, tenants
 from pagewire.gateway import metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
-from pagewire.gateway.generation.answer import Answer, UsageTotal, finish_reason
+from pagewire.gateway.generation.answer import Answer, UsageTotal, fingerprint, finish_reason
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept import Kept, Line
 from pagewire.gateway.middleware import CLIENT_GONE
@@ -147,6 +147,7 @@ class GenerationResponse(Response):
         if self._ended is not None:
             await self._ended()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+        headers += _weights_header(reply.choices)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
@@ -165,7 +166,8 @@ class GenerationResponse(Response):
                 if not started:
                     started = True
                     metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(context.elapsed)
-                    await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
+                    headers = [*EVENT_STREAM_HEADERS, *_weights_header(reply.choices)]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
                     send = context.send  # what lies between has seen all it has to
                 if self._kept is not None:
                     events = self._kept.event_ids.added(events)
@@ -209,6 +211,12 @@ class GenerationResponse(Response):
             f"gen_ai.request.{name}": round(getattr(params, name), 6) for name in _TRACED if params.HasField(name)
         }
         return {name: value for name, value in (attributes | sampling).items() if value is not None}
+
+
+def _weights_header(choices: Sequence[PendingChoice]) -> list[tuple[bytes, bytes]]:
+    """For APIs whose answers have no place for it, too. Of a stream, what is known with its first output."""
+    version = fingerprint(choices)
+    return [] if version is None else [(b"x-weights-version", version.encode())]
 
 
 async def _watch(receive: Receive, reply: Outputs) -> None:

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from pagewire.memory_return import LARGE, return_memory_after
 from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammars import Grammars, is_restricted
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.recorded_steps import MOST_TOKENS
 from pagewire.services.executor.replacement import Load, LoadedWeights, Replacements
 from pagewire.services.executor.session import DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
@@ -136,7 +138,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             loop.call_soon_threadsafe(results.put_nowait, result)
 
         session = self._worker.open(deliver)
-        reader = asyncio.create_task(self._read(request_iterator, info, session, results), name="executor-steps")
+        large_steps = set[int]()
+        reading = self._read(request_iterator, info, session, results, large_steps)
+        reader = asyncio.create_task(reading, name="executor-steps")
         try:
             yield executor_pb2.StepResult()  # the stream is open
             while (result := await results.get()) is not None:
@@ -146,6 +150,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                     raise RpcError(result.code, str(result))
                 if isinstance(result, Exception):
                     raise result
+                if result.step_id in large_steps:
+                    large_steps.remove(result.step_id)
+                    return_memory_after(LARGE)
                 yield result
         finally:
             self._worker.close(session)
@@ -180,13 +187,19 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         info: ExecutorInfo,
         session: Session,
         results: _Results,
+        large_steps: set[int],
     ) -> None:
-        """Feeds the worker until the scheduler half-closes its side."""
+        """Feeds the worker until the scheduler half-closes its side.
+
+        large_steps: ids of those that take much memory, all of which the C library would keep, of each size its own.
+        """
         try:
             async for request in requests:
                 step = convert.step_from_proto(request, info.vocab_size)
                 if any(is_restricted(new.sampling) for new in step.new_requests):
                     step = await self._grammars_for(info).attach(step)
+                if step.num_scheduled_tokens.sum() > MOST_TOKENS:
+                    large_steps.add(step.step_id)
                 self._worker.submit(session, step)
         except Exception as error:
             # Whatever it is, it ends the stream: raised by Execute.

@@ -23,7 +23,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
-from pagewire.services.scheduler.loss import Loss, loss_of
+from pagewire.services.scheduler.loss import GOES_OVER, Loss, loss_of
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -105,6 +105,7 @@ class Engine:
                 request.sampling_params.grammar, lambda: [d.compile for d in self._drivers if d.has_executor]
             )
             live.compiling = None
+            self.rollout.check(request)  # its weights may be gone meanwhile
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
             request.finish(FinishReason.ERROR)
@@ -227,7 +228,7 @@ class Engine:
         self._entrance.admission.on_tokens(len(outputs.token_ids))
 
     def on_lost(self, replica: Replica, reason: str) -> None:
-        is_loss = not (replica.is_draining and replica.is_drained)  # else it gets other weights, and is back at once
+        is_loss = reason != GOES_OVER  # else it is back at once
         if is_loss:
             logger.warning(
                 "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",

@@ -24,6 +24,8 @@ class Loss(enum.StrEnum):
         return self in (Loss.STEP, Loss.DEVICE, Loss.HANG)
 
 
+# What the scheduler itself says when it has an executor go over to other weights.
+GOES_OVER = "it gets other weights"
 # What the executor says (`executor.proto`). gRPC itself uses the codes, too, with words of its own.
 _BY_BEGINNING = {
     "UNKNOWN: a step failed": Loss.STEP,
@@ -31,6 +33,7 @@ _BY_BEGINNING = {
     "DEADLINE_EXCEEDED: no progress": Loss.HANG,
     "ABORTED: the executor": Loss.DELIBERATE,
     "stream ended": Loss.DELIBERATE,  # without an error
+    GOES_OVER: Loss.DELIBERATE,
     "DATA_LOSS: the model": Loss.MODEL,
 }
 

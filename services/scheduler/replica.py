@@ -59,7 +59,7 @@ class Replica:
 
     def charge(self, requests: Sequence[Request], loss: Loss) -> list[Request]:
         """The executor is lost: makes suspects of those of the live requests that it ran; returns who is the cause."""
-        if self.is_leaving:
+        if self.is_leaving and not loss.is_told:
             return []
         condemned = charge(requests, self._in_flight, loss)
         doubtful = [request for request in requests if is_doubtful(request) and self._runs(request)]

@@ -17,14 +17,19 @@ import grpc
 from pagewire.rpc import RpcError
 from pagewire.services.scheduler import stats
 from pagewire.services.scheduler.executor_info import Weights
+from pagewire.services.scheduler.loss import GOES_OVER
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.weights import WeightsPlan, is_attached, version_needed
+from pagewire.services.scheduler.weights import WeightsPlan, is_attached, may_go_over, version_needed
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 
 logger = logging.getLogger(__name__)
+
+# Within which tokenizer services come back, to a scheduler that starts or after their stream broke, with requests whose
+# tokens are of present weights. Until then these may be needed.
+RESUBMITTED_S = 5.0
 
 _VERSION = re.compile(r"[A-Za-z0-9._:+-]{1,64}")
 
@@ -53,7 +58,9 @@ class Rollout:
         self._end = end
         self._recovery_timeout = recovery_timeout
         self._plan = WeightsPlan()
-        self._deadline: float | None = None  # until when running requests may go on; time.monotonic()
+        # Until when requests may go on with old weights, also where an executor dies meanwhile; time.monotonic().
+        self._deadline: float | None = None
+        self._learns_until = self._expects_until = time.monotonic() + RESUBMITTED_S
         self._moved = asyncio.Event()  # something has changed that it may wait for
         self._rolling: asyncio.Task[None] | None = None
         self._is_replacing = False
@@ -68,10 +75,16 @@ class Rollout:
         """Something has ended, come or gone."""
         self._moved.set()
 
+    def on_client_lost(self) -> None:
+        """A tokenizer service's stream has ended, and with it its requests; they come back."""
+        self._expects_until = time.monotonic() + RESUBMITTED_S
+
     def wanted(self, present: Weights) -> Weights:
         """An executor comes that has `present`: the weights that it is to have."""
         replicas = self._scheduler.replicas
         self._plan.note(present, replicas)
+        if time.monotonic() < self._learns_until:
+            return present  # it goes over later
         return self._plan.wanted(present, self._scheduler.waiting, replicas)
 
     def on_attached(self) -> None:
@@ -214,7 +227,7 @@ class Rollout:
             in_use |= {replica.info.weights.version for replica in self._scheduler.replicas if replica.info}
             self._plan.forget_all_but(in_use)
         finally:
-            self._rolling, self._deadline = None, None
+            self._rolling = None
 
     async def _take_over(self, driver: ReplicaDriver) -> None:
         """One at a time: the others take requests meanwhile."""
@@ -223,15 +236,15 @@ class Rollout:
         replica.drain()
         self._wake()
         while replica.info is not None and replica.info.weights == old:
-            if self._may_go_over(replica):
-                driver.start_over("it gets other weights")
+            now = time.monotonic()
+            if may_go_over(replica, self._scheduler) and now >= self._expects_until:
+                driver.start_over(GOES_OVER)
                 await self._until_other_weights(replica, old)
                 return
-            left = None if self._deadline is None else self._deadline - time.monotonic()
-            if left is not None and left <= 0:
+            if self._deadline is not None and now >= self._deadline:
                 self._end_users(replica)
-                left = None
-            await self._has_moved(left)
+            times = (self._deadline, self._expects_until)
+            await self._has_moved(min((at - now for at in times if at is not None and at > now), default=None))
 
     async def _until_other_weights(self, replica: Replica, old: Weights | None) -> None:
         """Or until that takes as long as a death: then the others need not wait for it."""
@@ -239,15 +252,6 @@ class Rollout:
             async with asyncio.timeout(self._recovery_timeout):
                 while replica.info is None or replica.info.weights == old:
                     await self._has_moved(None)
-
-    def _may_go_over(self, replica: Replica) -> bool:
-        """Whether nobody needs its weights any more who could not have them elsewhere."""
-        if not replica.is_drained or replica.info is None:
-            return False
-        version = replica.info.weights.version
-        if is_attached(version, (other for other in self._scheduler.replicas if other is not replica)):
-            return True
-        return all(version_needed(request) != version for request in self._scheduler.waiting)
 
     def _end_users(self, replica: Replica) -> None:
         """Ends all that need its weights."""

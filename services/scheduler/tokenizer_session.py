@@ -47,6 +47,8 @@ class TokenizerSession(
 
     def close(self) -> None:
         self._engine.availability.on_model_change.discard(self._greet_again)
+        if self._live:
+            self._engine.rollout.on_client_lost()
         super().close()
 
     def _greet_again(self) -> None:

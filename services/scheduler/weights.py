@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pagewire.services.scheduler.executor_info import Weights
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.scheduler import Scheduler
 
 
 def version_needed(request: Request) -> str:
@@ -18,6 +19,16 @@ def version_needed(request: Request) -> str:
 
 def is_attached(version: str, replicas: Iterable[Replica]) -> bool:
     return any(replica.info is not None and replica.info.weights.version == version for replica in replicas)
+
+
+def may_go_over(replica: Replica, scheduler: Scheduler) -> bool:
+    """Whether a replica that drains may get other weights: nobody needs its own who could not have them elsewhere."""
+    if replica.info is None or not replica.is_drained:
+        return False
+    version = replica.info.weights.version
+    if is_attached(version, (other for other in scheduler.replicas if other is not replica)):
+        return True
+    return all(version_needed(request) != version for request in scheduler.waiting)
 
 
 class WeightsPlan:

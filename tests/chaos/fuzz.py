@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.models import resolve_model
-from tests.chaos import fuzz_executor, fuzz_grammars, fuzz_grpc, fuzz_http, fuzz_openapi, fuzz_texts
+from tests.chaos import fuzz_executor, fuzz_grammars, fuzz_grpc, fuzz_http, fuzz_openapi, fuzz_stack, fuzz_texts
 from tests.chaos.fuzz_line import Finding, FuzzLine, running_line
 from tests.chaos.mutation import Mutator
 
@@ -95,8 +95,14 @@ async def _texts(seeds: Sequence[int]) -> None:
             fuzz_texts.fuzz_stops(seed)
 
 
+async def _stack(seeds: Sequence[int]) -> None:
+    with fuzz_stack.running_stack() as url:
+        await fuzz_stack.fuzz(url, seeds)
+
+
 FUZZERS: dict[str, Callable[[Sequence[int]], Coroutine[None, None, None]]] = {
     "openapi": _openapi,
+    "stack": _stack,
     "http": _http,
     "grpc": _grpc,
     "executor": _executor,

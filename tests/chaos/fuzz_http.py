@@ -79,12 +79,13 @@ async def fuzz(line: FuzzLine, seed: int) -> None:
     mutator = Mutator(seed)
     try:
         async with asyncio.timeout(CASE_TIMEOUT_S):
-            await mutator.random.choice((_fuzz_body, _fuzz_body, _fuzz_body, _fuzz_bytes))(line.http, mutator)
+            await mutator.random.choice((fuzz_body, fuzz_body, fuzz_body, _fuzz_bytes))(line.http, mutator)
     except TimeoutError as error:
         raise Finding("no answer, or no end of it") from error
 
 
-async def _fuzz_body(http: httpx.AsyncClient, mutator: Mutator) -> None:
+async def fuzz_body(http: httpx.AsyncClient, mutator: Mutator) -> None:
+    """One request with a body. Raises Finding."""
     path = mutator.random.choice([*BODIES])
     body = mutator.json(mutator.random.choice(BODIES[path]))
     content = json.dumps(body, ensure_ascii=mutator.is_so(0.5)).encode("utf-8", "surrogatepass")

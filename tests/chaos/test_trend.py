@@ -21,14 +21,13 @@ def test_the_slope_of_a_line() -> None:
 
 def test_what_rises_is_named() -> None:
     leaking = series_of([700 + 0.01 * t for t in HALF_MINUTES])
-    (problem,) = rises({"executor": leaking}, judges_memory=True)
+    (problem,) = rises({"executor": leaking})
     assert problem == "the executor's MiB rise by 36.0 per hour; 16 are allowed"
-    assert not rises({"executor": leaking}, judges_memory=False)
 
 
 def test_warm_up_noise_outliers_and_falls_are_no_rise() -> None:
     noise = random.Random(1)
     warm = [min(900.0, 700 + t) + noise.gauss(0, 1) for t in HALF_MINUTES]
     warm[45] += 300
-    assert not rises({"executor": series_of(warm)}, judges_memory=True)
-    assert not rises({"executor": series_of([900 - t for t in HALF_MINUTES])}, judges_memory=True)
+    assert not rises({"executor": series_of(warm)})
+    assert not rises({"executor": series_of([900 - t for t in HALF_MINUTES])})

@@ -143,23 +143,23 @@ MIX: dict[Send, int] = {
 class Traffic:
     """So many clients, each with one request at a time. `counts` and `problems` are by kind."""
 
-    def __init__(self, http: httpx.AsyncClient, num_clients: int, seed: int) -> None:
+    def __init__(self, num_clients: int, seed: int) -> None:
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
-        self._http = http
         self._clients = [random.Random(seed * 1000 + number) for number in range(num_clients)]
 
-    async def run(self, seconds: float) -> None:
-        """Begins nothing after so many seconds, and waits for what is on its way."""
+    async def run(self, url: httpx.URL, seconds: float) -> None:
+        """Begins nothing after so many seconds, and waits for what is on its way. No connection is left open."""
         deadline = asyncio.get_running_loop().time() + seconds
-        await asyncio.gather(*(self._client(rng, deadline) for rng in self._clients))
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as http:
+            await asyncio.gather(*(self._client(http, rng, deadline) for rng in self._clients))
 
-    async def _client(self, rng: random.Random, deadline: float) -> None:
+    async def _client(self, http: httpx.AsyncClient, rng: random.Random, deadline: float) -> None:
         kinds, weights = list(MIX), list(MIX.values())
         while asyncio.get_running_loop().time() < deadline:
             (send,) = rng.choices(kinds, weights)
             self.counts[send.__name__] += 1
             try:
-                await send(self._http, rng)
+                await send(http, rng)
             except (Unexpected, httpx.HTTPError) as error:
                 self.problems.append(f"{send.__name__}: {type(error).__name__}: {error}")

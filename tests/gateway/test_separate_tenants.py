@@ -96,7 +96,7 @@ async def test_what_is_anothers_cannot_be_built_upon(doors: Doors) -> None:
     assert (await client.post("/v1/batches", json=batch, headers=doors.bob)).status_code == 404
 
 
-async def test_kept_generations_are_of_one_key(doors: Doors) -> None:
+async def test_kept_generations_are_of_one_owner(doors: Doors) -> None:
     body = {"prompt": "a", "stream": True, "max_tokens": 3}
     headers = {"idempotency-key": "1"}
     first = await doors.client.post("/v1/completions", json=body, headers=headers | doors.alice)
@@ -104,6 +104,9 @@ async def test_kept_generations_are_of_one_key(doors: Doors) -> None:
     again = {"last-event-id": place}
     assert (await doors.client.post("/v1/completions", json=body, headers=again | doors.bob)).status_code == 404
     assert (await doors.client.post("/v1/completions", json=body, headers=again | doors.alice)).status_code == 200
+    by_other_header = {"x-api-key": doors.alice["authorization"].removeprefix("Bearer ")}
+    same = await doors.client.post("/v1/completions", json=body, headers=headers | by_other_header)
+    assert same.text == first.text, "never a second one"
     other = await doors.client.post("/v1/completions", json=body, headers=headers | doors.bob)
     assert other.status_code == 200 and place not in other.text
 

@@ -84,6 +84,10 @@ async def test_answers_and_every_event_name_the_weights(client: httpx.AsyncClien
         assert fingerprints((await client.post(path, json=streamed)).text) == {"d0"}
         fake.weights_version = "d1"
         assert (await client.post(path, json=body)).json()["system_fingerprint"] == "d1"
+    for path, body in (("/v1/messages", CHAT), ("/v1/responses", {"input": "hi"}), ("/v1/chat/completions", CHAT)):
+        for stream in (False, True):
+            answer = await client.post(path, json=body | {"stream": stream})
+            assert answer.headers["x-weights-version"] == "d1"
     native = {"text": "hi", "sampling_params": {"max_new_tokens": 4}}
     assert (await client.post("/generate", json=native)).json()["meta_info"]["weight_version"] == "d1"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from pagewire.kernels import ops
 if ops.cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
+from pagewire.kernels.cpu import library
 from pagewire.kernels.cpu.recording import Memory, NotRecorded, record
 from tests.kernels.batches import make_batch, one_layer_of_a_group
 from tests.kernels.sampling_batches import Row, SamplingBatch
@@ -91,6 +94,27 @@ def test_recordings_share_memory_but_for_their_outputs() -> None:
         two.replay()
         assert torch.equal(two.output, expected)
         assert len({recorded.output.data_ptr() for recorded in (one, two, three)}) == 3
+
+
+def test_calls_of_other_threads_are_not_recorded() -> None:
+    """Another one may be loading weights."""
+    calls: list[int] = []
+
+    class Recorder:
+        def on_call(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
+            calls.append(function)
+
+        def on_python(self, function: Callable[..., None], tensors: tuple[Tensor | None, ...]) -> None:
+            raise AssertionError("there are none")
+
+    x = torch.randn(4, SIZE)
+    with library.recorded_by(Recorder()):
+        other = threading.Thread(target=norm, args=(x,))
+        other.start()
+        other.join()
+        assert not calls
+        norm(x)
+    assert len(calls) == 1
 
 
 def test_what_torch_reads_is_no_memory_of_its_own() -> None:

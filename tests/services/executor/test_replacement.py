@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pagewire import rpc
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.rpc import RpcError
@@ -20,7 +23,10 @@ from pagewire.services.executor.loading.twins import Differs
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.probe import BrokenModel
 from pagewire.services.executor.replacement import load_weights
+from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.worker import Worker
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.executor_pb2 import Weights
 from tests.services.executor.loading.quantization.checkpoints import save_quantized
 from tests.services.executor.loading.quantization.test_awq import CONFIG as AWQ
@@ -218,3 +224,52 @@ def test_what_does_not_fit_beside_the_old_weights_is_refused(tmp_path: Path, mon
     monkeypatch.setattr(memory, "available_cpu_bytes", lambda: 1000)
     with pytest.raises(memory.OutOfMemoryError):
         load(dataclasses.replace(config), runner, tmp_path / "a")
+
+
+async def test_who_asks_over_grpc_installs_what_was_loaded_and_nothing_else(tmp_path: Path, sockets: str) -> None:
+    save_tiny(tmp_path / "a", "Llama")
+    other = save_other(tmp_path / "a", tmp_path / "b")
+    config, runner, info = started(tmp_path / "a")
+    before = generated(runner)
+    worker = Worker(lambda: (runner, info), on_cuda=False)
+    servicer = ExecutorServicer(worker, load_weights=partial(load_weights, config))
+    server = rpc.Server([sockets], shutdown_timeout=1.0)
+    add = executor_pb2_grpc.add_ExecutorServiceServicer_to_server
+    server.add(servicer, add, "pagewire.v1.ExecutorService")
+    await server.start()
+    worker.start()
+    async with rpc.channel(sockets) as channel:
+        stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        described = await stub.Describe(executor_pb2.DescribeRequest())
+        first = described.weights
+        assert (first.version, first.number) == (info.weights_digest, 0)
+        wanted = Weights(model=str(other), number=1, version="v1")
+        loaded = (await stub.LoadWeights(executor_pb2.LoadWeightsRequest(weights=wanted))).weights
+        assert loaded.version == "v1" and loaded.digest
+        await stub.DropWeights(executor_pb2.DropWeightsRequest())
+        for refused in (loaded, first):
+            with pytest.raises(grpc.aio.AioRpcError, match="were not loaded"):
+                await stub.InstallWeights(executor_pb2.InstallWeightsRequest(weights=refused))
+        with pytest.raises(grpc.aio.AioRpcError, match="no such file"):
+            missing = Weights(model=str(tmp_path / "missing"), number=1)
+            await stub.LoadWeights(executor_pb2.LoadWeightsRequest(weights=missing))
+        assert (await stub.Describe(executor_pb2.DescribeRequest())).weights == first
+        steps = stub.Execute()
+        await steps.write(executor_pb2.StepRequest(term=7))
+        await steps.read()
+        await stub.LoadWeights(executor_pb2.LoadWeightsRequest(weights=loaded))
+        with pytest.raises(grpc.aio.AioRpcError, match="term 7"):
+            await stub.InstallWeights(executor_pb2.InstallWeightsRequest(weights=loaded, term=6))
+        await stub.InstallWeights(executor_pb2.InstallWeightsRequest(weights=loaded, term=7))
+        assert await steps.read() is grpc.aio.EOF, "what was in rows and KV cache is void"
+        assert (await stub.Describe(executor_pb2.DescribeRequest())).weights == loaded
+    await server.stop()
+    worker.stop()
+    servicer.close()
+    assert generated(runner) == generated(started(other)[1]) != before
+
+
+@pytest.fixture
+def sockets() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pw-") as directory:
+        yield f"unix:{directory}/executor.sock"

@@ -219,6 +219,19 @@ async def test_results_of_submitted_steps_come_before_the_end(service: Service):
     assert [result.step_id for result in await rest_of(call)] == [1, 2]
 
 
+async def test_memory_is_given_back_after_large_steps(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = threading.Event()
+    monkeypatch.setattr("pagewire.services.executor.servicer.MOST_TOKENS", 8)
+    monkeypatch.setattr("pagewire.memory_return.release_unused_memory", returned.set)
+    monkeypatch.setattr("pagewire.memory_return._QUIET_S", 0.01)
+    call = await opened(service)
+    await generate(call, 3, prompt(8))
+    await asyncio.sleep(0.1)
+    assert not returned.is_set(), "small steps need no more than they did before"
+    await generate(await opened(service), 3, prompt(9))
+    assert await asyncio.to_thread(returned.wait, 10)
+
+
 async def test_logprobs_and_defaults_on_the_wire(service: Service):
     call = await opened(service)
     params = common_pb2.SamplingParams(seed=-3, logprobs=2)

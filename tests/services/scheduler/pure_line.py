@@ -7,7 +7,7 @@ from typing import Any
 
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import InvalidRequest, resolve
-from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
@@ -32,6 +32,7 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         max_num_seqs=executor.max_num_seqs,
         max_num_batched_tokens=executor.max_num_batched_tokens,
         max_draft_tokens=executor.max_draft_tokens,
+        weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
     )
 
 

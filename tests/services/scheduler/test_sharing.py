@@ -1,11 +1,14 @@
 """Who waits for whom when steps take time: decodes beside prompts, short prompts beside long ones, tenants beside each
 other. The clock is the simulation's."""
 
+import itertools
 import math
 import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.scheduling.simulation import BEFORE, Simulation, cpu_seconds, flood, warm
 from pagewire.services.scheduler.cost_model import StepWork
@@ -165,6 +168,27 @@ def test_as_many_prompts_are_computed_at_once_as_may_be() -> None:
         ]
         most, most_long = max(most, len(running)), max(most_long, sum(r.num_prompt_tokens == 1500 for r in running))
     assert (most, most_long) == (2, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.integers(1, 600), st.integers(1, 40), st.sampled_from(["", "a", "b"])), min_size=1, max_size=12
+    ),
+    st.sampled_from([None, 0.0, 1.0, 30.0]),
+)
+def test_everybody_is_served_however_long_steps_seem_to_take(
+    seconds: list[float], requests: list[tuple[int, int, str]], target: float | None
+) -> None:
+    """Also where the costs that are learned from them make no sense, and every second request comes later."""
+    draw = itertools.cycle(seconds)
+    simulation = Simulation(step_seconds=lambda work: next(draw), max_num_seqs=4, num_blocks=64, target_itl_ms=target)
+    for i, (num_prompt_tokens, max_tokens, tenant) in enumerate(requests):
+        simulation.add(i % 2 * seconds[0], num_prompt_tokens, max_tokens, tenant)
+    simulation.run(until=10_000)
+    assert all(len(one.times) == one.request.sampling_params.max_tokens for one in simulation.streams)
+    simulation.scheduler.check_integrity()
 
 
 def jain(values: list[float]) -> float:

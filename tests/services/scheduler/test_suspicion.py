@@ -149,6 +149,18 @@ def test_a_loss_that_is_nobodys_fault_makes_no_suspects(loss: Loss) -> None:
     line.run()
 
 
+def test_the_end_of_an_executor_that_was_told_to_end_is_a_requests_fault_if_it_says_so() -> None:
+    for loss, num_suspects in ((Loss.SILENT, 0), (Loss.STEP, 3)):
+        line = make_line()
+        requests = [line.add(prompt_of(number), max_tokens=12) for number in range(3)]
+        line.schedule()
+        line.scheduler.replicas[0].is_leaving = True
+        line.lose(loss=loss)
+        assert sum(map(is_suspect, requests)) == num_suspects
+        line.attach()
+        line.run()
+
+
 def test_others_run_on_while_a_long_suspect_is_computed() -> None:
     """In turns with it, whose prompt takes ten steps."""
     line = make_line(pipeline_depth=2)

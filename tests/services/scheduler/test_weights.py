@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pagewire.services.scheduler import rollout
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
@@ -32,6 +33,12 @@ def executor(*, step_seconds: float = 0.002) -> FakeExecutorServicer:
     )
 
 
+@pytest.fixture(autouse=True)
+def _tokenizers_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to be waited for."""
+    monkeypatch.setattr(rollout, "RESUBMITTED_S", 0.0)
+
+
 class Clients:
     """Requests on one stream, and what has come of them."""
 
@@ -39,10 +46,13 @@ class Clients:
         self.call = line.link.Connect()
         self.collected = Collected()
 
-    async def submit(self, numbers: Sequence[int], max_tokens: int, **submission: object) -> None:
+    async def submit(self, numbers: Sequence[int], max_tokens: int, grammar: str = "", **submission: object) -> None:
+        """grammar: a regex."""
         requests = [token_submission(n, prompt_of(n), max_tokens=max_tokens) for n in numbers]
         for request in requests:
             request.MergeFrom(TokenSubmission(**submission))  # type: ignore[arg-type]
+            if grammar:
+                request.request.sampling_params.grammar.regex = grammar
         await self.call.write(SchedulerLinkServiceConnectRequest(requests=requests))
 
     async def until(self, number: int, num_tokens: int) -> None:
@@ -239,6 +249,34 @@ async def test_who_takes_too_long_ends_with_a_reason(tmp_path: Path) -> None:
         assert "max_wait_seconds" in clients.collected.errors[1].message
 
 
+async def test_a_death_meanwhile_gives_nobody_more_time(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        clients = Clients(line)
+        await clients.submit([1], 3000)
+        await clients.until(1, 3)
+        replaced = replacing(line, max_wait=0.5)
+        await until_draining(line)
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        await line.start_executor(executor())
+        await clients.end(1)
+        assert (await replaced).version == "new"
+        assert "max_wait_seconds" in clients.collected.errors[1].message
+
+
+async def test_a_request_whose_weights_go_while_its_grammar_is_compiled_is_told(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor(), recovery_timeout=1.0).running() as line:
+        await line.wait_for_executors(1)
+        clients = Clients(line)
+        await clients.submit([1], 40, "slow", resume_token_ids=[5], resubmitted=True, weights_version="old")
+        await until(lambda: line.executor.grammars)
+        assert (await replacing(line)).version == "new"
+        line.executor.released.set()
+        await clients.end(1)
+        assert "which were replaced" in clients.collected.errors[1].message
+
+
 async def test_an_executor_that_died_comes_back_to_the_new_weights(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, executor()).running() as line:
         await line.wait_for_executors(1)
@@ -284,7 +322,9 @@ async def test_who_ran_on_an_executor_that_died_goes_on_with_its_weights(tmp_pat
         assert line.executor.num_loads == 2  # those of the request, then the latest
 
 
-async def test_a_new_scheduler_learns_of_the_weights_and_ends_what_was_begun(tmp_path: Path) -> None:
+async def test_a_new_scheduler_learns_of_the_weights_and_ends_what_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of two executors has gone over when the scheduler dies; the other one's request is not lost."""
     first = ServiceLine(tmp_path, executor(), executor(), name="s1")
     async with first.running():
@@ -298,8 +338,10 @@ async def test_a_new_scheduler_learns_of_the_weights_and_ends_what_was_begun(tmp
         await clients.until(2, 30)
         begun = clients.collected.token_ids[2]
         replaced.cancel()
+    monkeypatch.setattr(rollout, "RESUBMITTED_S", 2.0)
     second = ServiceLine(tmp_path, *first.executors, name="s2")
     async with second.running():
+        await second.wait_for_executors(2)  # the tokenizer service is not that quick
         clients = Clients(second)
         await clients.submit([2], len(begun) + 40, resume_token_ids=begun, resubmitted=True, weights_version="old")
         await clients.submit([3], 40)
@@ -307,6 +349,27 @@ async def test_a_new_scheduler_learns_of_the_weights_and_ends_what_was_begun(tmp
         assert begun + clients.collected.token_ids[2] == output_of(2, len(begun) + 40, "old")
         clients.assert_whole(3, 40)
         await until(lambda: second.executors[1].weights.version == "new")
+
+
+async def test_requests_of_a_tokenizer_service_that_dies_find_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        clients = Clients(line)
+        await clients.submit([1], 3000)
+        await clients.until(1, 5)
+        begun = clients.collected.token_ids[1]
+        replaced = replacing(line)
+        await until_draining(line)
+        monkeypatch.setattr(rollout, "RESUBMITTED_S", 2.0)
+        clients.call.cancel()
+        await until(lambda: not line.engine.scheduler.num_running)
+        clients = Clients(line)
+        await clients.submit([1], len(begun) + 40, resume_token_ids=begun, resubmitted=True, weights_version="old")
+        await clients.end(1)
+        assert begun + clients.collected.token_ids[1] == output_of(1, len(begun) + 40, "old")
+        assert (await replaced).version == "new"
 
 
 async def test_a_request_whose_weights_are_gone_is_told(tmp_path: Path) -> None:
