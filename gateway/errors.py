@@ -15,9 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from pagewire.gateway.encoding import encode, json_response
+from pagewire.gateway.encoding import json_response
 from pagewire.gateway.messages.responses import (
     NO_THREADS,
     MessagesError,
@@ -141,13 +140,6 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         headers["www-authenticate"] = "Bearer"
     body = error.anthropic_body(context.request_id) if context.speaks_anthropic else error.body()
     return json_response(body, error.status, headers)
-
-
-def last_response(error: ApiError) -> bytes:
-    """Of a connection that ends with it: the whole response."""
-    body = encode(error.body())
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return STATUS_LINE[error.status] + head.encode() + body
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import uvicorn
 
-from pagewire.gateway.connections import Connection, Connections, Phase
-from pagewire.gateway.errors import ApiError, last_response
+from pagewire.gateway.connections import Connections, Phase
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.http_connection import Connection, response
 from pagewire.gateway.request_context import NO_CERTIFICATE
 from pagewire.secure_rpc import ServiceTls
 
@@ -149,7 +150,7 @@ class TlsListener:
             self._connections.count("plain_text")
             # What has been sent and is not read would reset the connection before the answer is there.
             sock.recv(1 << 16)
-            sock.send(last_response(ApiError(400, "this port speaks TLS: use https:// in place of http://")))
+            sock.send(response(ApiError(400, "this port speaks TLS: use https:// in place of http://")))
             sock.shutdown(socket.SHUT_WR)
         return begin == _HANDSHAKE
 
