@@ -188,14 +188,18 @@ def test_port_0_becomes_a_free_port() -> None:
     assert launch.available_port("127.0.0.1", 0, "--port") > 0
 
 
-@pytest.mark.parametrize("second", ["grpc_port", "scheduler_grpc_port", "admin_port"])
-def test_a_port_that_is_given_twice_stops_the_start(second: str) -> None:
-    port = launch.available_port("127.0.0.1", 0, "--port")
-    flag = f"--{second.replace('_', '-')}"
-    config = replace(ServeConfig(grpc_port=port + 1), **{"port": port, second: port})
-    with pytest.raises(StartupError, match=rf"--port and {flag} are both 127\.0\.0\.1:{port}"):
+@pytest.mark.parametrize(
+    ("flag", "config"),
+    [
+        ("--grpc-port", ServeConfig(port=9000, grpc_port=9000)),
+        ("--scheduler-grpc-port", ServeConfig(port=9000, scheduler_grpc_port=9000)),
+        ("--admin-port", ServeConfig(port=9000, admin_port=9000)),
+    ],
+)
+def test_a_port_that_is_given_twice_stops_the_start(flag: str, config: ServeConfig) -> None:
+    with pytest.raises(StartupError, match=rf"--port and {flag} are both 127\.0\.0\.1:9000"):
         stack._check_ports(config)
-    stack._check_ports(replace(config, port=port + 2))
+    stack._check_ports(replace(config, port=9001))
 
 
 def test_foreign_host_is_refused() -> None:
