@@ -69,6 +69,9 @@ class Connection(HttpToolsProtocol):
         if self.over_limit and len(self._connections) > self._limits.connections:
             self.scope[OVER_LIMIT] = True  # type: ignore[literal-required]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value.rstrip(b" \t"))  # which is no part of it (RFC 9110, 5.5); the parser leaves it
+
     def on_headers_complete(self) -> None:
         if self._head_bytes > self._limits.head_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)

@@ -238,6 +238,16 @@ class Server:
             await refusing
 
 
+async def start(servers: Sequence[Server]) -> None:
+    """All, or none. Raises StartupError."""
+    try:
+        for server in servers:
+            await server.start()
+    except StartupError:
+        await asyncio.gather(*(server.stop() for server in servers))  # gRPC's would end with a traceback
+        raise
+
+
 async def wait_for_signal() -> bool:
     """Returns at the first SIGTERM or SIGINT: whether what runs may end first, as after SIGTERM. Whoever presses Ctrl-C
     waits for the end. A second signal ends the process at once."""

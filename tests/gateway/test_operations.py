@@ -230,22 +230,3 @@ async def test_a_call_is_made_again_if_the_tokenizer_dies_under_it(address: str)
         await fake.start(address)
         assert (await call).json()["tokens"] == [94, 97, 98]
     await fake.stop()
-
-
-async def test_a_call_that_a_stopping_tokenizer_cancels_is_made_again(address: str) -> None:
-    class Stopping(FakeTokenizer):
-        num_calls = 0
-
-        async def Tokenize(self, request, context):
-            self.num_calls += 1
-            if self.num_calls == 1:
-                await context.abort(grpc.StatusCode.CANCELLED)
-            return await super().Tokenize(request, context)
-
-    fake = Stopping()
-    await fake.start(address)
-    async with running_gateway(address) as client:
-        await wait_ready(client)
-        assert (await client.post("/tokenize", json={"prompt": "ab"})).json()["tokens"] == [94, 97, 98]
-    assert fake.num_calls == 2
-    await fake.stop()
