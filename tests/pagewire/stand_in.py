@@ -3,7 +3,8 @@
 python -m tests.pagewire.stand_in supervise DIRECTORY JSON-OPTIONS NAME=BEHAVIOUR...
 python -m tests.pagewire.stand_in serve DIRECTORY NAME BEHAVIOUR
 
-Every service notes "start NAME PID" and "stop NAME" (SIGTERM) or "cut NAME" (SIGINT) in DIRECTORY/events.
+Every service notes in DIRECTORY/events: "start NAME PID", "after NAME CODE FAILED" (how the life before has ended), and
+"stop NAME" (SIGTERM) or "cut NAME" (SIGINT).
 """
 
 import asyncio
@@ -53,6 +54,7 @@ def serve(directory: Path, name: str, behaviour: str) -> int:
             return file.write(event + "\n")
 
     note(f"start {name} {os.getpid()}")
+    note(f"after {name} {os.environ[process.PREDECESSOR]} {process.predecessor_failed()}")
     if behaviour.startswith("exit"):
         return int(behaviour.removeprefix("exit"))
     if behaviour == "killed" or (behaviour == "flaky" and events.read_text().count(f"start {name} ") < 3):

@@ -110,3 +110,18 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
 def own_rss() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"), [(0, False), (1, True), (70, True), (-9, False), (-15, False), (-11, True)]
+)
+def test_a_successor_knows_whether_the_one_before_ended_by_its_own_doing(
+    code: int, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(process.PREDECESSOR, str(code))
+    assert process.predecessor_failed() is failed
+
+
+def test_without_a_supervisor_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(process.PREDECESSOR, raising=False)
+    assert not process.predecessor_failed()

@@ -89,6 +89,8 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
         wait_until(lambda lived=lived: len(stack.pids("executor")) > len(lived))  # type: ignore[misc]
     assert len(stack.pids("scheduler")) == 1
     assert "executor ended (killed by SIGKILL); restarting it in 0.2 s" in stack.output
+    told = [event[2:] for event in stack.events if event[:2] == ["after", "executor"]]
+    assert told == [["0", "False"], ["-9", "False"], ["-9", "False"]], "SIGKILL is somebody else's doing"
     assert "restarting it in 0.4 s" in stack.output
     stack.process.terminate()
     assert stack.process.wait(60) == 0

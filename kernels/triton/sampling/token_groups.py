@@ -67,7 +67,8 @@ def group_statistics_kernel(
     ids = groups[:, None] * _GROUP_SIZE + tl.arange(0, _GROUP_SIZE)[None, :]
     logits = logits_ptr + batch_index * logits_stride
     values = tl.load(logits + ids, mask=ids < vocab_size, other=-_INF).to(tl.float32) * scale
-    maxima = tl.max(tl.where(values == values, values, -_INF), axis=1)
+    maxima = tl.max(values, axis=1)  # NaN if there is nothing else: of two it takes the number
+    maxima = tl.where(maxima == maxima, maxima, -_INF)
     origins = exp_origin(maxima)
     scores = origins + tl.log(tl.sum(tl.exp(values - origins[:, None]), axis=1))
     in_row = groups < num_groups
