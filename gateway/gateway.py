@@ -169,8 +169,10 @@ class Gateway:
 
 
 def _has_died(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call has failed on the way: a service that refuses one says when to come again."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and error_details.retry_delay_of(error) is None
+    """Whether a call has failed on the way: a service that refuses one says when to come again. What is just arriving
+    when a server is stopped, gRPC cancels."""
+    is_refused = error_details.retry_delay_of(error) is not None
+    return error.code() is grpc.StatusCode.CANCELLED or (error.code() is grpc.StatusCode.UNAVAILABLE and not is_refused)
 
 
 def _at_most(seconds: float) -> float:

@@ -20,6 +20,7 @@ from pagewire.gateway.batches.worker import BatchWorker
 from pagewire.gateway.connection_limits import BACKLOG, Limits
 from pagewire.gateway.connections import Connections
 from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.http_connection import Connection
 from pagewire.gateway.store import Store, data_directory
 from pagewire.gateway.tls_listener import TlsListener
 from pagewire.secure_rpc import ServiceTls
@@ -158,7 +159,7 @@ def _server(app: FastAPI, connections: Connections, tls: ServiceTls) -> _Server:
         uvicorn.Config(
             app,
             loop="none",
-            http=connections.protocol,  # type: ignore[arg-type]
+            http=partial(Connection, connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,

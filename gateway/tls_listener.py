@@ -8,8 +8,9 @@ from typing import Any
 
 import uvicorn
 
-from pagewire.gateway.connections import Connection, Connections, Phase, response
+from pagewire.gateway.connections import Connections, Phase
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.http_connection import Connection, response
 from pagewire.gateway.request_context import NO_CERTIFICATE
 from pagewire.secure_rpc import ServiceTls
 

@@ -31,7 +31,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # At each address of a server; less where the process may not have so many descriptors.
 MAX_CONNECTIONS = 10_000
 KEEPALIVE_MS = 20_000
-# For calls that are nobody's request, as an answer to a probe.
+# For what clients are told last to reach them.
 LAST_CALLS_S = 0.2
 
 _COMMON_OPTIONS = [
@@ -227,12 +227,25 @@ class Server:
                     await drained()
             except TimeoutError:
                 logger.warning("what still runs after %g s is cut off, or goes on elsewhere", self.shutdown_timeout)
-        if self.drain_delay is not None:
-            self._statuses.cut_off()
-        # Neighbours' multiplexed streams never end by themselves: they are cut and reconnect elsewhere.
+        if self.drain_delay is None:
+            # Streams of neighbours never end by themselves: they are cut, with what else neighbours have asked, and
+            # reconnect elsewhere.
+            await self._server.stop(grace=None)
+            return
+        self._statuses.cut_off()
         await self._server.stop(grace=LAST_CALLS_S)
         if refusing is not None:
             await refusing
+
+
+async def start(servers: Sequence[Server]) -> None:
+    """All, or none. Raises StartupError."""
+    try:
+        for server in servers:
+            await server.start()
+    except StartupError:
+        await asyncio.gather(*(server.stop() for server in servers))  # gRPC's would end with a traceback
+        raise
 
 
 async def wait_for_signal() -> bool:

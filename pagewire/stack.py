@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -45,6 +46,7 @@ def run(config: ServeConfig) -> int:
     logs.setup("serve", config)
     with _sockets(config.uds_dir) as directory:
         config = _resolved(config, directory)
+        _check_ports(config)
         certificates_of(config)  # what is wrong with them is said before anything starts
         _warn_of_plain_text(config)
 
@@ -119,6 +121,20 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
         if config.scheduler_grpc_port is None
         else available_port(config.host, config.scheduler_grpc_port, "--scheduler-grpc-port"),
     )
+
+
+def _check_ports(config: ServeConfig) -> None:
+    """While nothing listens yet, a port that is given twice looks free each time. Raises StartupError."""
+    flags: dict[str, str] = {}
+    for flag, host, port in (
+        ("--port", config.host, config.port),
+        ("--grpc-port", config.host, config.grpc_port),
+        ("--scheduler-grpc-port", config.host, config.scheduler_grpc_port),
+        ("--admin-port", config.admin_host, config.admin_port),
+    ):
+        address = "" if port is None else endpoint(host, port)
+        if address and (other := flags.setdefault(address, flag)) != flag:
+            raise StartupError(f"{other} and {flag} are both {address}: give each a port of its own")
 
 
 def _warn_of_plain_text(config: ServeConfig) -> None:
@@ -199,10 +215,11 @@ def _make_private(directory: Path) -> None:
             " your own, for instance one inside it that does not exist yet"
         )
     if status.st_mode & 0o022:
+        # A directory like /tmp is meant for all: others would lose it.
+        private = "" if status.st_mode & stat.S_ISVTX else f"run `chmod 700 {directory}`, or "
         raise StartupError(
             f"--uds-dir {directory}: others may write to it and so replace the sockets"
-            f" (mode {status.st_mode & 0o7777:o}): run `chmod 700 {directory}`,"
-            " or name a directory inside it that does not exist yet"
+            f" (mode {status.st_mode & 0o7777:o}): {private}name a directory inside it that does not exist yet"
         )
     directory.chmod(0o700)
 

@@ -1,5 +1,6 @@
 """A route that changes the service for everybody."""
 
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,11 +19,15 @@ NO_KEY = (
 )
 WRONG_KEY = "this key may not change the service: use that of --api-key, or one made by `pagewire keys add --admin`"
 
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]+)?")  # a name or an address, and a port
+
 
 def _is_private(request: Request) -> bool:
     """Whether it was this machine that asked. By its own name: of a page in a browser here, whose host's name leads to
     this machine, the browser sends that name."""
-    return bool(request.app.state.is_private) and is_loopback(request.url.hostname or "")
+    # Not by request.url: for a Host that it cannot read, it has the server's own address.
+    host = _HOST.fullmatch(request.headers.get("host", ""))
+    return bool(request.app.state.is_private) and host is not None and is_loopback((host[1] or host[2]).lower())
 
 
 class AdminRoute(JsonRoute):

@@ -11,6 +11,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.store.failure import storage_failure
 
 MAX_FIELD_BYTES = 64 * 1024  # of all fields that are no file
 WRITE_BYTES = 1024 * 1024
@@ -147,6 +148,4 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def storage_error(error: OSError, path: Path) -> ApiError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ApiError(507, f"no space is left in the gateway's data directory {path.parent.parent}")
-    return ApiError(500, f"the gateway's data directory {path.parent.parent} cannot be used: {error}")
+    return storage_failure(path.parent.parent, error, is_full=error.errno in (errno.ENOSPC, errno.EDQUOT))

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pagewire.errors import StartupError
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.store.failure import storage_failure
 
 BUSY_TIMEOUT_S = 10.0
 
@@ -116,11 +117,9 @@ class Database:
 
     def _explain(self, error: sqlite3.Error) -> ApiError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            return ApiError(507, f"no space is left in the gateway's data directory {self._path.parent}")
         if code == sqlite3.SQLITE_BUSY:
             return ApiError(503, "the gateway's data directory is busy; try again")
-        return ApiError(500, f"the gateway's data directory {self._path.parent} cannot be used: {error}")
+        return storage_failure(self._path.parent, error, is_full=code == sqlite3.SQLITE_FULL)
 
 
 def _open(path: Path, schema: Schema) -> sqlite3.Connection:

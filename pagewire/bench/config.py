@@ -15,7 +15,12 @@ class ServerFlags(ClientTlsFlags):
         "/v1/completions", "what to call", group="server", choices=("/v1/completions", "/v1/chat/completions")
     )
     model: str | None = flag(None, "model name (default: the first that the server lists)", group="server")
-    api_key: str | None = flag(None, "sent as `Authorization: Bearer KEY`", group="server", secret=True)
+    api_key: str | None = flag(
+        None,
+        "sent as `Authorization: Bearer KEY` (default: $PAGEWIRE_API_KEY, else $OPENAI_API_KEY)",
+        group="server",
+        secret=True,
+    )
     timeout: float = flag(900.0, "seconds after which a request counts as failed", group="server", valid=Range(above=0))
     ignore_eos: bool = flag(
         True, "generate the full length; turn off for servers that refuse the parameter", group="prompts"

@@ -28,7 +28,7 @@ class ServedModel:
 
 
 def connect(config: ServerFlags) -> Connection:
-    key = config.api_key or os.environ.get("OPENAI_API_KEY")
+    key = config.api_key or os.environ.get("PAGEWIRE_API_KEY") or os.environ.get("OPENAI_API_KEY")
     try:
         # As OpenAI's clients write it, with /v1, or without.
         return Connection(
@@ -53,6 +53,8 @@ async def served_model(connection: Connection, config: ServerFlags) -> ServedMod
     except (OSError, HttpError, asyncio.IncompleteReadError) as error:
         if not (isinstance(error, HttpError) and error.status in _NO_ROUTE):
             hint = failed_handshake(str(error)) or "is the server running?"
+            if isinstance(error, HttpError):  # it is
+                hint = "give its key with --api-key or PAGEWIRE_API_KEY" if error.status == 401 else "see its log"
             raise StartupError(f"no answer from {config.base_url} ({error}): {hint}") from error
         name = _unlisted(config, error)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:

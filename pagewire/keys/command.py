@@ -73,7 +73,7 @@ def add(path: Path, config: KeysAddConfig) -> str:
         admin=config.admin,
     )
     try:
-        before = path.read_text() if path.exists() else ""
+        before = path.read_text("utf-8-sig") if path.exists() else ""
         if any(known.name == key.name for known in parse_keys(before).values()):
             raise ValueError(f"{key.name} has a key already: remove its line, or choose another name")
         newline = "" if not before or before.endswith("\n") else "\n"

@@ -24,6 +24,7 @@ class KeyFile:
             self._keys = self._read()
         except (OSError, ValueError) as error:
             raise StartupError(f"--api-key-file {self._path}: {_cause(error)}") from error
+        self._warn_of_none()
         self._checked = time.monotonic()
 
     def keys(self) -> Mapping[bytes, Key]:
@@ -41,6 +42,7 @@ class KeyFile:
             if self._version != before:
                 self._keys = self._read()
                 logger.info("--api-key-file %s: %d keys", self._path, len(self._keys))
+                self._warn_of_none()
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
                 self._version = None
@@ -48,12 +50,16 @@ class KeyFile:
                 cause = _cause(error)
                 logger.error("--api-key-file %s: %s; the keys of before stay until it is mended", self._path, cause)
 
+    def _warn_of_none(self) -> None:
+        if not self._keys:
+            logger.warning("--api-key-file %s has no keys: nobody gets in; `pagewire keys add` adds one", self._path)
+
     def _find_version(self) -> _Version:
         status = self._path.stat()
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> dict[bytes, Key]:
-        return parse_keys(self._path.read_text())
+        return parse_keys(self._path.read_text("utf-8-sig"))  # editors of Windows begin a file with a mark
 
 
 def _cause(error: OSError | ValueError) -> str:

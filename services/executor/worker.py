@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import grpc
@@ -23,56 +21,12 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
 from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.services.executor.step import InvalidStep, Step, StepOutput
+from pagewire.services.executor.step import InvalidStep, Step
 from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, StepWatch
+from pagewire.services.executor.work import Called, Closed, Doubted, Item, Launched, Opened, Submitted
 from pagewire.watchdog import Pulse
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    session: Session
-
-
-@dataclass(frozen=True)
-class _Closed:
-    session: Session
-    error: Exception | None = None
-
-
-@dataclass(frozen=True)
-class _Doubted:
-    """What came of a step cannot be, or cannot be told: the device or the model may be the cause."""
-
-    session: Session
-    error: Exception
-
-
-@dataclass(frozen=True)
-class _Submitted:
-    session: Session
-    step: Step
-    received_ns: int = field(default_factory=time.perf_counter_ns)
-
-
-@dataclass(frozen=True)
-class _Called:
-    function: Callable[[ModelRunner], None]
-    reason: str  # for the end of the session
-    done: Future[None] = field(default_factory=Future)
-
-
-_Item = _Opened | _Submitted | _Closed | _Called | _Doubted
-
-
-@dataclass(frozen=True)
-class _Launched:
-    session: Session
-    output: StepOutput
-    kind: str
-    num_requests: int
-    clock: Clock
 
 
 class Worker:
@@ -86,8 +40,8 @@ class Worker:
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
-        self._submitted: SimpleQueue[_Item | None] = SimpleQueue()
-        self._launched: SimpleQueue[_Launched | _Closed | None] = SimpleQueue()
+        self._submitted: SimpleQueue[Item | None] = SimpleQueue()
+        self._launched: SimpleQueue[Launched | Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
         self._num_requests = 0  # with a row
         self._runner: ModelRunner | None = None
@@ -114,15 +68,15 @@ class Worker:
     def open(self, deliver: Deliver) -> Session:
         """A new session; steps of older ones that were not executed yet never will be."""
         session = Session(deliver)
-        self._submitted.put(_Opened(session))
+        self._submitted.put(Opened(session))
         return session
 
     def submit(self, session: Session, step: Step) -> None:
-        self._submitted.put(_Submitted(session, step))
+        self._submitted.put(Submitted(session, step))
 
     def close(self, session: Session) -> None:
         """No more steps: those submitted are executed, then the session's rows are freed."""
-        self._submitted.put(_Closed(session))
+        self._submitted.put(Closed(session))
 
     def tell(self, error: DeviceError) -> None:
         """Last words to the scheduler: why its stream ends, and no other is to be opened. On any thread."""
@@ -139,7 +93,7 @@ class Worker:
     def between_steps(self, function: Callable[[ModelRunner], None], reason: str) -> Future[None]:
         """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
         in it is one of the device."""
-        called = _Called(function, reason)
+        called = Called(function, reason)
         self._submitted.put(called)
         return called.done
 
@@ -170,24 +124,24 @@ class Worker:
             self._fail(error)
         self._end_session(None, "the executor stops")
 
-    def _handle(self, runner: ModelRunner, item: _Item) -> None:
-        if isinstance(item, _Called):
+    def _handle(self, runner: ModelRunner, item: Item) -> None:
+        if isinstance(item, Called):
             self._call(runner, item)
-        elif isinstance(item, _Opened):
+        elif isinstance(item, Opened):
             self._end_session(item.session, "superseded by a new stream")
             runner.reset()
         elif item.session is not self._session:
             pass  # of a session that has ended
-        elif isinstance(item, _Closed):
+        elif isinstance(item, Closed):
             self._end_session(None, "stream closed")
             runner.reset()
             self._hand_over(item)
-        elif isinstance(item, _Doubted):
+        elif isinstance(item, Doubted):
             self._retreat(runner, item.session, item.error)
         else:
             self._execute_or_end(runner, item)
 
-    def _call(self, runner: ModelRunner, item: _Called) -> None:
+    def _call(self, runner: ModelRunner, item: Called) -> None:
         session = self._session
         self._end_session(None, item.reason)
         try:
@@ -197,17 +151,17 @@ class Worker:
             self._session = session  # which hears of the error
             raise
         if session is not None:
-            self._hand_over(_Closed(session))
+            self._hand_over(Closed(session))
         item.done.set_result(None)
 
-    def _execute_or_end(self, runner: ModelRunner, item: _Submitted) -> None:
+    def _execute_or_end(self, runner: ModelRunner, item: Submitted) -> None:
         try:
             self._hand_over(self._execute(runner, item.session, item.step, item.received_ns))
         except InvalidStep as error:
             logger.error("step %d breaks the protocol: %s", item.step.step_id, error)
             self._end_session(None, str(error))
             runner.reset()
-            self._hand_over(_Closed(item.session, error))
+            self._hand_over(Closed(item.session, error))
         except Exception as error:
             self._retreat(runner, item.session, error)
 
@@ -223,9 +177,9 @@ class Worker:
             raise error from device_error
         stats.FAILED_STEPS.inc()
         self._end_session(None, str(error))
-        self._hand_over(_Closed(session, StepFailed(f"a step failed: {type(error).__name__}: {error}")))
+        self._hand_over(Closed(session, StepFailed(f"a step failed: {type(error).__name__}: {error}")))
 
-    def _hand_over(self, item: _Launched | _Closed) -> None:
+    def _hand_over(self, item: Launched | Closed) -> None:
         if self._on_cuda:
             self._launched.put(item)
         else:
@@ -236,7 +190,7 @@ class Worker:
         self._session = successor
         self._num_requests = 0
 
-    def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> _Launched:
+    def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
@@ -252,7 +206,7 @@ class Worker:
         self._watch.launched()
         self._spans.update(step)
         self._num_requests = runner.num_requests
-        return _Launched(session, output, stats.step_kind(step), self._num_requests, clock)
+        return Launched(session, output, stats.step_kind(step), self._num_requests, clock)
 
     def _return_results(self) -> None:
         try:
@@ -267,11 +221,11 @@ class Worker:
     def _doubt(self, session: Session, error: Exception) -> None:
         """Has the device thread find out whose fault it is."""
         session.is_over = True
-        self._submitted.put(_Doubted(session, error))
+        self._submitted.put(Doubted(session, error))
 
-    def _return(self, item: _Launched | _Closed) -> None:
+    def _return(self, item: Launched | Closed) -> None:
         """Waits for what was launched and delivers it."""
-        if isinstance(item, _Closed):
+        if isinstance(item, Closed):
             item.session.deliver(item.error)
             return
         clock, session = item.clock, item.session
@@ -300,8 +254,8 @@ class Worker:
             self.failed.set_exception(error)
 
 
-def _allowance(item: _Item, runner: ModelRunner) -> float:
+def _allowance(item: Item, runner: ModelRunner) -> float:
     """Seconds that it may take to handle, apart from a step."""
-    if isinstance(item, _Called):
+    if isinstance(item, Called):
         return INSTALL_S
     return IMAGES_S if runner.smallest_image > 0 else 0.0

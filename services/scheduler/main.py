@@ -40,8 +40,7 @@ async def serve(config: SchedulerConfig) -> None:
         servers = [make_server(config, engine, channels, tls)]
         if config.public_listen:
             servers.append(make_public_server(config, engine, tls))
-        for server in servers:
-            await server.start()
+        await rpc.start(servers)
         tasks = [
             told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
             asyncio.create_task(engine.run(), name="engine"),

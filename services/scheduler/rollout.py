@@ -195,7 +195,7 @@ class Rollout:
             return loaded.pop()
         await self._drop()
         if errors:
-            raise RpcError.from_call(errors[0]) if isinstance(errors[0], grpc.aio.AioRpcError) else errors[0]
+            raise _of_executor(errors[0]) if isinstance(errors[0], grpc.aio.AioRpcError) else errors[0]
         if loaded:
             found = ", ".join(sorted(weights.digest for weights in loaded))
             what = f"executors find different weights at {wanted.model}: {found}; give all the same files"
@@ -273,6 +273,15 @@ class Rollout:
 
 def _is_away(error: BaseException) -> bool:
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def _of_executor(error: grpc.aio.AioRpcError) -> RpcError:
+    if not _is_away(error):
+        return RpcError.from_call(error)
+    return RpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        f"an executor went away while it loaded the weights ({error.details()}); those of before stay, try again",
+    )
 
 
 def _gone(version: str) -> RpcError:

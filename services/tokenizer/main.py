@@ -57,8 +57,7 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio
     )
     generator = make_generator(config, pool, link)
     servers = make_servers(config, generator, channel, tls)
-    for server in servers:
-        await server.start()
+    await rpc.start(servers)
     tasks = [
         told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
         asyncio.create_task(link.run(), name="scheduler"),

@@ -50,7 +50,7 @@ class _Listener:
 
 
 class VectorBatch:
-    """Requests for vectors that end together.
+    """Requests for vectors that end together, all computed by the same weights.
 
     Where --max-waiting-requests leaves room for some of them only, the others wait here: a batch is refused as a whole
     or not at all.
@@ -69,6 +69,7 @@ class VectorBatch:
         vectors: dict[int, common_pb2.Vector] = {}
         waiting = deque(range(len(self._messages)))
         window = MAX_IN_FLIGHT
+        latest = ""  # the version of the weights that the latest vector is of
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < window:
@@ -79,6 +80,10 @@ class VectorBatch:
                     vectors[index] = outcome
                     self._is_let_in = True
                     window = min(window + 1, MAX_IN_FLIGHT)
+                    latest = self._messages[index].weights_version
+                    if not waiting and not self._running:
+                        # Replaced meanwhile: vectors of both do not compare.
+                        waiting.extend(i for i in vectors if self._messages[i].weights_version != latest)
                 elif self._may_wait(index, outcome):
                     waiting.appendleft(index)
                     window = max(1, len(self._running))

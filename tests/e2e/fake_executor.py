@@ -5,6 +5,7 @@ python -m tests.e2e.fake_executor ADDRESS SHUTDOWN-TIMEOUT STEP-SECONDS
 
 import asyncio
 import sys
+from collections.abc import Sequence
 
 from pagewire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer, serve_fake_executor
@@ -29,5 +30,10 @@ async def serve(address: str, shutdown_timeout: float, step_seconds: float) -> N
     await server.stop(drained if await rpc.wait_for_signal() else None)
 
 
+def main(arguments: Sequence[str]) -> None:
+    address, *seconds = arguments
+    rpc.run(serve(address, *map(float, seconds)))
+
+
 if __name__ == "__main__":
-    rpc.run(serve(sys.argv[1], float(sys.argv[2]), float(sys.argv[3])))
+    main(sys.argv[1:])

@@ -17,6 +17,7 @@ from tests.e2e.replicated_line import SERVICES, ReplicatedLine, running
 
 NUM_STREAMS = 8
 MAX_TOKENS = 60
+PATIENCE_S = 60.0  # of a successor, for what it runs when it is told to end
 
 
 class Clients:
@@ -128,7 +129,7 @@ async def replace_all(line: ReplicatedLine) -> Replaced:
             process = line.processes[service]
             process.terminate()
             assert await asyncio.to_thread(process.wait, 60) == 0, line.log(service)
-            line.timeouts[service] = 60.0
+            line.timeouts[service] = PATIENCE_S
             line.start(service)
             await line.wait_ready(service)
             await line.wait_executors(2)

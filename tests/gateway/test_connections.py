@@ -253,6 +253,13 @@ async def test_headers_have_a_size(client: httpx.AsyncClient, whole: bool) -> No
     assert (await client.get("/version", headers={"x-long": "a" * 60_000})).status_code == 200
 
 
+async def test_white_space_around_a_value_is_no_part_of_it(client: httpx.AsyncClient) -> None:
+    async with connected(client) as raw:
+        await raw.send("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: \t 5 \t \r\nX-Request-Id: mine \r\n\r\n")
+        head = await raw.head()
+    assert head.startswith("HTTP/1.1 200 ") and "x-request-id: mine\r\n" in head.lower()
+
+
 async def test_few_requests_are_sent_ahead_of_their_answers(client: httpx.AsyncClient) -> None:
     async with connected(client) as raw:
         await raw.send("GET /version HTTP/1.1\r\nHost: x\r\n\r\n" * 20)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import grpc
 import httpx
 
 from pagewire.health import grpc_problem
@@ -86,3 +87,21 @@ async def test_a_call_that_the_tokenizer_service_ends_under_is_made_again(
         await successor.start(address)
         assert (await answer).json()["tokens"] == [ord("^"), ord("p")]
     await successor.stop()
+
+
+async def test_a_call_that_arrives_as_the_tokenizer_service_stops_is_made_again(address: str) -> None:
+    class Stopping(FakeTokenizer):
+        has_refused = False
+
+        async def Tokenize(self, request: Any, context: Any) -> Any:
+            if not self.has_refused:
+                self.has_refused = True
+                await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")  # as gRPC does
+            return await super().Tokenize(request, context)
+
+    fake = Stopping()
+    await fake.start(address)
+    async with running_gateway(address) as client:
+        await wait_ready(client)
+        assert (await client.post("/tokenize", json={"prompt": "p"})).json()["tokens"] == [ord("^"), ord("p")]
+    await fake.stop()

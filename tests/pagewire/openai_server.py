@@ -26,6 +26,7 @@ class Server:
         self.base_url = ""
         self.max_model_len: int | None = None
         self.lists_models = True
+        self.key = ""  # that requests need
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -34,6 +35,9 @@ class Server:
                 headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
                 self.authorization.add(headers.get("authorization", ""))
                 content = await reader.readexactly(int(headers["content-length"]))
+                if self.key and headers.get("authorization") != f"bearer {self.key}":
+                    write_whole(writer, "401 Unauthorized", {})
+                    continue
                 if head.startswith("GET /v1/models") and not self.lists_models:
                     write_whole(writer, "404 Not Found", {})
                     continue

@@ -156,6 +156,15 @@ async def test_who_is_refused_comes_back_when_told_to(server: Server, tmp_path: 
     assert code == 1 and all("503" in error for error in result["summary"]["errors"])
 
 
+async def test_a_server_that_asks_for_a_key(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key = "k"
+    code, _, text = await bench(server, tmp_path, "--num-prompts=2", "--api-key=another")
+    assert code == 1 and "give its key with --api-key or PAGEWIRE_API_KEY" in text and "running" not in text
+    monkeypatch.setenv("PAGEWIRE_API_KEY", "k")
+    code, result, _ = await bench(server, tmp_path, "--num-prompts=2")
+    assert code == 0 and result["summary"]["completed"] == 2
+
+
 async def test_all_failed_exits_with_1(server: Server, tmp_path: Path) -> None:
     async def refuse(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         write_whole(writer, "503 Service Unavailable", {"error": "away"})

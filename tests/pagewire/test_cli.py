@@ -102,6 +102,14 @@ def test_serve_refuses_a_port_in_use(smollm2_gguf: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr and "--port" in result.stderr
 
 
+def test_a_public_port_in_use_is_told_without_a_traceback(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = pagewire_command("scheduler", f"--listen=unix:{tmp_path}/s", f"--public-listen={address}")
+    assert result.returncode == 1
+    assert f"cannot listen on {address}" in result.stderr and "Traceback" not in result.stderr
+
+
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "pagewire.cli", "--help"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -74,6 +74,27 @@ def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
         Door(key_file=str(tmp_path / "keys"))
 
 
+def test_a_file_without_keys_is_warned_of_as_nobody_gets_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    path.touch()
+    door = Door(key_file=str(path), check_interval=0)
+    key = new(path, "a")
+    assert door.find([key]) is not None
+    path.write_text("")
+    assert door.find([key]) is None
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2 and all("nobody gets in" in line for line in warnings)
+
+
+def test_files_of_editors_of_windows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    key = new(path, "a")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    second = new(path, "b")
+    door = Door(key_file=str(path))
+    assert door.find([key]) is not None and door.find([second]) is not None
+
+
 def test_changes_are_seen_and_a_wrong_or_missing_file_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,7 @@
 import json
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,13 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, monkeyp
     assert given.stat().st_mode & 0o777 == 0o755
 
 
+def test_nobody_is_told_to_take_a_directory_for_all_from_the_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)  # as /tmp is
+    with pytest.raises(StartupError) as told, stack._sockets(str(tmp_path)):
+        pass
+    assert "name a directory inside it" in str(told.value) and "chmod" not in str(told.value)
+
+
 def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as running:
         running.bind(str(tmp_path / "executor.sock"))
@@ -178,6 +186,20 @@ def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:
 
 def test_port_0_becomes_a_free_port() -> None:
     assert launch.available_port("127.0.0.1", 0, "--port") > 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "config"),
+    [
+        ("--grpc-port", ServeConfig(port=9000, grpc_port=9000)),
+        ("--scheduler-grpc-port", ServeConfig(port=9000, scheduler_grpc_port=9000)),
+        ("--admin-port", ServeConfig(port=9000, admin_port=9000)),
+    ],
+)
+def test_a_port_that_is_given_twice_stops_the_start(flag: str, config: ServeConfig) -> None:
+    with pytest.raises(StartupError, match=rf"--port and {flag} are both 127\.0\.0\.1:9000"):
+        stack._check_ports(config)
+    stack._check_ports(replace(config, port=9001))
 
 
 def test_foreign_host_is_refused() -> None:

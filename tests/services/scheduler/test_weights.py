@@ -171,6 +171,22 @@ async def test_weights_that_one_executor_cannot_load_replace_none(tmp_path: Path
         assert clients.version_of(1) == "old"
 
 
+async def test_an_executor_that_dies_as_it_loads_weights_is_named_as_the_cause(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        line.executor.may_load.clear()
+        replaced = replacing(line)
+        async with asyncio.timeout(5):
+            while not line.executor.num_loads:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await line.kill_executor()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await replaced
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "an executor went away while it loaded the weights" in (caught.value.details() or "")
+    assert "those of before stay, try again" in (caught.value.details() or "")
+
+
 async def test_executors_that_find_different_files_keep_what_they_have(tmp_path: Path) -> None:
     line = ServiceLine(tmp_path, executor(), executor())
     line.executors[1].checkpoints = {"b": "other"}

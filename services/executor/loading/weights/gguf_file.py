@@ -47,7 +47,12 @@ class GgufFile:
             self.metadata = header.metadata
             self.tensors = {entry.name: self._tensor(entry, header.data_offset) for entry in header.tensors}
             _check_apart(header.tensors, {name: tensor.data.nbytes for name, tensor in self.tensors.items()})
-        except (OverflowError, ValueError, OSError) as error:
+        except OSError as error:  # of a file that may be whole
+            raise ModelLoadError(
+                f"{path}: cannot be read ({error.strerror or error}): see to its permissions, the disk, free memory and"
+                " `ulimit -v`"
+            ) from error
+        except (OverflowError, ValueError) as error:
             raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); {remedy(path)}") from error
 
     @cached_property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -303,6 +305,18 @@ def test_truncated_anywhere(whole_file: Path, tmp_path: Path, share: float) -> N
     path.write_bytes(data[: int(share * (len(data) - 32))])  # 32: the last tensor may end in padding
     with pytest.raises(ModelLoadError, match=r"cut\.gguf: truncated or not a GGUF file"):
         load(path)
+
+
+def test_a_whole_file_that_there_is_no_memory_for_is_not_called_damaged(
+    whole_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("mmap.mmap", no_memory)  # as under `ulimit -v`
+    with pytest.raises(ModelLoadError, match="Cannot allocate memory") as told:
+        load(whole_file)
+    assert "ulimit -v" in str(told.value) and "download" not in str(told.value)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

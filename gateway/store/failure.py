@@ -1,0 +1,25 @@
+"""A data directory that fails: clients are told what is wrong, operators where."""
+
+import logging
+import math
+import time
+from pathlib import Path
+
+from pagewire.gateway.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 60.0
+_logged: dict[str, float] = {}  # kinds, and when they were logged last
+
+
+def storage_failure(directory: Path, error: Exception, *, is_full: bool) -> ApiError:
+    """507 for a full disk, else 500. The log has one line a minute, however many requests fail."""
+    now, kind = time.monotonic(), "full" if is_full else type(error).__name__
+    cause = "no space is left: free some" if is_full else f"cannot be used: {error}"
+    if now - _logged.get(kind, -math.inf) >= _LOG_EVERY_S:
+        _logged[kind] = now
+        logger.error("--data-dir %s: %s; requests fail that keep something there", directory, cause)
+    if is_full:
+        return ApiError(507, "no space is left in the gateway's data directory")
+    return ApiError(500, "the gateway's data directory cannot be used; its log says why")

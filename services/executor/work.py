@@ -1,0 +1,58 @@
+"""What the device thread is given to do, in order, and what it hands on to whoever waits for results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from pagewire.services.executor.clock import Clock
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.session import Session
+from pagewire.services.executor.step import Step, StepOutput
+
+
+@dataclass(frozen=True)
+class Opened:
+    session: Session
+
+
+@dataclass(frozen=True)
+class Closed:
+    session: Session
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Doubted:
+    """What came of a step cannot be, or cannot be told: the device or the model may be the cause."""
+
+    session: Session
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Submitted:
+    session: Session
+    step: Step
+    received_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+@dataclass(frozen=True)
+class Called:
+    function: Callable[[ModelRunner], None]
+    reason: str  # for the end of the session
+    done: Future[None] = field(default_factory=Future)
+
+
+Item = Opened | Submitted | Closed | Called | Doubted
+
+
+@dataclass(frozen=True)
+class Launched:
+    session: Session
+    output: StepOutput
+    kind: str
+    num_requests: int
+    clock: Clock
