@@ -36,9 +36,27 @@ _CHAT = {
 }
 _TEXT = {"text": "Once upon a time", "samplingParams": _SAMPLING, "requestId": "r", "stop": [".", "the"]}
 _TOKENS = {"promptTokenIds": [1, 5, 6, 7], "samplingParams": {"maxTokens": 3, "temperature": 0, "seed": "1"}}
+_TOOL = {"name": "f", "parametersJson": '{"type": "object", "properties": {"a": {"type": "integer"}}}', "strict": True}
+_PARSED = {
+    "chat": _CHAT | {"tools": [_TOOL]},
+    "outputParsing": {"reasoning": True, "toolCalls": True, "tools": [_TOOL]},
+}
+_GRAMMAR = {
+    "maxTokens": 4,
+    "grammar": {"jsonSchema": '{"type": "object"}'},
+    "logitBiasIds": [5],
+    "logitBiasValues": [1],
+}
 # method -> valid requests, as JSON
 VALID: dict[str, list[dict]] = {
-    "InferenceService/Generate": [_TEXT, {"chat": _CHAT, "samplingParams": _SAMPLING, "n": 2}],
+    "InferenceService/Generate": [
+        _TEXT,
+        {"chat": _CHAT, "samplingParams": _SAMPLING, "n": 2},
+        {"text": "a", "samplingParams": {"maxTokens": 4}, "n": 2, "beamSearch": {"lengthPenalty": 1.5}},
+        {"tokenIds": {"ids": [1, 2, 3]}, "samplingParams": _GRAMMAR, "badWords": ["a"], "truncatePromptTokens": 2},
+        _PARSED | {"samplingParams": {"maxTokens": 4, "promptLogprobs": 1}, "thinkingTokenBudget": 2},
+        {"text": "a", "samplingParams": {"maxTokens": 4}, "n": 2, "bestOf": 3, "cacheSalt": "s"},
+    ],
     "InferenceService/Embed": [{"inputs": [{"text": "a"}, {"text": "b"}]}],
     "InferenceService/Classify": [{"inputs": [{"text": "a"}]}],
     "InferenceService/Score": [{}],

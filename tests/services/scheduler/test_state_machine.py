@@ -300,7 +300,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.live:
             self.attach_all()
             is_busy = self.run_round()
-            assert is_busy or self.line.num_deadly_steps > num_deaths, "nobody runs, though somebody waits"
+            has_died = self.line.num_deadly_steps > num_deaths
+            assert is_busy or has_died or not self.live, "nobody runs, though somebody waits"
             num_deaths = self.line.num_deadly_steps
             num_rounds += 1
             assert num_rounds <= most_rounds(live, before), "requests starve"
