@@ -149,7 +149,8 @@ def test_second_signal_kills(stack: Stack) -> None:
     while stack.process.poll() is None:
         stack.process.send_signal(signal.SIGINT)
         time.sleep(0.1)
-    assert stack.process.returncode == 130
+    # The last one may come while the interpreter ends, which has no handler for it any more.
+    assert stack.process.returncode in (130, -signal.SIGINT)
     assert stack.no_process_left()
 
 
