@@ -81,7 +81,8 @@ class PrefillBudget:
         self._all_seconds = self._seconds = seconds
 
     def fit(self, start: int, wanted: int, *, kept: float = 0.0, least: int = 0) -> int:
-        """How many of `wanted` tokens of a prompt, from position `start` on, fit.
+        """How many of `wanted` tokens of a prompt, from position `start` on, fit; none if more was spent than there was,
+        as by a tenant that is one of those served more since its request was admitted.
 
         kept: the part of the whole that is left to others. least: so many fit however long they take.
         """
@@ -90,7 +91,7 @@ class PrefillBudget:
             within = self._costs.prompt_tokens_within(self._seconds - kept * self._all_seconds, start)
             if within < tokens:
                 tokens = int(within) if within >= MIN_CHUNK else 0
-        return max(tokens, min(least, wanted, self.num_tokens))
+        return max(tokens, min(least, wanted, self.num_tokens), 0)
 
     def spend(self, start: int, num_tokens: int) -> None:
         self.num_tokens -= num_tokens

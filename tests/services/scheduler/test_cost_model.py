@@ -142,3 +142,10 @@ def test_what_fits_takes_no_longer_than_there_is(
     fitting = PrefillBudget(costs, tokens, seconds).fit(start, wanted, kept=kept)
     assert 0 <= fitting <= min(wanted, tokens)
     assert costs.prompt_seconds(start, fitting) <= seconds * (1 - kept) + 1e-9
+
+
+def test_of_a_budget_that_is_overspent_nothing_fits() -> None:
+    """A newcomer is charged when it enters, and may thereby become one of those that have to do with less."""
+    budget = PrefillBudget(StepCosts(), 0, 0.0)
+    budget.spend(0, 2)
+    assert budget.fit(24, 2) == budget.fit(24, 2, least=16) == 0
