@@ -83,7 +83,9 @@ class ChaosLine:
             return ["tokenizer", *listen, *model, "--scheduler-address", self._address("scheduler", "i"), *common]
         if service == "scheduler":
             addresses = ",".join(self._address(name, "i") for name in self.executors)
-            return ["scheduler", *listen, "--executor-address", addresses, *common]
+            # A forecast that learns from hangs is too long, and a refusal is not what is looked for here.
+            admission = ["--max-queue-time", "0"]
+            return ["scheduler", *listen, "--executor-address", addresses, *admission, *common]
         return [*self.executors[service], *listen, "--model", str(self._model), *common]
 
     def log(self, service: str) -> Path:

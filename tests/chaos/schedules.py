@@ -59,6 +59,8 @@ async def play_all(kind: str, seeds: Sequence[int], model: Path, faults: Sequenc
     requests, max_asks, timeout = KINDS[kind].requests, KINDS[kind].max_asks, KINDS[kind].timeout
     start = time.monotonic()
     async with running(KINDS[kind].line(directory, model)) as line:
+        if unknown := {target for fault in faults for target in fault.targets} - {*line.services}:
+            raise SystemExit(f"no {', '.join(unknown)} here: there are {', '.join(line.services)}")
         player = Player(line, directory.name, requests, max_asks, timeout)
         if problems := await player.learn():
             raise SystemExit("\n".join(problems))
