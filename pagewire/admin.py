@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import grpc
 
-from pagewire import telemetry
+from pagewire import error_details, telemetry
 from pagewire.rpc_error import RpcError
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import ServiceState, ServiceStatus
@@ -120,6 +120,12 @@ def replace_behind(channel: grpc.aio.Channel) -> ReplaceWeights:
         try:
             return await stub.ReplaceWeights(request)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error):
+                raise RpcError(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"the scheduler went away ({error.details()}): GetStatus or /v1/status says which weights are in"
+                    " force; try again",
+                ) from error
             raise RpcError.from_call(error) from error
 
     return replace

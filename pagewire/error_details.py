@@ -51,6 +51,11 @@ def trailers(
     return ()
 
 
+def is_of_service(error: grpc.aio.AioRpcError) -> bool:
+    """Whether one of our services answered with it; otherwise the connection failed."""
+    return any(key == KEY for key, _ in error.trailing_metadata() or ())
+
+
 def violations_of(error: grpc.aio.AioRpcError) -> list[Violation]:
     """What a failed call said is wrong with the request; [] if nothing."""
     bad = BadRequest()

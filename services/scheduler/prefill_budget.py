@@ -81,8 +81,8 @@ class PrefillBudget:
         self._all_seconds = self._seconds = seconds
 
     def fit(self, start: int, wanted: int, *, kept: float = 0.0, least: int = 0) -> int:
-        """How many of `wanted` tokens of a prompt, from position `start` on, fit; none if more was spent than there was,
-        as by a tenant that is one of those served more since its request was admitted.
+        """How many of `wanted` tokens of a prompt, from position `start` on, fit; none if more was spent than there
+        was, as by a tenant that is one of those served more since its request was admitted.
 
         kept: the part of the whole that is left to others. least: so many fit however long they take.
         """

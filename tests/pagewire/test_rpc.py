@@ -15,7 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import rpc
-from pagewire.v1 import executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pagewire.admin import replace_behind
+from pagewire.v1 import admin_pb2, executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 
 class _Endless(executor_pb2_grpc.ExecutorServiceServicer):
@@ -44,6 +45,28 @@ class _Refusing(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
         raise self._error
+
+
+async def test_who_replaces_weights_is_told_of_a_scheduler_that_went_away(tmp_path: Path) -> None:
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def refuse(request: admin_pb2.ReplaceWeightsRequest) -> admin_pb2.ReplaceWeightsResponse:
+        raise rpc.RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is there")
+
+    refusing = rpc.Server([f"unix:{tmp_path}/refusing"], shutdown_timeout=0)
+    refusing.add_admin("scheduler", replace_weights=refuse)
+    await refusing.start()
+    async with await asyncio.start_unix_server(die, tmp_path / "dying"):
+        for name, message in (
+            ("dying", "the scheduler went away .*which weights are in"),
+            ("refusing", "^no executor is"),
+        ):
+            async with grpc.aio.insecure_channel(f"unix:{tmp_path}/{name}") as channel:
+                with pytest.raises(rpc.RpcError, match=message) as caught:
+                    await replace_behind(channel)(admin_pb2.ReplaceWeightsRequest(model="b"))
+            assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    await refusing.stop()
 
 
 @pytest.mark.parametrize("filler", ["x", "\n", "é", "漢", "😀"])
