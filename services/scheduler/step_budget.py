@@ -2,7 +2,7 @@
 served more than others that run."""
 
 from pagewire.services.scheduler.fairness import Ledger
-from pagewire.services.scheduler.prefill_budget import MIN_CHUNK, PrefillBudget, PrefillTarget
+from pagewire.services.scheduler.prefill_budget import MIN_CHUNK, NO_LIMIT, PrefillBudget, PrefillTarget
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.rows import Rows
 from pagewire.services.scheduler.step import ScheduledStep
@@ -36,9 +36,11 @@ class StepBudget:
         seconds = target.seconds(
             self._costs, num_decodes, num_short_prompts, is_alone=is_alone, is_contended=self._is_contended
         )
+        if not self._limits.splits_prompts:
+            seconds = NO_LIMIT  # or one that takes longer would wait for ever
         self._all = PrefillBudget(self._costs, num_tokens, seconds)
         self._over_served: PrefillBudget | None = None  # None: no bound of their own
-        if self._is_contended and num_decodes:
+        if self._is_contended and num_decodes and self._limits.splits_prompts:
             allowed = self._allowance.earn(self._costs, num_decodes, seconds)
             self._over_served = PrefillBudget(self._costs, num_tokens if allowed else 0, allowed)
 

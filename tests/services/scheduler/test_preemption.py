@@ -40,3 +40,13 @@ def test_nobody_is_preempted_for_one_that_waits_for_long_prompts() -> None:
     line.run()
     assert not short.num_preemptions
     assert long.is_finished
+
+
+def test_prompts_that_are_not_split_run_whatever_a_step_takes() -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=BLOCK_SIZE, max_num_seqs=1, max_num_batched_tokens=64)
+    line = PureLine(executor, enable_prefix_caching=False, enable_chunked_prefill=False, target_itl_ms=1)
+    requests = [line.add(range(length), max_tokens=3) for length in (4, 40, 8, 60, 50)]
+    while line.schedule() is not None or line.num_in_flight():
+        if line.num_in_flight():
+            line.receive(seconds=0.01 * sum(line.oldest_in_flight().num_scheduled_tokens))
+    assert all(request.is_finished for request in requests)
