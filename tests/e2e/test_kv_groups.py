@@ -13,7 +13,7 @@ import torch
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import resolve
 from pagewire.services.executor import kv_cache
-from pagewire.services.executor.convert import describe_response, result_to_proto, step_from_proto
+from pagewire.services.executor.convert import describe_response, first_weights, result_to_proto, step_from_proto
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.memory import OutOfMemoryError
@@ -60,7 +60,7 @@ class Line:
         runner, limits = self._runner, self._runner.limits
         rows = (limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens)
         info = ExecutorInfo(1, "toy", limits.max_model_len, 200, (2,), runner.kv_groups, *rows, "cpu", "float32", 1, 1)
-        self.scheduler.attach(self.replica, convert.to_executor_info(describe_response(info)))
+        self.scheduler.attach(self.replica, convert.to_executor_info(describe_response(info, first_weights(info))))
 
     def die(self) -> None:
         """The executor loses everything, steps in flight included, and comes back."""
