@@ -269,22 +269,21 @@ class Decision:
         request.num_computed_tokens += num_tokens
         if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
             request.num_output_placeholders += 1
-            step.sampled.append(request)
-            step.epochs.append(request.epoch)
+            if request.yields_vector:
+                step.yielding.append((request, request.epoch))
+            else:
+                step.sampled.append(request)
+                step.epochs.append(request.epoch)
         if request.num_computed_tokens >= request.num_tokens_to_cache:
             self._kv.cache_blocks(request)
 
     def _run_prompt(self, request: Request, num_tokens: int) -> None:
-        """As `_run`, for a request that may end with this step without a token, as it yields a vector. There are
-        blocks for its tokens."""
+        """As `_run`, for tokens of a prompt, for which there are blocks and time."""
         new_blocks = self._kv.allocate_slots(request, num_tokens)
         assert new_blocks is not None
-        step = self._step
         self._budget.spend(request, request.num_computed_tokens, num_tokens)
         self._run(request, num_tokens, new_blocks)
         if request.num_computed_tokens < len(request.token_ids):
             self._prefilling.add(request)
         else:
             self._prefilling.discard(request)
-        if request.yields_vector and step.sampled and step.sampled[-1] is request:
-            step.yielding.append((step.sampled.pop(), step.epochs.pop()))

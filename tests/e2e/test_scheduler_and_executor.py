@@ -49,14 +49,14 @@ class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
 
 
 @asynccontextmanager
-async def scheduler(directory: Path, name: str, *executors: str) -> AsyncIterator[Stub]:
+async def scheduler(directory: Path, name: str, *executors: str, **config: Any) -> AsyncIterator[Stub]:
     address = f"unix:{directory}/{name}.sock"
-    config = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0)
+    settings = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0, **config)
     async with AsyncExitStack() as stack:
         behind = [await stack.enter_async_context(rpc.channel(executor)) for executor in executors]
         channel = await stack.enter_async_context(rpc.channel(address))
-        engine = Engine(config, behind)
-        server = make_server(config, engine, behind)
+        engine = Engine(settings, behind)
+        server = make_server(settings, engine, behind)
         await server.start()
         working = [asyncio.create_task(engine.run()), asyncio.create_task(report_availability(engine, server))]
         try:
@@ -178,6 +178,22 @@ async def test_a_request_yields_the_hidden_state_of_its_prompt(
     torch.testing.assert_close(hidden, torch.tensor(list(second[0].vector.values)))
     next_token = int(model.compute_logits(hidden[None]).argmax())
     assert [next_token] == alone(model, token_ids, 1), "it is what the next token is sampled from"
+
+
+async def test_a_vector_comes_with_the_last_token_of_a_prompt_alone(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "model")
+    executor = f"unix:{tmp_path}/executor.sock"
+    token_ids = prompt(41)
+    async with (
+        serving(executor, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
+        scheduler(tmp_path, "s", executor, max_num_batched_tokens=40) as stub,
+    ):
+        request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, yields_vector=True)
+        (response,) = [
+            one async for one in stub.Generate(scheduler_pb2.SchedulerServiceGenerateRequest(request=request))
+        ]
+    next_token = int(model.compute_logits(torch.tensor(list(response.vector.values))[None]).argmax())
+    assert [next_token] == alone(model, token_ids, 1)
 
 
 async def until_executors(stub: Stub, count: int) -> None:

@@ -172,6 +172,18 @@ def test_vectors_and_tokens_share_a_step() -> None:
     assert vector.finish_reason is another.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("num_last", [1, 2])
+def test_a_vector_comes_with_the_last_piece_of_a_prompt(num_last: int) -> None:
+    """However small it is: a single token looks like that of a decode."""
+    prompt = prompt_of(1)
+    line = PureLine(FakeExecutor(), max_num_batched_tokens=len(prompt) - num_last)
+    vector = line.add(prompt, yields_vector=True)
+    line.run()
+    pieces = [step.num_scheduled_tokens for step in line.steps if step.request_ids]
+    assert pieces == [[len(prompt) - num_last], [num_last]]
+    assert line.vectors.keys() == {vector.request_id}
+
+
 async def test_replicas_work_side_by_side(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, *executors(2)).running() as line:
         await line.wait_for_executors(2)
