@@ -15,6 +15,7 @@ from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 
 NEW_TOKENS = 32
+GREEDY = common_pb2.SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,30 @@ class Expected:
     highest: list[list[float]]
 
 
-@pytest.fixture(scope="session")
-def expected(reference: Reference) -> list[Expected]:
-    """transformers' greedy continuation of every prompt, end-of-sequence token included, and what it thinks of it."""
+def expectation(reference: Reference, prompt: str, answer: list[int]) -> Expected:
+    """What transformers thinks of a prompt, and its greedy continuation, end-of-sequence token included.
+
+    One pass over the prompt and `answer` has transformers' choice behind each of their tokens. Greedy answers are these
+    choices; any other differs from them at its first wrong token, or in length.
+    """
     tokenizer, model = reference
-    result = []
-    for prompt in PROMPTS:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        ids = inputs["input_ids"]
-        with torch.inference_mode():
-            output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
-            logprobs = model(**inputs).logits[0, :-1].log_softmax(-1)
-        own, highest = logprobs.gather(1, ids[0, 1:, None])[:, 0], logprobs.topk(3).values
-        output_ids = output[0, ids.shape[1] :].tolist()
-        result.append(Expected(prompt, ids[0].tolist(), output_ids, own.tolist(), highest.tolist()))
-    return result
+    ids = tokenizer(prompt)["input_ids"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids + answer])).logits[0]
+    choices = logits[len(ids) - 1 :].argmax(-1)[:NEW_TOKENS].tolist()
+    if (end := model.generation_config.eos_token_id) in choices:
+        choices = choices[: choices.index(end) + 1]
+    logprobs = logits[: len(ids) - 1].log_softmax(-1)
+    own, highest = logprobs.gather(1, torch.tensor(ids[1:], dtype=torch.long)[:, None])[:, 0], logprobs.topk(3).values
+    return Expected(prompt, ids, choices, own.tolist(), highest.tolist())
+
+
+@pytest.fixture(scope="session")
+def expected(reference: Reference, line: Line) -> list[Expected]:
+    answers = asyncio.run(
+        generate(line, [inference_pb2.GenerateRequest(text=p, sampling_params=GREEDY) for p in PROMPTS])
+    )
+    return [expectation(reference, p, list(a.token_ids)) for p, a in zip(PROMPTS, answers, strict=True)]
 
 
 async def generate(line: Line, prompts: list[inference_pb2.GenerateRequest]) -> list[inference_pb2.GenerateResponse]:
