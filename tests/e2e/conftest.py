@@ -14,6 +14,8 @@ Reference = tuple[Any, Any]
 
 # fp32: greedy tokens do not depend on rounding.
 EXECUTOR_FLAGS = ["--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"]
+# On a machine that is busy with other things, 200 requests may wait for longer than the default allows.
+SCHEDULER_FLAGS = ["--max-queue-time", "0"]
 
 
 def short_directory() -> tempfile.TemporaryDirectory[str]:
@@ -31,7 +33,8 @@ def sockets() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def line(smollm2_gguf: Path) -> Iterator[Line]:
     """The default model, shared by all tests: each leaves it ready, with the flags it found."""
-    with short_directory() as name, running_line(Path(name), str(smollm2_gguf), executor=EXECUTOR_FLAGS) as line:
+    flags = {"executor": EXECUTOR_FLAGS, "scheduler": SCHEDULER_FLAGS}
+    with short_directory() as name, running_line(Path(name), str(smollm2_gguf), **flags) as line:
         yield line
 
 
