@@ -1,8 +1,10 @@
 """The stream to the scheduler: every request of this service over one connection that may break and come back."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import grpc
@@ -22,6 +24,8 @@ from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 
 logger = logging.getLogger(__name__)
 
+# Seconds for which a request that needs to know the model waits for a scheduler, as one is about to come.
+_START_TIMEOUT_S = 10.0
 _NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 
 
@@ -99,6 +103,16 @@ class SchedulerLink(
     @property
     def model_info(self) -> ModelInfo | None:
         """The model behind the scheduler; None until it said so once, which it does before it is available."""
+        return self._model_info
+
+    async def wait_for_model(self) -> ModelInfo:
+        """The model, as soon as a scheduler has said which. Raises RpcError (UNAVAILABLE)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                while self._model_info is None:
+                    await self.changed.wait()
+        if self._model_info is None:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the model is not loaded yet; try again later")
         return self._model_info
 
     def build_message(self, submits: list[TokenSubmission], aborts: list[int]) -> SchedulerLinkServiceConnectRequest:

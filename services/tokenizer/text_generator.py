@@ -235,6 +235,8 @@ class TextGenerator:
         check_generates(self.link.model_info)
         if submission.resume_token_ids:
             request.ClearField("truncate_prompt_tokens")  # it was cut before
+        if request.truncate_prompt_tokens == -1:
+            await self.link.wait_for_model()  # which says what fits
         prompt = await self._encode(submission, room_for(request, params, self.max_model_len), span)
         prompt = truncated(prompt, request, params, self.max_model_len)
         if request.bad_words:

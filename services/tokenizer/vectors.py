@@ -8,10 +8,8 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-import grpc
-
 from pagewire import tenants
-from pagewire.rpc import MAX_MESSAGE_BYTES, RpcError
+from pagewire.rpc import MAX_MESSAGE_BYTES
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
 from pagewire.services.tokenizer.model_kind import wrong_kind
@@ -64,7 +62,7 @@ class Vectors:
         self._generator = generator
 
     async def embed(self, request: inference_pb2.EmbedRequest, traceparent: str) -> inference_pb2.EmbedResponse:
-        info = self._check(request.model, request.inputs, (EMBED,), "inputs")
+        info = await self._check(request.model, request.inputs, (EMBED,), "inputs")
         num_wanted = info.vector_size
         if request.HasField("dimensions"):
             num_wanted = request.dimensions
@@ -85,7 +83,7 @@ class Vectors:
     async def classify(
         self, request: inference_pb2.ClassifyRequest, traceparent: str
     ) -> inference_pb2.ClassifyResponse:
-        info = self._check(request.model, request.inputs, (CLASSIFY,), "inputs")
+        info = await self._check(request.model, request.inputs, (CLASSIFY,), "inputs")
         _check_size(len(request.inputs), info.vector_size, "inputs")
         call = _Call("classify", request.options, request.request_id, traceparent)
         encoded = await self._encode(call, request.inputs, info, call.name_of("inputs"))
@@ -98,7 +96,7 @@ class Vectors:
         )
 
     async def score(self, request: inference_pb2.ScoreRequest, traceparent: str) -> inference_pb2.ScoreResponse:
-        info = self._check(request.model, request.pairs, (CLASSIFY, EMBED), "pairs")
+        info = await self._check(request.model, request.pairs, (CLASSIFY, EMBED), "pairs")
         call = _Call("score", request.options, request.request_id, traceparent)
         name = call.name_of("pairs")
         for index, pair in enumerate(request.pairs):
@@ -142,11 +140,9 @@ class Vectors:
             await asyncio.sleep(0)  # others wait: long vectors take 0.2 ms
         return inference_pb2.ScoreResponse(scores=scores, num_tokens=num_tokens, request_id=request.request_id)
 
-    def _check(self, model: str, inputs: Inputs, kinds: Sequence[int], field: str) -> common_pb2.ModelInfo:
+    async def _check(self, model: str, inputs: Inputs, kinds: Sequence[int], field: str) -> common_pb2.ModelInfo:
         self._generator.check_model(model)
-        info = self._generator.link.model_info
-        if info is None:
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the model is not loaded yet; try again later")
+        info = await self._generator.link.wait_for_model()
         if info.kind not in kinds:
             raise wrong_kind(info)
         if not 1 <= len(inputs) <= MAX_INPUTS:

@@ -7,7 +7,6 @@ this service dies begins again, and ends as it would have.
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import grpc
 
@@ -27,8 +26,6 @@ from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
-
-START_TIMEOUT_S = 10.0
 
 # Sampling parameters under which tokens have other probabilities than the model gives them, and values that do nothing.
 _REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
@@ -54,7 +51,7 @@ async def _searched(
 ) -> list[inference_pb2.GenerateResponse]:
     request = submission.request
     prepared = await generator.prepare(submission, span)
-    info = await _model_info(generator.link)
+    info = await generator.link.wait_for_model()
     search, num_logprobs = _begin(info, request, prepared)
     steps = _Steps(generator.link, submission, prepared, num_logprobs, span.traceparent)
     while search.running:
@@ -91,16 +88,6 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
         )
     if request.best_of:
         raise invalid("beam search finds the best of all outputs; leave out best_of", "best_of")
-
-
-async def _model_info(link: SchedulerLink) -> common_pb2.ModelInfo:
-    """Waits for a scheduler that is about to come. Raises RpcError (UNAVAILABLE)."""
-    if link.model_info is None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(link.changed.wait(), START_TIMEOUT_S)
-    if link.model_info is None:
-        raise RpcError(grpc.StatusCode.UNAVAILABLE, "the model is not loaded yet; try again later")
-    return link.model_info
 
 
 def _begin(

@@ -72,6 +72,16 @@ def texts(*given: str) -> list[InputText]:
     return [InputText(text=text) for text in given]
 
 
+async def test_who_comes_before_the_scheduler_waits_for_it(tmp_path: Path) -> None:
+    """As when both are replaced at once."""
+    scheduler = FakeScheduler(lambda request: [7, 7], kind=EMBED)
+    async with TokenizerLine(tmp_path, scheduler, save(tmp_path)).running(with_scheduler=False) as running:
+        call = running.stub.Embed(EmbedRequest(inputs=texts("a")))
+        await asyncio.sleep(0.05)  # it has arrived, or waits all the same
+        await running.start_scheduler()
+        assert len((await call).embeddings) == 1
+
+
 async def test_texts_are_embedded_in_order(tmp_path: Path) -> None:
     async with line(save(tmp_path), EMBED) as running:
         inputs = [*texts("a b", "c"), InputText(token_ids=TokenIds(ids=[9, 9, 9, 9]))]
