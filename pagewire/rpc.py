@@ -228,8 +228,10 @@ class Server:
             except TimeoutError:
                 logger.warning("what still runs after %g s is cut off, or goes on elsewhere", self.shutdown_timeout)
         if self.drain_delay is None:
-            # Streams of neighbours never end by themselves: they are cut, with what else neighbours have asked, and
+            # Streams of neighbours never end by themselves: they are cut, with what else neighbours still ask, and
             # reconnect elsewhere.
+            if drained is not None:
+                await self._statuses.ended(LAST_CALLS_S)
             await self._server.stop(grace=None)
             return
         self._statuses.cut_off()

@@ -20,6 +20,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Task[Any]] = set()  # that run
+        self._links: set[asyncio.Task[Any]] = set()  # of these, streams of requests, which end when they are cut
         self._is_cut_off = False
 
     def cut_off(self) -> None:
@@ -28,12 +29,19 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         for call in self._calls:
             call.cancel()
 
+    async def ended(self, timeout: float) -> None:
+        """Gives the calls that end by themselves so many seconds for their last words."""
+        if calls := self._calls - self._links:
+            await asyncio.wait(calls, timeout=timeout)
+
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self, *, is_link: bool = False) -> Iterator[None]:
         """A call of the present task. Raises RpcError if it is cut off."""
         call = asyncio.current_task()
         assert call is not None
         self._calls.add(call)
+        if is_link:
+            self._links.add(call)
         try:
             yield
         except asyncio.CancelledError as error:
@@ -43,6 +51,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "this service is shutting down; try again") from error
         finally:
             self._calls.discard(call)
+            self._links.discard(call)
 
     async def intercept_service(
         self,
@@ -69,7 +78,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
                 try:
                     _check_decoded(request)
-                    with self._running():
+                    with self._running(is_link=handler.request_streaming):
                         async with aclosing(inner_stream(request, context)) as responses:
                             async for response in responses:
                                 await context.write(response)
