@@ -75,13 +75,18 @@ async def serving(
     )
     await server.start()
     worker.start()
-    if wait:
-        await asyncio.wrap_future(worker.loaded)
-        await server.set_serving(True)
-    async with rpc.channel(address) as channel:
-        yield Service(worker, executor_pb2_grpc.ExecutorServiceStub(channel))
-    await server.stop()
-    worker.stop()
+    loaded = asyncio.wrap_future(worker.loaded)
+    try:
+        if wait:
+            await asyncio.shield(loaded)
+            await server.set_serving(True)
+        async with rpc.channel(address) as channel:
+            yield Service(worker, executor_pb2_grpc.ExecutorServiceStub(channel))
+    finally:
+        await server.stop()
+        if wait:  # even when cancelled: a runner that is being made would take the model from the next one
+            await asyncio.wait([loaded])
+        worker.stop()
 
 
 @pytest.fixture
