@@ -74,7 +74,7 @@ class StepBudget:
         return fitting if fitting == wanted else self._aligned(fitting)
 
     def _aligned(self, num_tokens: int) -> int:
-        """So many tokens of a prompt, or a few less, so that the step has none that executors would only pad it with."""
+        """So many tokens of a prompt, or a few less, so that the step need not be padded."""
         work = self._step.work
         total = work.num_decodes + work.num_prompt_tokens + num_tokens
         surplus = total % (_TILE if total < _LARGE else 2 * _TILE)
