@@ -1,6 +1,7 @@
 """The processes of `pagewire serve --data-parallel-size N`."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from pagewire.errors import StartupError
 TWO = ServeConfig(model="/m.gguf", served_model_name="m", grpc_port=9001, data_parallel_size=2, device="cpu")
 
 
-def configurations(config: ServeConfig, directory: Path) -> dict[str, object]:
-    parsed = {}
+def configurations(config: ServeConfig, directory: Path) -> dict[str, Any]:
+    parsed: dict[str, Any] = {}
     for service in stack.services(config, directory):
         kind = service.name.partition("-")[0]
         argv = service.command[service.command.index(kind) + 1 :]
