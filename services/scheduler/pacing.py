@@ -71,8 +71,8 @@ class Pacer:
         self._in_flight.append(_Sent(num_tokens, now, self._was_held, followed_long))
 
     def on_result(self, execute_seconds: float, idle_seconds: float | None, now: float) -> None:
-        """The oldest step in flight is done. execute_seconds: of the slowest stage. idle_seconds: how long the device of
-        the first stage had waited for it; None if unknown."""
+        """The oldest step in flight is done. execute_seconds: of the slowest stage. idle_seconds: how long the first
+        stage had waited for it; None if unknown."""
         done = self._in_flight.popleft()
         self._last_result_time, self._last_seconds = now, execute_seconds
         if done.num_tokens:  # else it only freed rows
