@@ -209,8 +209,8 @@ class Driver:
         if incarnation != self.incarnation:
             return
         line, now, pacer = self._line, self._timeline.now, self.replica.pacer
-        since = now - pacer.running_since(now)
-        outputs = line.meter.time("update", line.scheduler.update, self.replica, result_of(step), since)
+        took = pacer.seconds_of_oldest(now)
+        outputs = line.meter.time("update", line.scheduler.update, self.replica, result_of(step), took)
         if self._beginning:
             self._beginning = self._note_first_tokens(self._beginning)
         line.on_result(self, outputs)
