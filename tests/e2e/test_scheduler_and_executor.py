@@ -13,6 +13,8 @@ import torch
 
 from pagewire import rpc
 from pagewire.config import SchedulerConfig
+from pagewire.discovery import Static
+from pagewire.secure_rpc import NO_TLS
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import StepOutput
@@ -53,10 +55,9 @@ async def scheduler(directory: Path, name: str, *executors: str, **config: Any) 
     address = f"unix:{directory}/{name}.sock"
     settings = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0, **config)
     async with AsyncExitStack() as stack:
-        behind = [await stack.enter_async_context(rpc.channel(executor)) for executor in executors]
         channel = await stack.enter_async_context(rpc.channel(address))
-        engine = Engine(settings, behind)
-        server = make_server(settings, engine, behind)
+        engine = Engine(settings, Static(executors), NO_TLS.listed_channel)
+        server = make_server(settings, engine)
         await server.start()
         working = [asyncio.create_task(engine.run()), asyncio.create_task(report_availability(engine, server))]
         try:
