@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import reduce
 from types import ModuleType
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_any_sequence(size: int, calls: list[tuple[str, int]], first_turn: int) 
     results = on_ranks(size, run)
     for index, (kind, count) in enumerate(calls):
         parts = [given_by(rank * 100 + index, (1, count), torch.float32) for rank in range(size)]
-        expected = {"gather": torch.cat(parts, 1), "sum": sum(parts), "root": parts[index % size]}[kind]
+        expected = {"gather": torch.cat(parts, 1), "sum": reduce(torch.add, parts), "root": parts[index % size]}[kind]
         assert all(torch.equal(of_rank[index], expected) for of_rank in results)
 
 
