@@ -138,7 +138,8 @@ async def test_a_replica_takes_over_what_another_began(tmp_path: Path) -> None:
     executors = [f"unix:{tmp_path}/e{index}.sock" for index in range(2)]
 
     def start(index: int) -> Callable[[], tuple[ModelRunner, ExecutorInfo]]:
-        return lambda: (ModelRunner(models[index], LIMITS, NUM_BLOCKS, CPU), dataclasses.replace(INFO, incarnation=index))
+        info = dataclasses.replace(INFO, incarnation=index)
+        return lambda: (ModelRunner(models[index], LIMITS, NUM_BLOCKS, CPU), info)
 
     async with serving(executors[0], start(0)), scheduler(tmp_path, "s", *executors) as stub:
         async with serving(executors[1], start(1)):
