@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagewire.process import usable_cores
 from pagewire.services.executor import memory
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading import weights_report
@@ -99,7 +100,9 @@ def _make(
 ) -> OwnModel:
     """Without weights."""
     try:
-        return ARCHITECTURES[checkpoint.architecture].model(config, length, device, quantization)
+        return ARCHITECTURES[checkpoint.architecture].model(
+            config, length, Placement(config.dtype, device, quantization)
+        )
     except ModelLoadError as error:
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
 

@@ -20,7 +20,6 @@ from pagewire.services.executor.layers.norm import UnitOffsetRMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.self_attention import llama_attention
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import (
     DecoderConfig,
     ModelLoadError,
@@ -129,15 +128,9 @@ class GemmaModel(OwnModel):
 
 
 class Gemma2Model(GemmaModel):
-    def __init__(
-        self,
-        config: GemmaConfig,
-        max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
-    ) -> None:
-        rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device)
-        super().__init__(config, [rotary] * config.num_layers, Placement(config.dtype, device, quantization))
+    def __init__(self, config: GemmaConfig, max_model_len: int, placement: Placement) -> None:
+        rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
+        super().__init__(config, [rotary] * config.num_layers, placement)
 
 
 def gemma_values(raw: Mapping[str, Any], dtype: torch.dtype, *, full_attention_every: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelLoadError, optional, required
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, PreNormLayer
@@ -67,11 +66,9 @@ class GPT2Model(LayerNormModel):
     norm_name = "ln_f"
     config: GPT2Config
 
-    def __init__(
-        self, config: GPT2Config, max_model_len: int, device: torch.device, quantization: Quantization | None = None
-    ) -> None:
-        super().__init__(config, max_model_len, device, quantization)
-        body = Placement(config.dtype, device, quantization).within(self.body_name)
+    def __init__(self, config: GPT2Config, max_model_len: int, placement: Placement) -> None:
+        super().__init__(config, max_model_len, placement)
+        body = placement.within(self.body_name)
         self.positions = Embedding("wpe", config.max_position_embeddings, config.hidden_size, body)
 
     def layer(self, layer_idx: int, placement: Placement) -> Layer:

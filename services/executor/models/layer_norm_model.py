@@ -15,7 +15,6 @@ from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, positive_number
 from pagewire.services.executor.models.causal import CausalModel, Layer
 
@@ -44,18 +43,11 @@ class LayerNormModel(CausalModel):
     norm_has_bias: bool = True
     head_has_bias: bool = False
 
-    def __init__(
-        self,
-        config: LayerNormConfig,
-        max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
-    ) -> None:
-        placement = Placement(config.dtype, device, quantization)
+    def __init__(self, config: LayerNormConfig, max_model_len: int, placement: Placement) -> None:
         body = placement.within(self.body_name)
         size, tied = config.hidden_size, config.tie_word_embeddings
         self.config: LayerNormConfig = config
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device)
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied)
         self.layers = [
             self.layer(layer_idx, body.within(f"{self.layers_name}.{layer_idx}"))
