@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from pagewire.process import usable_cores
 from pagewire.services.executor import memory
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading import weights_report
 from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head
@@ -27,6 +26,7 @@ from pagewire.services.executor.loading.quantization.install import (
     tensor_specs,
 )
 from pagewire.services.executor.loading.quantization.registry import check_requested
+from pagewire.services.executor.loading.stages import stage_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.dummy import fill_random
@@ -36,6 +36,7 @@ from pagewire.services.executor.loading.weights.read import read_jobs, staging_f
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,11 @@ def load_own(
     quantization: str | None,
     weights_cache: str | None,
     fp8_kv_cache: bool = False,
+    stage: Stage = WHOLE,
     progress: Progress,
 ) -> OwnModel:
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's. fp8_kv_cache: it will
-    have one, which a layer that cannot refuses with ModelLoadError."""
+    have one, which a layer that cannot refuses with ModelLoadError. stage: of how many; its layers are chosen here."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -63,23 +65,36 @@ def load_own(
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
-    make = partial(_make, checkpoint, config, length, found)
-    shapes = make(torch.device("meta"))
+    placement = Placement(config.dtype, device, found)
+    nowhere = replace(placement, device=torch.device("meta"))
+    shapes = _make(checkpoint, config, length, nowhere)
     if weights is not None and has_own_head(shapes, weights):
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
-        make = partial(_make, checkpoint, config.untied(), length, found)
-        shapes = make(torch.device("meta"))
+        config = config.untied()
+        shapes = _make(checkpoint, config, length, nowhere)
     for layer in shapes.attention_layers if fp8_kv_cache else ():
         layer.kv_scales = torch.ones(0)
         layer.kv_spec()
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
+    cache_order = [layer.kv_spec() for layer in shapes.caching_layers] if stage.count > 1 else []
+    if stage.count > 1:
+        placement = replace(placement, stage=stage_of(shapes, stage))
+        shapes = _make(checkpoint, config, length, replace(placement, device=torch.device("meta")))
+        stored = 0 if weights is None else _quantized_bytes(weights, shapes)
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
-    model = make(device)
+    model = _make(checkpoint, config, length, placement)
+    model.cache_order = tuple(dict.fromkeys(cache_order))
     filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
     if weights is not None and weights_cache is not None:
         cache = WeightsCache.at(
-            weights_cache, checkpoint.path, dtype, device, dequantize=dequantize, overrides=checkpoint.overrides
+            weights_cache,
+            checkpoint.path,
+            dtype,
+            device,
+            dequantize=dequantize,
+            overrides=checkpoint.overrides,
+            stage=placement.stage,
         )
     if cache is None or not cache.load(model, filler.num_threads, progress):
         if weights is None:
@@ -95,14 +110,10 @@ def load_own(
     return model
 
 
-def _make(
-    checkpoint: Checkpoint, config: ModelConfig, length: int, quantization: Quantization | None, device: torch.device
-) -> OwnModel:
+def _make(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:
     """Without weights."""
     try:
-        return ARCHITECTURES[checkpoint.architecture].model(
-            config, length, Placement(config.dtype, device, quantization)
-        )
+        return ARCHITECTURES[checkpoint.architecture].model(config, length, placement)
     except ModelLoadError as error:
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
 
@@ -156,6 +167,11 @@ def _stored_bytes(weights: WeightSource, shard: Shard) -> int:
     suffixes = ("weight",) if shard.format is None else tensor_specs(shard)
     names = [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
     return sum(map(weights.stored_bytes, names))
+
+
+def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
+    shards = (shard for module in model.quantized_modules() for shard in module.shards)
+    return sum(_stored_bytes(weights, shard) for shard in shards if shard.format is not None)
 
 
 def _dense_bytes(model: OwnModel) -> int:

@@ -36,6 +36,7 @@ from pagewire.services.executor.loading.weights.staging import Staging, cuda_sta
 from pagewire.services.executor.loading.weights.tensor_file import TensorFileError, as_bytes
 from pagewire.services.executor.memory import mib
 from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,10 @@ class WeightsCache:
         *,
         dequantize: bool,
         overrides: Mapping[str, Any],
+        stage: Stage = WHOLE,
     ) -> WeightsCache:
-        """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config."""
+        """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config.
+        stage: whose weights these are."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
         choices: dict[str, Any] = {
@@ -74,6 +77,8 @@ class WeightsCache:
         }
         if overrides:
             choices["overrides"] = dict(overrides)
+        if stage.count > 1:
+            choices["stage"] = dataclasses.asdict(stage)
         software = {"pagewire": pagewire.__version__, "code": code_digest()}
         key = {"checkpoint": model_key(checkpoint), "software": software, "choices": choices}
         name = f"{checkpoint.name}-{_digest(key['checkpoint']['path'])}-{_digest(choices)}.safetensors"
