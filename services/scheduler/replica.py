@@ -32,8 +32,10 @@ _INTERNAL = 13  # as gRPC numbers its codes
 class Replica:
     """Decides its steps. An executor is attached when it is known, detached when it is lost; in between nobody runs."""
 
-    def __init__(self, replica_id: int, config: SchedulerConfig, ledger: Ledger) -> None:
+    def __init__(self, replica_id: int, config: SchedulerConfig, ledger: Ledger, name: str) -> None:
+        """name: in metrics."""
         self.replica_id = replica_id
+        self.name = name
         self.pacer = Pacer(config.pipeline_depth)
         self._config = config
         self._ledger = ledger
@@ -49,7 +51,7 @@ class Replica:
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
-        self.pacer.start_over()
+        self.pacer.start_over(self._rows.num_stages)
 
     # -- executor ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Replica:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         step = ScheduledStep(self._last_step_id + 1)
         rows = self._rows
-        Decision(rows, self._ledger, self._target, waiting, takes, is_idle=not self._in_flight).fill(step)
+        Decision(rows, self._ledger, self._target, waiting, takes, self._in_flight).fill(step)
         # An idle executor hears of its free rows at once, a busy one with its next step.
         if not step.request_ids and (self._in_flight or not rows.finished_request_ids):
             return None
@@ -265,8 +267,8 @@ class Replica:
 
     @property
     def can_schedule(self) -> bool:
-        """Whether there is an executor, with fewer than pipeline_depth steps in flight."""
-        return self._rows.kv is not None and len(self._in_flight) < self._config.pipeline_depth
+        """Whether there is an executor, with fewer steps in flight than there may be."""
+        return self._rows.kv is not None and len(self._in_flight) < self.pacer.max_in_flight
 
     @property
     def num_blocks(self) -> int:
