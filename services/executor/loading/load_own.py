@@ -36,6 +36,7 @@ from pagewire.services.executor.loading.weights.read import read_jobs, staging_f
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
@@ -53,11 +54,13 @@ def load_own(
     quantization: str | None,
     weights_cache: str | None,
     fp8_kv_cache: bool = False,
+    tensor: Communicator = ALONE,
     stage: Stage = WHOLE,
     progress: Progress,
 ) -> OwnModel:
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's. fp8_kv_cache: it will
-    have one, which a layer that cannot refuses with ModelLoadError. stage: of how many; its layers are chosen here."""
+    have one, which a layer that cannot refuses with ModelLoadError. tensor: as of `Placement`. stage: of how many; its
+    layers are chosen here."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -65,9 +68,14 @@ def load_own(
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
-    placement = Placement(config.dtype, device, found)
+    placement = Placement(config.dtype, device, found, tensor=tensor)
     nowhere = replace(placement, device=torch.device("meta"))
     shapes = _make(checkpoint, config, length, nowhere)
+    if tensor.size > 1 and shapes.unsplit is not None:
+        raise ModelLoadError(
+            f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
+            f"{checkpoint.architecture}: {shapes.unsplit}"
+        )
     if weights is not None and has_own_head(shapes, weights):
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
         config = config.untied()
@@ -94,6 +102,7 @@ def load_own(
             device,
             dequantize=dequantize,
             overrides=checkpoint.overrides,
+            tensor=tensor,
             stage=placement.stage,
         )
     if cache is None or not cache.load(model, filler.num_threads, progress):
@@ -132,7 +141,7 @@ class _Filler:
         """weights: of the checkpoint at `path`."""
         targets = self.model.load_targets()
         staging = staging_for(self.device, self.num_threads, targets)
-        jobs = read_jobs(weights, targets, staging, self.model.row_orders())
+        jobs = read_jobs(weights, targets, staging, self.model.stored_parts())
         read = stored_shards(path, weights, self.model.config.dtype, self.device)
         jobs += install_jobs(self.model.quantized_modules(), read, partial(_stored_bytes, weights), self._dense())
         run_jobs(jobs, self.num_threads, self.progress)
@@ -140,7 +149,7 @@ class _Filler:
             staging.finish()
 
     def fill_randomly(self, seed: int) -> None:
-        fill_random(self.model.load_targets(), seed)
+        fill_random(self.model.load_targets(), seed, self.model.stored_parts())
         read = random_shards(seed, self.model.config.dtype, self.device)
         jobs = install_jobs(self.model.quantized_modules(), read, num_weights, self._dense())
         run_jobs(jobs, self.num_threads, self.progress)
@@ -166,7 +175,7 @@ def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> in
 def _stored_bytes(weights: WeightSource, shard: Shard) -> int:
     suffixes = ("weight",) if shard.format is None else tensor_specs(shard)
     names = [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
-    return sum(map(weights.stored_bytes, names))
+    return int(sum(map(weights.stored_bytes, names)) * shard.share)
 
 
 def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:

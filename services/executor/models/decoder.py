@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -73,7 +73,7 @@ class DecoderModel(CausalModel):
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         has_embedding = stage.is_first or (tied and stage.is_last)
         self.embed = Embedding(
-            "embed_tokens", config.vocab_size, config.hidden_size, body.where(has_embedding), projects=tied
+            "embed_tokens", config.vocab_size, config.hidden_size, body.where(has_embedding), projects=tied, split=True
         )
         rotaries = self.rotaries(config, max_model_len, placement.device)
         self.layers = [
@@ -81,8 +81,8 @@ class DecoderModel(CausalModel):
             for layer_idx in stage.layers(config.num_layers)
         ]
         self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, body.where(stage.is_last))
-        head = placement.where(stage.is_last)
-        self.lm_head = None if tied else Linear(config.hidden_size, {head_name: config.vocab_size}, head, bias=False)
+        head, sizes = placement.where(stage.is_last), {head_name: config.vocab_size}
+        self.lm_head = None if tied else Linear(config.hidden_size, sizes, head, bias=False, split=Split.GATHERED)
 
     def rotaries(
         self, config: DecoderConfig, max_model_len: int, device: torch.device

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import UnitOffsetRMSNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -88,8 +88,8 @@ class GemmaModel(OwnModel):
         body = placement.within("model")
         self.config: GemmaConfig = config
         self.stage = stage
-        has_embedding = stage.is_first or (tied and stage.is_last)
-        self.embed = Embedding("embed_tokens", config.vocab_size, size, body.where(has_embedding), projects=tied)
+        embedding = body.where(stage.is_first or (tied and stage.is_last))
+        self.embed = Embedding("embed_tokens", config.vocab_size, size, embedding, projects=tied, split=True)
         self.embedding_scale = float(torch.tensor(size**0.5, dtype=config.dtype))
         self.layers = [
             GemmaLayer(config, layer_idx, rotary[layer_idx], body.within(f"layers.{layer_idx}"))
@@ -98,8 +98,8 @@ class GemmaModel(OwnModel):
         # Of whoever reads what the last layer here gives: the model's, or that of the next stage's first layer.
         reader = ("norm", body) if stage.is_last else ("input_layernorm", body.within(f"layers.{stage.end_layer}"))
         self.norm = UnitOffsetRMSNorm(reader[0], size, config.rms_norm_eps, reader[1])
-        head = placement.where(stage.is_last)
-        self.lm_head = None if tied else Linear(size, {"lm_head": config.vocab_size}, head, bias=False)
+        head, sizes = placement.where(stage.is_last), {"lm_head": config.vocab_size}
+        self.lm_head = None if tied else Linear(size, sizes, head, bias=False, split=Split.GATHERED)
 
     def leaves(self) -> Iterator[Leaf]:
         if self.stage.is_first or (self.stage.is_last and self.lm_head is None):
