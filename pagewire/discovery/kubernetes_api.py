@@ -3,7 +3,7 @@
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Api:
             found = json.loads(await response.aread())
         return found["items"], found["metadata"]["resourceVersion"]
 
-    async def watch(self, path: str, selector: str, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def watch(self, path: str, selector: str, version: str) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """What happens after this version: ADDED, MODIFIED, DELETED or BOOKMARK with the object. Ends now and then.
         Raises as `list`."""
         query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(self._watch_seconds)}
