@@ -25,7 +25,7 @@ from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.parallel.pipeline import ONE_STAGE, OneStage
+from pagewire.services.executor.pipeline import ONE_STAGE, OneStage
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.prompt_lines import PromptPart
 from pagewire.services.executor.prompt_logprobs import PromptLogprobs

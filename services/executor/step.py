@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.failures import Failure, find_failures
 from pagewire.services.executor.grammar.matcher import Matcher
-from pagewire.services.executor.parallel.stage import StageTimes
 from pagewire.services.executor.prompt_lines import PromptLines, PromptPart, take_lines
 from pagewire.v1.common_pb2 import SamplingParams
 

@@ -32,15 +32,6 @@ class Stage:
 WHOLE = Stage()
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Of one step, nanoseconds, by stage."""
-
-    busy: tuple[int, ...]
-    waited: tuple[int, ...]  # with a step at hand: for the stage before, or for ids of tokens
-    late: int  # the first stage had no step at hand
-
-
 def divide(layer_costs: Sequence[float], head_cost: float, count: int) -> list[Stage]:
     """Stages of at least one layer each, such that the slowest is as fast as can be. A step takes as long as that one.
 

@@ -15,8 +15,8 @@ from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.pipe import LocalPipe
-from pagewire.services.executor.parallel.pipeline import PipelineStage, stream_of
 from pagewire.services.executor.parallel.stage import Stage
+from pagewire.services.executor.pipeline import PipelineStage, stream_of
 from pagewire.services.executor.step import HostTokens, Step, StepOutput
 
 CPU = torch.device("cpu")

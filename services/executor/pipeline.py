@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.pipe import Pipe
-from pagewire.services.executor.parallel.stage import WHOLE, Stage, StageTimes
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step_context import Stream
 from pagewire.services.executor.upload import upload
