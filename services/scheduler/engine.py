@@ -183,6 +183,12 @@ class Engine:
     def before_step(self) -> None:
         self._expiry.check()
 
+    def on_decision(self) -> None:
+        if wanted := self.scheduler.placement.take_wanted():
+            for driver in self._drivers:
+                if driver.replica in wanted:
+                    driver.wake()
+
     def on_step(self, step: ScheduledStep) -> list[str]:
         traceparents = self._delivery.on_admitted(step.admitted)
         if len(self._drivers) > 1 and self.scheduler.num_waiting:

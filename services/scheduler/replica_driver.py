@@ -32,6 +32,9 @@ class ReplicaListener(Protocol):
     def before_step(self) -> None:
         """The next step may be decided now."""
 
+    def on_decision(self) -> None:
+        """A replica has looked who waits, and may have left some to others."""
+
     def on_step(self, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
@@ -107,6 +110,7 @@ class ReplicaDriver:
                 self._listener.before_step()
                 start = time.perf_counter()
                 step = self._scheduler.schedule(self._replica)
+                self._listener.on_decision()
                 if step is None:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)

@@ -90,6 +90,7 @@ class Request:
         "num_slots",
         "num_tokens_to_cache",
         "order",
+        "other_hashes",
         "replica_id",
         "request_id",
         "root_hash",
@@ -179,6 +180,7 @@ class Request:
         # Owned by the replica's KVCacheManager.
         self.block_hashes: list[bytes] = []
         self.hashed_for = ""  # the version of the weights that they are for
+        self.other_hashes: dict[str, list[bytes]] = {}  # those for other weights, while these are replaced
         self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 
