@@ -77,7 +77,12 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         group="scheduling",
         choices=("cache_aware", "least_load", "round_robin"),
     )
-    pipeline_depth: int = flag(2, "steps in flight, 1 or 2", group="scheduling", valid=Range(minimum=1, maximum=2))
+    pipeline_depth: int = flag(
+        2,
+        "steps in flight, 1 or 2; of a pipeline of S stages S - 1 more",
+        group="scheduling",
+        valid=Range(minimum=1, maximum=2),
+    )
 
     @property
     def executor_addresses(self) -> tuple[str, ...]:

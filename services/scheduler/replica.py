@@ -51,7 +51,7 @@ class Replica:
         self._rows.start_over(info)
         self._in_flight: deque[ScheduledStep] = deque()
         self._last_step_id = 0
-        self.pacer.start_over()
+        self.pacer.start_over(self._rows.num_stages)
 
     # -- executor ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Replica:
         step = ScheduledStep(self._last_step_id + 1)
         rows = self._rows
         rows.load = None
-        Decision(rows, self._ledger, self._target, waiting, takes, is_idle=not self._in_flight).fill(step)
+        Decision(rows, self._ledger, self._target, waiting, takes, self._in_flight).fill(step)
         # An idle executor hears of its free rows at once, a busy one with its next step.
         if not step.request_ids and (self._in_flight or not rows.finished_request_ids):
             return None
@@ -252,8 +252,8 @@ class Replica:
 
     @property
     def can_schedule(self) -> bool:
-        """Whether there is an executor, with fewer than pipeline_depth steps in flight."""
-        return self._rows.kv is not None and len(self._in_flight) < self._config.pipeline_depth
+        """Whether there is an executor, with fewer steps in flight than there may be."""
+        return self._rows.kv is not None and len(self._in_flight) < self.pacer.max_in_flight
 
     @property
     def num_blocks(self) -> int:

@@ -143,7 +143,7 @@ class ReplicaDriver:
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         now = time.monotonic()
-        self._listener.on_result(self._replica, result, clock, now - self._replica.pacer.running_since(now))
+        self._listener.on_result(self._replica, result, clock, self._replica.pacer.seconds_of_oldest(now))
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
 
     def on_leaving(self, is_leaving: bool) -> None:

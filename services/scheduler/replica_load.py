@@ -74,20 +74,22 @@ class Load:
         """By which all requests together end later."""
         missing, output_tokens = newcomer.num_tokens - newcomer.num_cached, newcomer.output_tokens
         num_beside = min(self.num_running + before.num, self.num_running + self.num_open_rows)
-        step = costs.decode_seconds(num_beside)
+        stages = costs.num_stages  # each step has one part of those that decode
+        step = costs.decode_seconds(num_beside / stages)
         wait = 0.0
         if self.num_running and (places := self.places_missing(newcomer, before)):
-            # By chance one in output_tokens / num_running steps brings an end.
-            wait = places * output_tokens / self.num_running * costs.decode_seconds(self.num_running)
+            # By chance one in output_tokens / (num_running / stages) steps brings an end.
+            num_decodes = self.num_running / stages
+            wait = places * output_tokens / num_decodes * costs.decode_seconds(num_decodes)
         prompt = costs.prompt_seconds(newcomer.num_cached, missing)
         earlier = self._backlog_seconds(costs) + costs.prompt_seconds(0, before.num_tokens)
         # As its first step can begin, the one that runs has to end.
         num_steps = (self.backlog_tokens + before.num_tokens) / self.room + max(1.0, missing / self.room)
-        num_steps += 1.0 if self.num_running else 0.0
+        num_steps += (1.0 if self.num_running else 0.0) + stages - 1
         first_token = wait + earlier + prompt + num_steps * (step + costs.first_prompt_seconds)
-        with_it = costs.decode_seconds(num_beside + 1)
-        others = num_beside * (prompt + output_tokens * (with_it - step))
-        return first_token + output_tokens * with_it + others
+        with_it = costs.decode_seconds((num_beside + 1) / stages)
+        others = num_beside * (prompt + output_tokens * stages * (with_it - step))
+        return first_token + output_tokens * stages * with_it + others
 
     def _backlog_seconds(self, costs: StepCosts) -> float:
         """That it adds to steps: as one prompt of as many tokens and pairs would."""

@@ -210,6 +210,11 @@ class Request:
         return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens > 1
 
     @property
+    def ends_in_flight(self) -> bool:
+        """Whether the steps in flight bring its last token, if not an earlier one is its last."""
+        return len(self.token_ids) + self.num_output_placeholders >= self.max_num_tokens
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With
         the first token they have been told."""

@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.cohorts import Cohorts
 from pagewire.services.scheduler.cost_model import StepCosts
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
@@ -51,7 +52,9 @@ class Rows:
             )
         self.running = []
         self.quarantine = Quarantine()
-        self.costs = StepCosts()
+        self.num_stages = 1 if info is None else info.pipeline_stages
+        self.cohorts = Cohorts(self.num_stages)
+        self.costs = StepCosts(self.num_stages)
         self.allowance = Allowance()
         self.lacks_blocks = False  # a running prompt waits for some
         self.finished_request_ids: list[int] = []  # rows the executor must free before the next step

@@ -149,7 +149,7 @@ class Scheduler:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def schedule(self, replica: Replica) -> ScheduledStep | None:
-        """Decides the replica's next step, or None if nobody can run now or pipeline_depth steps are in flight."""
+        """Decides the replica's next step, or None if nobody can run now or enough steps are in flight."""
         if not replica.can_schedule:
             return None
         step = replica.schedule(self._waiting, self.placement.look(replica).takes)

@@ -31,7 +31,7 @@ class StepBudget:
         self._is_alone = is_alone
         self._is_contended = ledger.is_contended
         self._least_served = ledger.least_served_running() if self._is_contended else 0.0
-        num_decodes = step.work.num_decodes
+        num_decodes = max(step.work.num_decodes, rows.cohorts.size)  # a step delays those in the others, too
         num_tokens = self._limits.max_num_batched_tokens - num_decodes
         seconds = target.seconds(
             self._costs, num_decodes, num_short_prompts, is_alone=is_alone, is_contended=self._is_contended
