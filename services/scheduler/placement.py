@@ -23,8 +23,8 @@ _NUM_HOLDERS = 4
 _NUM_LEAST_LOADED = 4
 _UNKNOWN_COSTS = UnknownCosts()
 
-# Whether no row is open, how many run, its id.
-_Rank = tuple[bool, int, int]
+# Whether no row is open, how many run, when it last took somebody, its id.
+_Rank = tuple[bool, int, int, int]
 
 
 class Placement:
@@ -37,6 +37,8 @@ class Placement:
         self._replicas: dict[int, Replica] = {}
         self._order: list[_Rank] = []  # of those with an executor
         self._ranks: dict[int, _Rank] = {}
+        self._num_steps = 0  # with newcomers
+        self._last_taken: dict[int, int] = {}  # the last of these, of each replica
         self._outputs = OutputLengths()
         self._best_known: Replica | None = None  # whose steps are known best
 
@@ -53,14 +55,14 @@ class Placement:
         """It has no executor any more."""
         self.note(replica)
         del self._replicas[replica.replica_id]
+        self._last_taken.pop(replica.replica_id, None)
         self.wanted.discard(replica)
         if self._best_known is replica:
             self._best_known = None
 
     def note(self, replica: Replica) -> None:
         """Who runs there may be others than before."""
-        rank = (replica.num_open_rows <= 0, replica.num_running, replica.replica_id) if replica.info else None
-        before = self._ranks.get(replica.replica_id)
+        rank, before = self._rank(replica) if replica.info else None, self._ranks.get(replica.replica_id)
         if rank == before:
             return
         if before is not None:
@@ -72,6 +74,9 @@ class Placement:
 
     def on_step(self, replica: Replica, step: ScheduledStep | None) -> None:
         """It has decided, what may have been nothing."""
+        if step is not None and step.admitted:
+            self._num_steps += 1
+            self._last_taken[replica.replica_id] = self._num_steps
         self.note(replica)
 
     def on_result(self, replica: Replica, outputs: Outputs) -> None:
@@ -92,7 +97,7 @@ class Placement:
 
     def least_loaded(self, num: int = _NUM_LEAST_LOADED) -> list[Replica]:
         """Replicas with an executor, the least busy first."""
-        return [self._replicas[replica_id] for _, _, replica_id in self._order[:num]]
+        return [self._replicas[rank[-1]] for rank in self._order[:num]]
 
     def near(self, request: Request) -> list[Replica]:
         """Those that hold most of its prefix, and those with the fewest requests."""
@@ -141,7 +146,7 @@ class Placement:
         if not costs.are_known and self._best_known is not None:
             costs = self._best_known.costs
         seconds = load.seconds(newcomer, queued, costs if costs.are_known else _UNKNOWN_COSTS)
-        return seconds, load.num_running + queued.num, replica_id
+        return seconds, load.num_running + queued.num, self._last_taken.get(replica_id, 0), replica_id
 
     def has_place(self, replica_id: int, newcomer: Newcomer, queued: Queued = NOBODY) -> bool:
         """Whether there are a row and blocks for it."""
@@ -167,15 +172,19 @@ class Placement:
         return True
 
     def _by_load(self) -> Iterator[Replica]:
-        return (self._replicas[replica_id] for _, _, replica_id in self._order)
+        return (self._replicas[rank[-1]] for rank in self._order)
+
+    def _rank(self, replica: Replica) -> _Rank:
+        replica_id = replica.replica_id
+        return replica.num_open_rows <= 0, replica.num_running, self._last_taken.get(replica_id, 0), replica_id
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless the order and the index agree with the replicas."""
         present = {replica_id for replica_id, replica in self._replicas.items() if replica.info}
-        assert {replica_id for _, _, replica_id in self._order} == present == self._ranks.keys(), "one is missing"
+        assert {rank[-1] for rank in self._order} == present == self._ranks.keys(), "one is missing"
         assert self._order == sorted(self._order), "replicas are out of order"
-        for replica_id, _rank in self._ranks.items():
-            assert _rank[1] == self._replicas[replica_id].num_running, "a load is another"
+        for replica_id, rank in self._ranks.items():
+            assert rank == self._rank(self._replicas[replica_id]), "a load is another"
 
 
 class LeastLoad(Placement):
@@ -183,7 +192,7 @@ class LeastLoad(Placement):
 
     def rank(self, replica_id: int, newcomer: Newcomer, queued: Queued) -> tuple[float, ...]:
         num = self._replicas[replica_id].num_running + queued.num
-        return not self.has_place(replica_id, newcomer, queued), num, replica_id
+        return not self.has_place(replica_id, newcomer, queued), num, self._last_taken.get(replica_id, 0), replica_id
 
     @property
     def _is_by_prefix(self) -> bool:
