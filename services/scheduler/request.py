@@ -191,6 +191,11 @@ class Request:
         self.num_cached_blocks = 0  # those in front, which can be found
         self.num_tokens_to_cache = 0  # how many must be computed for one more; before that `cache_blocks` does nothing
 
+    def forget_hashes(self) -> None:
+        """Blocks may be of another size from now on."""
+        self.block_hashes.clear()
+        self.other_hashes.clear()
+
     @property
     def num_certain_tokens(self) -> int:
         """How many tokens are known and have KV when the steps in flight are done, whatever becomes of drafts."""
