@@ -1,7 +1,7 @@
 """How much of prompts several executors find in their prefix caches, and how evenly they work, by --placement.
 
     python -m benchmarks.placement                # prints a table
-    python -m benchmarks.placement --requests 400 --replicas 2
+    python -m benchmarks.placement --trace shared --loads 3
 
 The real scheduler against a simulated clock; a formula says how long an executor takes for a step
 (`benchmarks/scheduling/simulation.py`). Conversations begin with one of a few system prompts, some of which are more
@@ -14,7 +14,7 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.scheduling.simulation import cpu_seconds
@@ -40,7 +40,15 @@ class Trace:
     output_tokens: int = 50
     num_turns: int = 4
     think_seconds: float = 10.0
+    zipf: float = 1.0  # the n-th most popular system prompt has a share of n ** -zipf
     seed: int = 1
+
+
+TRACES = {
+    "conversations": Trace(),
+    # As the shared-prefix benchmarks of SGLang and vLLM: 64 long prompts, equally popular, with a question each time.
+    "shared": Trace(system_tokens=2048, user_tokens=128, output_tokens=64, num_turns=1, zipf=0.0),
+}
 
 
 @dataclass
@@ -70,6 +78,10 @@ class Outcome:
         return sum(self.busy) ** 2 / (len(self.busy) * sum(busy * busy for busy in self.busy))
 
     @property
+    def utilization(self) -> float:
+        return statistics.mean(self.busy) / self.seconds
+
+    @property
     def peak(self) -> float:
         """The busiest's work, times the mean."""
         return max(self.busy) / statistics.mean(self.busy)
@@ -89,7 +101,7 @@ class Turn:
 def conversations(trace: Trace, rate: float) -> Iterator[Turn]:
     """First turns, in the order of their arrivals."""
     draw = random.Random(trace.seed)
-    weights = [1 / (rank + 1) for rank in range(trace.num_system_prompts)]  # Zipf
+    weights = [(rank + 1) ** -trace.zipf for rank in range(trace.num_system_prompts)]
     now = 0.0
     for number in range(trace.num_requests // trace.num_turns):
         now += draw.expovariate(rate / trace.num_turns)
@@ -221,18 +233,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=Trace.num_requests)
     parser.add_argument("--replicas", type=int, default=Fleet.num_replicas)
     parser.add_argument("--loads", default="0.5,1,1.5", help="of the arrivals, comma separated")
+    parser.add_argument("--trace", choices=TRACES, default="conversations")
     arguments = parser.parse_args()
-    trace = Trace(num_requests=arguments.requests)
+    trace = replace(TRACES[arguments.trace], num_requests=arguments.requests)
     print(f"{arguments.replicas} executors, {trace}\n")
-    print("| load | rule | hit rate | balance (Jain) | busiest / mean | work, s | TTFT p50, s | p99, s |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| load | rule | hit rate | balance (Jain) | busiest / mean | utilization | work, s | TTFT p50, s | p99, s |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for load in map(float, arguments.loads.split(",")):
         for rule in RULES:
             one = run(rule, trace, Fleet(num_replicas=arguments.replicas, load=load))
             cuts = statistics.quantiles(one.ttft, n=100)
             print(
-                f"| {load:g} | {rule} | {one.hit_rate:.1%} | {one.balance:.4f} | {one.peak:.3f} | {sum(one.busy):.0f} "
-                f"| {statistics.median(one.ttft):.3f} | {cuts[98]:.3f} |",
+                f"| {load:g} | {rule} | {one.hit_rate:.1%} | {one.balance:.4f} | {one.peak:.3f} "
+                f"| {one.utilization:.0%} | {sum(one.busy):.0f} | {statistics.median(one.ttft):.3f} | {cuts[98]:.3f} |",
                 flush=True,
             )
 

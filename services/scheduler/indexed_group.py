@@ -53,9 +53,14 @@ class IndexedGroup:
         expected = {block_hash for request in running for block_hash in self._group.keys(request.block_hashes)}
         assert known <= present | expected, "the index has a block that is gone"
 
-    def keys(self, hashes: Sequence[bytes]) -> tuple[Sequence[bytes], int]:
-        """Those of a request's hashes that are in the index, and how many tokens each is for."""
-        return (self._group.keys(hashes), self._group.block_size) if self._index is not None else ((), 0)
+    def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of a request's hashes that are in the index, if there is one."""
+        return self._group.keys(hashes) if self._index is not None else ()
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that a block is for."""
+        return self._group.block_size
 
     def num_lacking(self, num_tokens: int, num_cached: int) -> int:
         """Blocks for a request of whose tokens num_cached are found. Where no group keeps all tokens, rows are the

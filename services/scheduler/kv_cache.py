@@ -149,10 +149,10 @@ class KVCacheManager:
             hashes.append(hash_block(parent, token_ids, extra_keys))
         return hashes
 
-    def indexed_hashes(self, request: Request) -> tuple[Sequence[bytes], int]:
-        """Under which the index has blocks of a request's tokens but the last, and how many tokens each is for."""
+    def indexed_hashes(self, request: Request) -> Sequence[bytes]:
+        """Under which the index has blocks of a request's tokens but the last."""
         if self.indexed is None or not self._enable_prefix_caching or request.wants_prompt_logprobs:
-            return (), 0
+            return ()
         num_blocks = (request.num_tokens - 1) // self.block_size
         return self.indexed.keys(self._hashes(request, num_blocks)[:num_blocks])
 

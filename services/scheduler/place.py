@@ -77,7 +77,13 @@ class Place:
             if self._rows.kv is not None and self._rows.kv.indexed is not None:
                 self._rows.kv.indexed.share(index)
 
-    def indexed_hashes(self, request: Request) -> tuple[Sequence[bytes], int]:
-        """Under which the index has blocks of a request's tokens but the last, and how many tokens each is for."""
+    @property
+    def tokens_per_hash(self) -> int:
+        """That a block of the index is for."""
+        assert self._rows.kv is not None
+        return self._rows.kv.indexed.block_size if self._rows.kv.indexed is not None else 0
+
+    def indexed_hashes(self, request: Request) -> Sequence[bytes]:
+        """Under which the index has blocks of a request's tokens but the last."""
         assert self._rows.kv is not None
         return self._rows.kv.indexed_hashes(request)

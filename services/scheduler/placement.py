@@ -8,7 +8,7 @@ better place, so the best one takes it.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.prefix_index import IndexedBlocks, PrefixIndex
@@ -22,6 +22,10 @@ from pagewire.services.scheduler.suspicion import is_suspect
 _NUM_HOLDERS = 4
 _NUM_LEAST_LOADED = 4
 _UNKNOWN_COSTS = UnknownCosts()
+
+# Requests that are left to replicas, by their ids.
+Left = Mapping[int, Sequence[Request]]
+NO_LEFT: Left = {}
 
 # Whether no row is open, how many run, when it last took somebody, its id.
 _Rank = tuple[bool, int, int, int]
@@ -108,9 +112,12 @@ class Placement:
         wanted, self.wanted = self.wanted, set()
         return wanted
 
-    def candidates(self, request: Request, decider: Replica | None) -> dict[int, Newcomer]:
+    def candidates(self, request: Request, decider: Replica | None, left: Left = NO_LEFT) -> dict[int, Newcomer]:
         """Places for a waiting request, by replica: what it would be there. Those with other weights than it needs are
-        none; nor are those whose executors are about to end, or that run a suspect, as long as there are others."""
+        none; nor are those whose executors are about to end, or that run a suspect, as long as there are others.
+
+        left: who is to be computed where, so that what they share with it will be found there.
+        """
         near: list[Replica] = []
         for replica in self._by_load():
             if len(near) == _NUM_LEAST_LOADED:
@@ -127,8 +134,11 @@ class Placement:
         depths: dict[int, int] = {}
         tokens_per_block = 0
         if (asked := decider or next(iter(near), None)) is not None:
-            hashes, tokens_per_block = asked.place.indexed_hashes(request) if self._is_by_prefix else ((), 0)
+            hashes, tokens_per_block = self._hashes(asked, request), asked.place.tokens_per_hash
             depths = self.index.depths(hashes, len(hashes), takers, _NUM_HOLDERS)
+            for replica_id, others in left.items() if hashes else ():
+                shared = max(_num_shared(hashes, self._hashes(asked, other)) for other in others)
+                depths[replica_id] = max(depths.get(replica_id, 0), shared)
         for replica_id in depths.keys() - takers.keys():
             holder = self._replicas[replica_id]
             if holder.info and holder.suits(request) and not holder.is_leaving and not holder.has_suspect:
@@ -171,6 +181,9 @@ class Placement:
     def _is_by_prefix(self) -> bool:
         return True
 
+    def _hashes(self, replica: Replica, request: Request) -> Sequence[bytes]:
+        return replica.place.indexed_hashes(request) if self._is_by_prefix else ()
+
     def _by_load(self) -> Iterator[Replica]:
         return (self._replicas[rank[-1]] for rank in self._order)
 
@@ -185,6 +198,11 @@ class Placement:
         assert self._order == sorted(self._order), "replicas are out of order"
         for replica_id, rank in self._ranks.items():
             assert rank == self._rank(self._replicas[replica_id]), "a load is another"
+
+
+def _num_shared(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:
+    """Blocks that two begin with; equal hashes mean that all before them are equal, too."""
+    return bisect_left(range(min(len(ours), len(theirs))), True, key=lambda i: ours[i] != theirs[i])
 
 
 class LeastLoad(Placement):
@@ -211,7 +229,7 @@ class RoundRobin(LeastLoad):
         if step is not None and step.admitted:
             self._last = replica.replica_id
 
-    def candidates(self, request: Request, decider: Replica | None) -> dict[int, Newcomer]:
+    def candidates(self, request: Request, decider: Replica | None, left: Left = NO_LEFT) -> dict[int, Newcomer]:
         suiting = [one for one in self._by_load() if one.suits(request) and not one.has_suspect]
         takers = [one for one in suiting if not one.is_leaving] or suiting
         return {one.replica_id: one.place.newcomer(request, 0, 1.0) for one in takers}
@@ -229,6 +247,7 @@ class Look:
         self._replica = replica
         self._verdicts: dict[Request, bool] = {}
         self._queued: dict[int, Queued] = {}  # left to others
+        self._left: dict[int, list[Request]] = {}  # who they are
 
     def takes(self, request: Request) -> bool:
         """Whether the replica that decides is to take this request, whose turn it is."""
@@ -247,7 +266,7 @@ class Look:
             if best is not None and best is not replica:
                 placement.wanted.add(best)
             return best is replica
-        places = placement.candidates(request, replica)
+        places = placement.candidates(request, replica, self._left)
         own = places.get(replica.replica_id)
         if own is None:
             return False
@@ -264,6 +283,7 @@ class Look:
         if best_id == replica.replica_id:
             return True
         self._queued.setdefault(best_id, Queued()).add(places[best_id])
+        self._left.setdefault(best_id, []).append(request)
         placement.wanted.add(placement.replica(best_id))
         return False
 
