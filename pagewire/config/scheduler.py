@@ -20,9 +20,11 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     )
     executor_discovery: str = flag(
         "static",
-        "how executors are found that come and go; static: they are those of --executor-address",
+        "how executors are found; static: where --executor-address says, dns: at all addresses that the names there "
+        "have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "LABEL=VALUE:PORT",
         group="network",
-        choices=("static",),
+        choices=("static", "dns", "kubernetes"),
     )
     target_itl_ms: float | None = flag(
         None,
