@@ -76,8 +76,8 @@ _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in Fi
 
 
 class Stats:
-    """Turns the running totals of the scheduler's replicas into metrics. Gauges are read when somebody asks for them, so
-    that a step costs the same however many replicas there are."""
+    """Turns the running totals of the scheduler's replicas into metrics. Gauges are read when somebody asks, so that a
+    step costs the same however many replicas there are."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
