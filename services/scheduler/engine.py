@@ -249,7 +249,6 @@ class Engine:
         self._entrance.on_failure(self._delivery.live.values())
         loss = loss_of(reason)
         self._condemn(self.scheduler.detach(replica, loss), loss, reason)
-        self._stats.refresh()
         self.executors.on_progress()
         self.availability.note(self.scheduler.info)
         self.rollout.notify()

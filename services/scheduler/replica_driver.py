@@ -130,9 +130,8 @@ class ReplicaDriver:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
                 self._replica.pacer.on_sent(num_tokens, time.monotonic())
-                self._stats.on_step(num_tokens, schedule_seconds)
+                self._stats.on_step(self._replica, num_tokens, schedule_seconds)
                 await self._client.send(step, self._listener.on_step(step))
-            self._stats.refresh()
 
     def _holds_back(self) -> bool:
         """Whether the next step is better decided later; there will be work again then."""
