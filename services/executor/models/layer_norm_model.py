@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -44,18 +44,23 @@ class LayerNormModel(CausalModel):
     head_has_bias: bool = False
 
     def __init__(self, config: LayerNormConfig, max_model_len: int, placement: Placement) -> None:
-        body = placement.within(self.body_name)
+        body, stage = placement.within(self.body_name), placement.stage
         size, tied = config.hidden_size, config.tie_word_embeddings
         self.config: LayerNormConfig = config
+        self.stage = stage
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
-        self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied)
+        embedding = body.where(stage.is_first or (tied and stage.is_last))
+        self.embed = Embedding(self.embed_name, config.vocab_size, size, embedding, projects=tied, split=True)
         self.layers = [
             self.layer(layer_idx, body.within(f"{self.layers_name}.{layer_idx}"))
-            for layer_idx in range(config.num_layers)
+            for layer_idx in stage.layers(config.num_layers)
         ]
-        self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, body, bias=self.norm_has_bias)
+        end, head = body.where(stage.is_last), placement.where(stage.is_last)
+        self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, end, bias=self.norm_has_bias)
         self.lm_head = (
-            None if tied else Linear(size, {self.head_name: config.vocab_size}, placement, bias=self.head_has_bias)
+            None
+            if tied
+            else Linear(size, {self.head_name: config.vocab_size}, head, bias=self.head_has_bias, split=Split.GATHERED)
         )
 
     @abstractmethod
@@ -71,7 +76,19 @@ class LayerNormModel(CausalModel):
         """Two projections by their names, with an activation between."""
         config = self.config
         return MLP(
-            Linear(config.hidden_size, {up: config.intermediate_size}, placement, bias=config.mlp_bias),
+            Linear(
+                config.hidden_size,
+                {up: config.intermediate_size},
+                placement,
+                bias=config.mlp_bias,
+                split=Split.OUTPUTS,
+            ),
             plain_activation(config.hidden_act),
-            Linear(config.intermediate_size, {down: config.hidden_size}, placement, bias=config.mlp_bias),
+            Linear(
+                config.intermediate_size,
+                {down: config.hidden_size},
+                placement,
+                bias=config.mlp_bias,
+                split=Split.INPUTS,
+            ),
         )

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pagewire.services.executor.layers.kv_spec import CachingLayer
+from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer
 from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.layers.parts import SplitLayer, StoredPart
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.model_config import ModelConfig
@@ -33,6 +34,7 @@ class Model(Protocol):
     config: ModelConfig
     capturable: bool  # whether CUDA graphs may contain its steps: its Python never looks at values
     generates: bool  # whether tokens can be sampled from it; an encoder only reads
+    cache_order: Sequence[CacheSpec]  # what the layers of all stages keep, in layer order; empty: all layers are here
 
     @property
     def classifier(self) -> Classifier | None:
@@ -71,7 +73,9 @@ class OwnModel(Model, Protocol):
 
     capturable: bool = True
     generates: bool = True
+    cache_order: Sequence[CacheSpec] = ()
     classifier: Classifier | None = None
+    unsplit: str | None = None  # why its layers cannot be shared by ranks, if they cannot
 
     @abstractmethod
     def leaves(self) -> Iterator[Leaf]:
@@ -105,14 +109,10 @@ class OwnModel(Model, Protocol):
         """Name of a dense tensor (Hugging Face) -> the memory it is written to, of the shape it must have."""
         return {name: target for leaf in self.leaves() for name, target in leaf.load_targets()}
 
-    def row_orders(self) -> dict[str, Tensor]:
-        """Of the load targets whose rows have another order in the checkpoint: model row -> stored row."""
+    def stored_parts(self) -> dict[str, StoredPart]:
+        """Of the load targets that are not stored tensors as they are: of rows in another order, of a rank's share."""
         return {
-            f"{shard.name}.{suffix}": shard.rows
-            for module in self.modules()
-            for shard in module.shards
-            if shard.rows is not None
-            for suffix in ("weight", "bias")
+            name: part for leaf in self.leaves() if isinstance(leaf, SplitLayer) for name, part in leaf.stored_parts()
         }
 
     def vectors(self) -> dict[str, Tensor]:
