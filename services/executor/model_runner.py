@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from pagewire.services.executor import kv_cache, stats
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
-from pagewire.services.executor.dummy_step import DUMMY_SAMPLING, dummy_step
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.dummy_step import DUMMY_SAMPLING, NO_STEP, dummy_step
 from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.image_inputs import ImageInputs
-from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
+from pagewire.services.executor.input_batch import NO_REQUESTS, BatchShape, InputBatch, make_batch
+from pagewire.services.executor.input_buffers import InputBuffers
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.logprobs import LogprobsMode
@@ -58,7 +58,7 @@ class ModelRunner:
 
         attention_split_size: see the reference of `paged_attention`. pooling: what requests for vectors get.
 
-        graphs: how steps are launched; by default eagerly, until `capture_graphs`. proposer: who drafts tokens; without
+        graphs: how steps are launched; by default eagerly, until `use_graphs`. proposer: who drafts tokens; without
         one, no step may have drafts. image_cache_bytes: see `ImageInputs`.
         """
         self.limits = limits
@@ -190,7 +190,7 @@ class ModelRunner:
         num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
         extras = self._prepare_extras(batch)
         if extras is None:
-            tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
+            tokens = self._sample_plain(hidden, shape, graphs, has_drafts=has_drafts)
             return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
         rows = self._inputs.sample_rows(num_sampled)
@@ -212,15 +212,20 @@ class ModelRunner:
             offsets=offsets,
         )
 
-    def _sample_plain(self, hidden: Tensor, shape: BatchShape, has_drafts: bool) -> Tensor:
+    def _sample_plain(self, hidden: Tensor, shape: BatchShape, graphs: Steps, *, has_drafts: bool) -> Tensor:
         """Token ids int64 [num_sampled], of requests that want no more than temperature, top-k, top-p and min-p."""
-        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
+        selected = self._inputs.select_sampled(shape, hidden)
         rows = self._inputs.sample_rows(shape.num_sampled)
         offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
-        sampled = sample_tokens(logits, rows, self._state.columns, self._state.token_ids, offsets)
-        if has_drafts:
-            self._inputs.accept(sampled, shape, self._state)
-        return sampled
+
+        def choose() -> Tensor:
+            logits = self._model.compute_logits(selected)
+            sampled = sample_tokens(logits, rows, self._state.columns, self._state.token_ids, offsets)
+            if has_drafts:
+                self._inputs.accept(sampled, shape, self._state)
+            return sampled
+
+        return graphs.run("sample drafts" if has_drafts else "sample", shape, choose)
 
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
         """What the host is to know, by the names of `HostTokens`, in memory of its own."""
@@ -254,27 +259,22 @@ class ModelRunner:
         self._state.sampling.constraints.follow(output, batch.sampled_rows)
         return output
 
-    def capture_graphs(
-        self,
-        sizes: Sequence[int],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph] | None = None,
-    ) -> None:
-        """Captures steps of these numbers of requests, without and with as many drafts as there may be.
-
-        The largest first: the others fit into its memory.
-        """
-        record, graphs = record or cuda_recorder(), CudaGraphs()
+    def use_graphs(self, graphs: Steps) -> None:
+        """Of now on."""
         self._graphs = graphs
-        lens, max_tokens = {1, 1 + self.max_draft_tokens}, self.limits.max_num_batched_tokens
-        shapes = [BatchShape.uniform(size, query_len) for size in sizes for query_len in lens]
-        falling = sorted((s for s in shapes if s.num_tokens <= max_tokens), key=lambda s: s.num_tokens, reverse=True)
-        # Before there is a larger graph that it would be padded to: compiles what is recorded.
-        for shape in falling:
-            self.uniform_run(shape)
-        for index, shape in enumerate(falling):
-            progress(index / len(falling), f"CUDA graph of {shape.num_reqs} requests")
-            graphs.capture(shape, record, partial(self.uniform_run, shape))
+
+    @torch.inference_mode()
+    def record_missing(self) -> bool:
+        """Runs a step of nobody, so that the next of its shape finds it recorded; between steps, whoever has a row.
+        False: there is none to be recorded."""
+        shape = self._graphs.missing()
+        if shape is None:
+            return False
+        self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
+        hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
+        if shape.num_sampled:
+            self._sample_plain(hidden, shape, self._graphs, has_drafts=False)
+        return True
 
     def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:
         """A dummy run of a uniform step."""

@@ -52,19 +52,19 @@ class Setup:
             num_blocks,
             self.device,
             attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits) if self.record_steps else None,
+            graphs=_recorded_steps(limits, self.pooling) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
         )
 
 
-def _recorded_steps(limits: Limits) -> Steps:
+def _recorded_steps(limits: Limits, pooling: Pooling) -> Steps:
     from pagewire.services.executor.recorded_steps import (
         RecordedSteps,  # compiles the C++ kernels, which a GPU has no use for
     )
 
-    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens, generates=pooling.generates)
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
