@@ -34,13 +34,19 @@ class Worker:
     """Owns the device thread. `loaded` resolves when steps can be executed, `failed` with a fatal device error."""
 
     def __init__(
-        self, start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]], *, on_cuda: bool, pulse: Pulse | None = None
+        self,
+        start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]],
+        *,
+        on_cuda: bool,
+        pulse: Pulse | None = None,
+        quiet: float = QUIET_S,
     ) -> None:
         """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
-        that is done on."""
+        that is done on. quiet: seconds without a request after which steps are recorded."""
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
+        self.quiet = quiet
         self._submitted: SimpleQueue[Item | None] = SimpleQueue()
         self._launched: SimpleQueue[Launched | Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
@@ -130,7 +136,7 @@ class Worker:
         """Waits; while nobody is served, the time is used."""
         while not (self._num_requests or recording.is_done):
             try:
-                return self._submitted.get(timeout=QUIET_S)
+                return self._submitted.get(timeout=self.quiet)
             except Empty:
                 self._watch.begin(RECORDING_S)
                 recording.record_next()
