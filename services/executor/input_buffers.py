@@ -69,7 +69,6 @@ class InputBuffers:
         self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
         max_blocks = block_tables.tensor.shape[2]
         self._block_table = torch.zeros(num_groups, max_num_reqs, max_blocks, dtype=torch.int32, device=device)
-        self._selected: Tensor | None = None  # [max_samples, hidden_size], as soon as its dtype is known
         self._num_gained = torch.zeros(max_num_reqs if max_draft_tokens else 0, dtype=torch.int64, device=device)
 
     def stage(self, batch: InputBatch, step: Step, block_tables: BlockTables, shape: BatchShape) -> None:
@@ -102,7 +101,6 @@ class InputBuffers:
             query_start_loc[-1] = shape.num_tokens
             host["new_block_start_loc"][num_tables + 1 : shape.num_reqs * num_groups + 1] = len(step.new_block_ids)
         host["sample_rows"][num_sampled : shape.num_sampled] = PADDING_ROW
-        host["logits_indices"][num_sampled : shape.num_sampled] = 0
         if not self._is_shared:
             used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
             upload_into(self._staged[:used], self._host[:used])
@@ -169,14 +167,10 @@ class InputBuffers:
         return input_ids, context
 
     def select_sampled(self, shape: BatchShape, hidden: Tensor) -> Tensor:
-        """The hidden states [num_sampled, hidden_size] that tokens are sampled from: those of a uniform step as they
-        are, others always in the same memory."""
-        if shape.is_uniform:
+        """The hidden states [num_sampled, hidden_size] that tokens are sampled from."""
+        if shape.num_sampled == shape.num_tokens:
             return hidden
-        if self._selected is None:
-            self._selected = hidden.new_empty(len(self._logits_indices), hidden.shape[1])
-        indices = self._logits_indices[: shape.num_sampled]
-        return torch.index_select(hidden, 0, indices, out=self._selected[: shape.num_sampled])
+        return hidden.index_select(0, self._logits_indices[: shape.num_sampled])
 
     def sample_rows(self, num_sampled: int) -> Tensor:
         """int32 [num_sampled]: sampled position -> row."""

@@ -190,7 +190,7 @@ class ModelRunner:
         num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
         extras = self._prepare_extras(batch)
         if extras is None:
-            tokens = self._sample_plain(hidden, shape, graphs, has_drafts=has_drafts)
+            tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
             return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
         rows = self._inputs.sample_rows(num_sampled)
@@ -212,20 +212,15 @@ class ModelRunner:
             offsets=offsets,
         )
 
-    def _sample_plain(self, hidden: Tensor, shape: BatchShape, graphs: Steps, *, has_drafts: bool) -> Tensor:
+    def _sample_plain(self, hidden: Tensor, shape: BatchShape, has_drafts: bool) -> Tensor:
         """Token ids int64 [num_sampled], of requests that want no more than temperature, top-k, top-p and min-p."""
-        selected = self._inputs.select_sampled(shape, hidden)
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
         offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
-
-        def choose() -> Tensor:
-            logits = self._model.compute_logits(selected)
-            sampled = sample_tokens(logits, rows, self._state.columns, self._state.token_ids, offsets)
-            if has_drafts:
-                self._inputs.accept(sampled, shape, self._state)
-            return sampled
-
-        return graphs.run("sample drafts" if has_drafts else "sample", shape, choose)
+        sampled = sample_tokens(logits, rows, self._state.columns, self._state.token_ids, offsets)
+        if has_drafts:
+            self._inputs.accept(sampled, shape, self._state)
+        return sampled
 
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
         """What the host is to know, by the names of `HostTokens`, in memory of its own."""
@@ -272,8 +267,8 @@ class ModelRunner:
             return False
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
-        if shape.num_sampled:
-            self._sample_plain(hidden, shape, self._graphs, has_drafts=False)
+        if shape.is_uniform:
+            self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts=False))
         return True
 
     def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:

@@ -156,7 +156,7 @@ def test_prompts_of_other_lengths_run_as_the_same_recording(model: DecoderModel,
     assert driver.tokens[0] == alone(model, prompt(3), 1 + len(lengths))
 
 
-MANY = replace(LIMITS, max_num_seqs=16)  # up to 8 requests, 12 and 16
+MANY = replace(LIMITS, max_num_seqs=21)  # up to 16 requests, 18, 20 and 21
 
 
 def modes() -> tuple[float, ...]:
@@ -172,35 +172,20 @@ def check_tokens(model: Model, driver: Driver, samplings: list[SamplingParams]) 
 
 def test_numbers_of_requests_between_two_sizes_share_a_recording(model: DecoderModel) -> None:
     driver = recorded_driver(model, MANY)
-    samplings = [(GREEDY, SEEDED, WITH_LOGPROBS)[index % 3 if index < 6 else index % 2] for index in range(16)]
+    samplings = [(GREEDY, SEEDED, WITH_LOGPROBS)[index % 3] for index in range(21)]
     for request_id, sampling in enumerate(samplings):
         driver.add(request_id, prompt(5, seed=request_id), sampling)
-    driver.step(dict.fromkeys(range(16), 5))
+    driver.step(dict.fromkeys(range(21), 5))
     captured, replayed, eager = modes()
-    for num_reqs in (9, 10, 11, 12, 13, 14, 15, 16, 8, 9):
-        driver.step(dict.fromkeys(range(16 - num_reqs, 16), 1))
-    assert modes() == (captured + 3, replayed + 7, eager)
-    check_tokens(model, driver, samplings)
-
-
-@pytest.mark.parametrize("num_decodes", range(7, 15))
-def test_who_samples_beside_a_prompt_is_padded(model: DecoderModel, num_decodes: int) -> None:
-    """Where as many may sample as there are tokens, too."""
-    driver = recorded_driver(model, MANY)
-    samplings = [(GREEDY, SEEDED)[index % 2] for index in range(num_decodes + 1)]
-    for request_id in range(num_decodes):
-        driver.add(request_id, prompt(5, seed=request_id), samplings[request_id])
-    driver.step(dict.fromkeys(range(num_decodes), 5))
-    driver.add(num_decodes, prompt(5, seed=num_decodes), samplings[-1])
-    for num_tokens in (2, 2, 1):
-        driver.step(dict.fromkeys(range(num_decodes), 1) | {num_decodes: num_tokens})
-    driver.step(dict.fromkeys(range(num_decodes + 1), 1))
+    for num_reqs in (17, 18, 19, 20, 21, 16, 17, 19):
+        driver.step(dict.fromkeys(range(21 - num_reqs, 21), 1))
+    assert modes() == (captured + 4, replayed + 4, eager)
     check_tokens(model, driver, samplings)
 
 
 def test_what_is_recorded_while_nobody_waits_is_replayed_at_once(model: DecoderModel) -> None:
     """And who has a row notices nothing: no token, nor anything in the KV cache, is another."""
-    limits = replace(MANY, max_num_batched_tokens=48)
+    limits = replace(LIMITS, max_num_seqs=18, max_num_batched_tokens=48)
     driver = recorded_driver(model, limits)
     driver.add(0, prompt(5))
     driver.step({0: 5})
@@ -208,16 +193,16 @@ def test_what_is_recorded_while_nobody_waits_is_replayed_at_once(model: DecoderM
     before, num_recorded = modes(), 0
     while driver.runner.record_missing():
         num_recorded += 1
-    assert num_recorded == 10 + 6 - 1, "8 numbers of requests, 12 and 16; 6 of tokens, of which there was one"
+    assert num_recorded == 17 + 6 - 1, "17 numbers of requests; 6 of tokens, of which there was one"
     assert modes() == before, "these are no steps"
     assert all(map(equal_bits, caches, driver.runner.kv_caches))
-    samplings = [(GREEDY, SEEDED)[index % 2] for index in range(16)]
-    for request_id in range(1, 16):
+    samplings = [(GREEDY, SEEDED)[index % 2] for index in range(18)]
+    for request_id in range(1, 18):
         driver.add(request_id, prompt(5, seed=request_id), samplings[request_id])
         driver.step(dict.fromkeys(range(request_id), 1) | {request_id: 5})
         driver.step(dict.fromkeys(range(request_id + 1), 1))
     captured, replayed, eager = modes()
-    assert (captured, replayed, eager) == (before[0], before[1] + 30, before[2])
+    assert (captured, replayed, eager) == (before[0], before[1] + 34, before[2])
     check_tokens(model, driver, samplings)
 
 
@@ -234,12 +219,10 @@ def test_a_model_for_vectors_has_no_decode_steps_to_record() -> None:
 def test_the_number_of_recordings_is_bounded() -> None:
     """Whatever occurs."""
     steps = RecordedSteps(2048, 8192)
-    uniform = {steps.padded(BatchShape.uniform(size)) for size in range(1, 513)}
-    assert len(uniform) < 50
+    padded = {size: steps.padded(BatchShape.uniform(size)).num_reqs for size in range(1, 513)}
+    assert len(set(padded.values())) < 60
+    assert all(size <= larger <= 1.125 * size for size, larger in padded.items())
     assert steps.padded(BatchShape.uniform(513)) == BatchShape.uniform(513), "runs eagerly"
-    for size in range(1, 513):
-        padded = steps.padded(BatchShape.uniform(size)).num_reqs
-        assert size <= padded < max(1.34 * size, 9) and (size > 8 or padded == size)
 
 
 def test_steps_of_many_tokens_run_eagerly(model: DecoderModel) -> None:
