@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -34,15 +35,20 @@ class RecordedSteps:
     as a GPU's do beyond its largest graph."""
 
     def __init__(
-        self, max_num_seqs: int, max_num_tokens: int, *, most_tokens: int = MOST_TOKENS, generates: bool = True
+        self,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        *,
+        most_tokens: int = MOST_TOKENS,
+        requests: Sequence[int] = REQUESTS,
     ) -> None:
         """max_num_tokens: of a step, padding included. most_tokens: of a recorded step with prompts, likewise.
-        generates: whether there are uniform steps."""
+        requests: of uniform steps, rising, beside the most there can be; none: there are no such steps."""
         self._max_num_seqs = max_num_seqs
         self._max_num_tokens = max_num_tokens
         self._token_counts = [count for count in TOKENS if count <= min(max_num_tokens, most_tokens)]
         largest = min(max_num_seqs, max_num_tokens, MOST_REQUESTS)
-        self._request_counts = [*(count for count in REQUESTS if count < largest), largest] if generates else []
+        self._request_counts = [*(count for count in requests if count < largest), largest] if requests else []
         self._memory = Memory()
         self._recorded: dict[tuple[str, int, int, int], Recorded] = {}
         # is_uniform of steps that cannot be recorded. Of a uniform step then no part is: one finds its inputs where the

@@ -60,11 +60,11 @@ class Setup:
 
 
 def _recorded_steps(limits: Limits, pooling: Pooling) -> Steps:
-    from pagewire.services.executor.recorded_steps import (
-        RecordedSteps,  # compiles the C++ kernels, which a GPU has no use for
-    )
+    # Compiles the C++ kernels, which a GPU has no use for.
+    from pagewire.services.executor.recorded_steps import REQUESTS, RecordedSteps
 
-    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens, generates=pooling.generates)
+    requests = REQUESTS if pooling.generates else ()
+    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests)
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:

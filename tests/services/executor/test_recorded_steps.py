@@ -82,12 +82,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(tmp_path: Path, family: str) -> None:
-    """Experts are chosen anew in each replay, windows move on, and the tokens are those of steps that run eagerly."""
+    """Experts are chosen anew in each replay, windows move on, and the tokens are those of steps that run eagerly. The
+    recordings are of steps of nobody, and most decode steps are padded."""
     save_tiny(tmp_path, family, **FAMILIES[family], vocab_size=VOCAB_SIZE, max_position_embeddings=96)
     model = load(tmp_path)
-    before = graph_steps("replayed")
-    check_random_steps(model, recorded_driver(model), 7)
-    assert graph_steps("replayed") > before
+    steps = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, requests=(2, 5))
+    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=steps)
+    for layer in model.attention_layers:
+        layer.kv_cache.fill_(float("nan"))
+    while runner.record_missing():
+        pass
+    before = modes()
+    check_random_steps(model, Driver(runner, 64), 7)
+    captured, replayed, _ = modes()
+    assert captured == before[0] and replayed > before[1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -212,7 +220,7 @@ def equal_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def test_a_model_for_vectors_has_no_decode_steps_to_record() -> None:
-    steps = RecordedSteps(16, 20, generates=False)
+    steps = RecordedSteps(16, 20, requests=())
     assert steps.missing() == steps.padded(BatchShape(1, 3, 0, 3))
 
 
