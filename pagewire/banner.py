@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pagewire
+from pagewire import local_executors
 from pagewire.config import ServeConfig
 from pagewire.launch import grpc_address, rest_url
 
@@ -45,6 +46,8 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
         else f"\n  Admin {rest_url(replace(config, host=config.admin_host, port=config.admin_port))}/metrics"
     )
     address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc.removeprefix('grpcs://')}"
+    executors = local_executors.names(config)
+    replicas = "" if len(executors) == 1 else f"\n  {len(executors)} executors: {executors[0]} to {executors[-1]}"
     calls = (
         ""
         if model is None
@@ -55,7 +58,7 @@ Pagewire {pagewire.__version__} serves {name}, ready after {seconds:.1f} s
 
   Page  {rest}/
   REST  {rest}/v1  (its documentation: {rest}/docs)
-  gRPC  {grpc}{tokens}{admin}
+  gRPC  {grpc}{tokens}{admin}{replicas}
 {calls}
 Ctrl-C stops it.
 """

@@ -56,7 +56,7 @@ def flag(
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
     A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
     secret: handed to child processes through the environment, never through their command line.
-    short: a letter that is a flag, too.
+    short: a letter or two that are a flag, too, with one dash.
     """
     metadata = {
         "help": help,

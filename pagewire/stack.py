@@ -7,16 +7,15 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pagewire import launch, logs, running
+from pagewire import launch, local_executors, logs, running
 from pagewire.banner import banner, served_model
 from pagewire.config import (
-    ExecutorConfig,
     GatewayConfig,
     SchedulerConfig,
     ServeConfig,
@@ -44,7 +43,7 @@ def run(config: ServeConfig) -> int:
     """Serves until a signal; the exit code. Raises StartupError for what is wrong before or while starting."""
     started = time.monotonic()
     logs.setup("serve", config)
-    with _sockets(config.uds_dir) as directory:
+    with _sockets(config.uds_dir, names_of(config)) as directory:
         config = _resolved(config, directory)
         _check_ports(config)
         certificates_of(config)  # what is wrong with them is said before anything starts
@@ -70,7 +69,7 @@ def run_for(
     with_rest: with a gateway. Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
     """
     logs.setup("serve", config)
-    with _sockets(config.uds_dir) as directory:
+    with _sockets(config.uds_dir, names_of(config)) as directory:
         config = _resolved(config, directory)
         supervisor = Supervisor(
             services(config, directory)[0 if with_rest else 1 :],
@@ -148,7 +147,8 @@ def _warn_of_plain_text(config: ServeConfig) -> None:
 
 def services(config: ServeConfig, directory: Path) -> list[Service]:
     """Every process of the stack, in the order in which they are stopped."""
-    address = {name: _address(directory, name) for name in _FULL_NAMES}
+    executors = local_executors.names(config)
+    address = {name: _address(directory, name) for name in names_of(config)}
     public = endpoint(config.host, config.grpc_port)
     gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"])
     tokenizer = config.part(
@@ -164,20 +164,29 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         SchedulerConfig,
         listen=address["scheduler"],
         public_listen=tokens,
-        executor_address=address["executor"],
+        executor_address=",".join(address[name] for name in executors),
         metrics_port=None,
     )
-    executor = config.part(ExecutorConfig, listen=address["executor"], metrics_port=None)
 
-    def grpc_service(name: str, part: ServiceConfig) -> Service:
-        return launch.service(name, part, partial(launch.grpc_ready, address[name], _FULL_NAMES[name]))
+    def grpc_service(kind: str, part: ServiceConfig, name: str = "", **environment: str) -> Service:
+        ready = partial(launch.grpc_ready, address[name or kind], _FULL_NAMES[kind])
+        service = launch.service(kind, part, ready, name=name)
+        return replace(service, environment={**service.environment, **environment})
 
     return [
         launch.service("gateway", gateway, partial(launch.http_ready, config)),
         grpc_service("tokenizer", tokenizer),
         grpc_service("scheduler", scheduler),
-        grpc_service("executor", executor),
+        *(
+            grpc_service("executor", local_executors.part(config, address[name]), name, **devices)
+            for name, devices in zip(executors, local_executors.devices(config), strict=True)
+        ),
     ]
+
+
+def names_of(config: ServeConfig) -> list[str]:
+    """Of the processes that have a socket."""
+    return ["tokenizer", "scheduler", *local_executors.names(config)]
 
 
 def _address(directory: Path, service: str) -> str:
@@ -185,11 +194,11 @@ def _address(directory: Path, service: str) -> str:
 
 
 @contextmanager
-def _sockets(given: str | None) -> Iterator[Path]:
-    """The directory for the unix sockets, for this user's eyes only; a fresh one unless one is given."""
+def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> Iterator[Path]:
+    """The directory for the unix sockets of these, for this user's eyes only; a fresh one unless one is given."""
     if given is None:
         with tempfile.TemporaryDirectory(prefix="pagewire-", ignore_cleanup_errors=True) as name:
-            _check_sockets(Path(name))
+            _check_sockets(Path(name), names)
             yield Path(name)
         return
     directory = Path(given).expanduser().resolve()
@@ -197,12 +206,12 @@ def _sockets(given: str | None) -> Iterator[Path]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StartupError(f"--uds-dir {directory}: cannot be created: {error}") from error
-    _check_sockets(directory)
+    _check_sockets(directory, names)
     _make_private(directory)
     try:
         yield directory
     finally:
-        for name in _FULL_NAMES:
+        for name in names:
             (directory / f"{name}.sock").unlink(missing_ok=True)
 
 
@@ -224,8 +233,8 @@ def _make_private(directory: Path) -> None:
     directory.chmod(0o700)
 
 
-def _check_sockets(directory: Path) -> None:
-    for name in _FULL_NAMES:
+def _check_sockets(directory: Path, names: Sequence[str]) -> None:
+    for name in names:
         path = directory / f"{name}.sock"
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
             raise StartupError(f"the path {path} is too long for a unix socket: name a shorter directory in --uds-dir")

@@ -126,6 +126,7 @@ class FakeExecutor:
         refused_token_id: int | None = None,
         nan_token_id: int | None = None,
         max_draft_tokens: int = 0,
+        pipeline_stages: int = 1,
         draw_gain: Callable[[int], int] | None = None,
     ) -> None:
         """num_blocks: of the layers that see all tokens; 0 = there are none. windows: a window -> blocks of the layers
@@ -149,6 +150,7 @@ class FakeExecutor:
         self.refused_token_id = refused_token_id
         self.nan_token_id = nan_token_id
         self.max_draft_tokens = max_draft_tokens
+        self.pipeline_stages = pipeline_stages
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.num_executed_tokens = 0
         self.weights_version = ""  # another one makes other tokens; to a PureLine, v1 is followed by v2
@@ -460,6 +462,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             max_num_seqs=self.executor.max_num_seqs,
             max_num_batched_tokens=self.executor.max_num_batched_tokens,
             max_draft_tokens=self.executor.max_draft_tokens,
+            pipeline_stages=self.executor.pipeline_stages,
             whole_prompts=self.whole_prompts,
             device="fake",
             dtype="none",

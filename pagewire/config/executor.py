@@ -172,6 +172,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
         group="executor",
         valid=Range(minimum=1, maximum=1024),
     )
+    cpu_share: float = flag(
+        1.0,
+        "share of this machine's cores and, for the KV cache of a CPU, of its memory that this executor takes where "
+        "nothing else is said, as several run here",
+        group="executor",
+        valid=Range(above=0, maximum=1),
+    )
     mm_encoder_cache_bytes: int = flag(
         256 * 1024**2,
         "memory for embeddings of images, which the next prompt with the same image finds; suffixes as in 1GiB",

@@ -18,6 +18,14 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     executor_address: str = flag(
         "localhost:50053", "the executor services, one per replica, comma separated", group="network"
     )
+    executor_discovery: str = flag(
+        "static",
+        "how executors are found; static: where --executor-address says, dns: at all addresses that the names there "
+        "have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "LABEL=VALUE:PORT",
+        group="network",
+        choices=("static", "dns", "kubernetes"),
+    )
     target_itl_ms: float | None = flag(
         None,
         "longest time between two tokens of a request while prompts are computed beside it, milliseconds; 0 = no "
@@ -70,9 +78,16 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         group="scheduling",
         valid=NOT_NEGATIVE,
     )
-    pipeline_depth: int = flag(2, "steps in flight, 1 or 2", group="scheduling", valid=Range(minimum=1, maximum=2))
-
-    @property
-    def executor_addresses(self) -> tuple[str, ...]:
-        """Of each replica."""
-        return tuple(address.strip() for address in self.executor_address.split(","))
+    placement: str = flag(
+        "cache_aware",
+        "which executor takes a request: cache_aware = where it costs all requests the least time, found prefixes "
+        "included; least_load = where the fewest run; round_robin = one after the other",
+        group="scheduling",
+        choices=("cache_aware", "least_load", "round_robin"),
+    )
+    pipeline_depth: int = flag(
+        2,
+        "steps in flight, 1 or 2; of a pipeline of S stages S - 1 more",
+        group="scheduling",
+        valid=Range(minimum=1, maximum=2),
+    )

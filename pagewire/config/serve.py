@@ -9,7 +9,7 @@ from pagewire.config.gateway import GatewayConfig
 from pagewire.config.scheduler import SchedulerConfig
 from pagewire.config.shared import ServiceConfig
 from pagewire.config.tokenizer import TokenizerConfig
-from pagewire.fields import PORT, flag
+from pagewire.fields import PORT, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,14 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
         "public gRPC port of the token level, served by the scheduler (default: not served)",
         group="network",
         valid=PORT,
+    )
+    data_parallel_size: int = flag(
+        1,
+        "executors, each with the whole model and a KV cache of its own; on CUDA each with a device of its own, on a "
+        "CPU each with its share of cores and memory",
+        group="executor",
+        valid=Range(minimum=1, maximum=1024),
+        short="dp",
     )
     uds_dir: str | None = flag(
         None,
@@ -38,5 +46,5 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
 # What the stack itself sets for its services: not flags of `pagewire serve`.
 SET_BY_STACK = (
     *("listen", "public_listen", "public_admin", "metrics_port", "reuse_port"),
-    *("tokenizer_address", "scheduler_address", "executor_address"),
+    *("tokenizer_address", "scheduler_address", "executor_address", "executor_discovery", "cpu_share"),
 )

@@ -194,6 +194,7 @@ def _needed_blocks(spec: CacheSpec, limits: Limits) -> int:
     return _blocks_of_one(spec.window, limits.max_model_len, limits)
 
 
-def default_cpu_bytes(available_bytes: int, usable_bytes: int) -> int:
-    """A bounded share of the available memory, and no more than all rows at full length can use."""
-    return min(int(available_bytes * CPU_SHARE_OF_AVAILABLE), CPU_MAX_BYTES, usable_bytes)
+def default_cpu_bytes(available_bytes: int, usable_bytes: int, cpu_share: float = 1.0) -> int:
+    """A bounded share of the available memory, and no more than all rows at full length can use. cpu_share: what this
+    process may have of the machine."""
+    return min(int(min(available_bytes * CPU_SHARE_OF_AVAILABLE, CPU_MAX_BYTES) * cpu_share), usable_bytes)

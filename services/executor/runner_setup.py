@@ -83,7 +83,7 @@ def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progres
     elif device.type == "cpu":
         usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
         usable_bytes = kv_cache.cache_bytes(setup.model, usable_blocks, limits)
-        num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes)
+        num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes, config.cpu_share)
     else:
         flag = "--gpu-memory-utilization"
         num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)

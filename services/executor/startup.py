@@ -96,7 +96,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
     # The number of OpenMP threads belongs to the thread that sets it.
-    torch.set_num_threads(config.num_threads or usable_cores())
+    torch.set_num_threads(config.num_threads or max(1, int(usable_cores() * config.cpu_share)))
     with phases("weights"):
         served = load_served(config, Path(model_path), device, config.load_format, progress)
     model, pooling = served.model, served.pooling

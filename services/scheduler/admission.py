@@ -158,26 +158,33 @@ class _Course:
         more decode."""
         num_steps = num_tokens / self.room()
         if num_places > self._num_open:
-            num_steps = max(num_steps, (num_places - self._num_open) * self._output_tokens / max(1.0, self.num_decodes))
-        num_ended = num_steps * self.num_decodes / self._output_tokens
+            num_steps = max(num_steps, (num_places - self._num_open) * self._output_tokens / max(1.0, self._cohort))
+        num_ended = num_steps * self._cohort / self._output_tokens
         self.seconds += num_steps * self._step_seconds + num_tokens * self._token_seconds
         self._num_open += num_ended - num_places
         self.num_decodes += num_requests - num_ended
 
     def prefill_seconds(self, num_tokens: float) -> float:
-        """Of a request that begins now. As its first step can begin, so does the one that runs have to end."""
-        num_steps = max(1.0, num_tokens / self.room()) + min(1.0, self.num_decodes)
+        """Of a request that begins now. As its first step can begin, so does the one that runs have to end; the last
+        one has to pass all stages."""
+        num_stages = self._replica.costs.num_stages
+        num_steps = max(1.0, num_tokens / self.room()) + min(1.0, self.num_decodes) + num_stages - 1
         return num_steps * self._step_seconds + num_tokens * self._token_seconds
 
     def room(self) -> float:
         """Tokens of prompts in a step."""
-        return self._replica.prompt_room(self.num_decodes, self._num_short_prompts, self._request_tokens)
+        return self._replica.prompt_room(self._cohort, self._num_short_prompts, self._request_tokens)
 
     @property
     def _step_seconds(self) -> float:
         """Besides the tokens of prompts."""
         costs = self._replica.costs
-        return costs.decode_seconds(self.num_decodes) + costs.first_prompt_seconds
+        return costs.decode_seconds(self._cohort) + costs.first_prompt_seconds
+
+    @property
+    def _cohort(self) -> float:
+        """Of those who decode, how many have a token in a step."""
+        return self.num_decodes / self._replica.costs.num_stages
 
 
 class Admission:

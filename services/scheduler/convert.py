@@ -158,6 +158,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         whole_prompts=message.whole_prompts,
         weights=to_weights(message.weights),
         predecessor_failed=message.predecessor_failed,
+        pipeline_stages=max(1, message.pipeline_stages),
     )
 
 

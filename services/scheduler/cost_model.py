@@ -3,7 +3,8 @@
     seconds = c0 * prompt tokens + c1 + c2 * decodes + c3 * (query, key) pairs of prompts + (c4 if there are prompts)
 
 with no c below zero. A step lasts from the result before to its own, as those see it who wait for tokens: what passes
-on the way to the device and back, or for want of a core, counts too.
+on the way to the device and back, or for want of a core, counts too. Where an executor is a pipeline, that is the time
+after which the next step may follow; a step passes all stages in as many times that.
 
 The coefficients minimize the squared error, relative to the size of a step's work: relative to its time, jitter would
 make steps look short. Older steps count less, those with and without prompts apart: an hour of decoding says nothing
@@ -70,7 +71,8 @@ class _Memory:
 class StepCosts:
     """Predicts the duration of steps. As long as no prompt was measured, prompts cost nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_stages: int = 1) -> None:
+        self.num_stages = num_stages  # a request has a token after as many steps
         self._coefficients = [0.0] * len(_SCALES)  # of scaled features
         self._memories = tuple([_Memory(*memory) for memory in _MEMORIES] for _ in range(2))  # without, with prompts
         self._num_learned = [0, 0]

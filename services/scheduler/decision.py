@@ -6,7 +6,7 @@ these go on. Feature code does not belong here: how much prompts may take is `st
 `waiting.py`'s.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.kv_cache import NewBlocks
@@ -19,6 +19,9 @@ from pagewire.services.scheduler.step_budget import StepBudget
 from pagewire.services.scheduler.suspicion import is_suspect
 from pagewire.services.scheduler.waiting import Turns, WaitingQueue
 
+# Requests that are left to other replicas, after which a step takes no more: it goes through no longer queue.
+_MAX_LEFT = 32
+
 # Whether the replica that asks takes a waiting request whose turn it is.
 Takes = Callable[[Request], bool]
 
@@ -27,9 +30,15 @@ class Decision:
     """Fills a step with whoever runs and with whoever waits and fits."""
 
     def __init__(
-        self, rows: Rows, ledger: Ledger, target: PrefillTarget, waiting: WaitingQueue, takes: Takes, is_idle: bool
+        self,
+        rows: Rows,
+        ledger: Ledger,
+        target: PrefillTarget,
+        waiting: WaitingQueue,
+        takes: Takes,
+        in_flight: Sequence[ScheduledStep],
     ) -> None:
-        """is_idle: no step is in flight."""
+        """in_flight: the steps that are, oldest first."""
         assert rows.kv is not None
         self._rows = rows
         self._kv = rows.kv
@@ -39,7 +48,8 @@ class Decision:
         self._target = target
         self._waiting = waiting
         self._takes = takes
-        self._is_idle = is_idle
+        self._in_flight = in_flight
+        self._is_idle = not in_flight
         self._order = rows.running  # the tail is preempted first
 
     def fill(self, step: ScheduledStep) -> None:
@@ -64,13 +74,15 @@ class Decision:
             self._order = keeping_order(rows.running)
         # The loop may pop from the tail while it goes: those are requests it has not reached yet, or the present one.
         runners = rows.quarantine.runners(self._order, is_suspect_due, self._is_idle)
+        runners = rows.cohorts.of_next_step(runners, self._in_flight)
         draft_budget = limits.draft_budget(len(runners))
         num_decodes = 0
         prefills: list[Request] = []
         for request in runners:
             num_tokens = len(request.token_ids) + request.num_output_placeholders
             if num_tokens - request.num_computed_tokens > 1:
-                prefills.append(request)
+                if request.status is RequestStatus.RUNNING:
+                    prefills.append(request)
                 continue
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is in flight
@@ -80,15 +92,19 @@ class Decision:
                 continue
             # Most have room for a token, and need no call to know.
             has_room = request.num_computed_tokens < request.num_slots
-            new_blocks = kv.no_blocks if has_room else kv.allocate_slots(request, 1)
+            new_blocks = kv.no_blocks if has_room else self._slot_for(request)
             while new_blocks is None and request.status is RequestStatus.RUNNING:
                 self._preempt_tail()
-                new_blocks = kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
+                new_blocks = self._slot_for(request)
             if new_blocks is not None:
                 self._run(request, 1, new_blocks)
                 num_decodes += 1
         step.work.num_decodes = num_decodes
         return prefills
+
+    def _slot_for(self, request: Request) -> NewBlocks | None:
+        """None: there is no block for it, or it is one that was preempted for those before it."""
+        return self._kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
 
     def _draft(self, request: Request, budget: int) -> int:
         """Lets a request that needs one token run that and drafts behind it, as many as the budget and the free blocks
@@ -98,6 +114,8 @@ class Decision:
         num_drafts = self._limits.num_drafts(budget, max_gain)
         # Nobody is to lose blocks to a draft. What a matcher allows behind one is not known.
         if num_drafts <= 0 or request.has_matcher or not kv.has_free_blocks(len(self._rows.running) + num_drafts):
+            return 0
+        if request.status is not RequestStatus.RUNNING:
             return 0
         new_blocks = kv.allocate_slots(request, 1 + num_drafts)
         assert new_blocks is not None
@@ -174,12 +192,12 @@ class Decision:
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
         """Admits waiting requests in their turns until one does not fit. Who waits for another's blocks is passed over,
-        but keeps a row free.
+        but keeps a row free; who is another replica's is passed over, too.
 
         first: a running prompt, of which nobody but those is to go ahead that have less to compute.
         """
         rows, kv, step = self._rows, self._kv, self._step
-        turns, num_passed = self._turns(), 0
+        turns, num_passed, num_left = self._turns(), 0, 0
         while num_passed < rows.num_open and not self._budget.is_spent and step.takes_more:
             request = turns.next()
             if request is None:
@@ -188,10 +206,16 @@ class Decision:
                 turns.pass_over(request)
                 num_passed += 1
                 continue
+            if not self._takes(request):
+                turns.pass_over(request)
+                num_left += 1
+                if num_left == _MAX_LEFT:
+                    return
+                continue
             if not rows.quarantine.admits(request, is_alone=self._is_idle and not step.request_ids):
                 return
             computed = rows.find_room(request)
-            if computed is None or not self._takes(request):
+            if computed is None:
                 return
             # A suspect, for which the others pause, would wait for them.
             if not is_suspect(request) and kv.awaits(request, computed):

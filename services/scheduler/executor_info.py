@@ -53,6 +53,7 @@ class ExecutorInfo:
     whole_prompts: bool = False  # each prompt in one step, from its first token on
     weights: Weights = Weights()
     predecessor_failed: bool = False  # as far as is known
+    pipeline_stages: int = 1  # that its layers are divided into
 
     @property
     def max_num_tokens(self) -> int:

@@ -8,6 +8,9 @@ How long a step takes is guessed from the last one of its size. A guess that is 
 gain. After one that is too long the device waits, at most until the result is here and the next step is decided and
 there: so long may a prompt of many thousand tokens take that is to be looked up and sent. So the lead, by which the
 decision precedes the guessed end, grows with every step that came too late and shrinks with every other.
+
+Where the executor is a pipeline, S steps run, and it is the first stage that must not wait. What it is at is not told,
+but a step whose result is here has left it S - 1 steps ago.
 """
 
 from collections import deque
@@ -42,10 +45,11 @@ class Pacer:
         self.num_late = 0  # steps that were held back too long: the device waited for them
         self.start_over()
 
-    def start_over(self) -> None:
-        """For an executor of unknown speed; nothing is in flight."""
+    def start_over(self, num_stages: int = 1) -> None:
+        """For an executor of unknown speed, with so many stages; nothing is in flight."""
+        self._num_stages = num_stages
         self._in_flight: deque[_Sent] = deque()
-        self._last_result_time = 0.0
+        self._last_result_time = self._last_seconds = 0.0  # of the last step that was done
         self._is_holding = self._was_held = False
         self._last_of_size: dict[int, tuple[int, float]] = {}  # binary magnitude of tokens -> tokens, seconds
         self.lead = _FIRST_LEAD
@@ -67,9 +71,10 @@ class Pacer:
         self._in_flight.append(_Sent(num_tokens, now, self._was_held, followed_long))
 
     def on_result(self, execute_seconds: float, idle_seconds: float | None, now: float) -> None:
-        """The oldest step in flight is done. idle_seconds: how long the device had waited for it; None if unknown."""
+        """The oldest step in flight is done. execute_seconds: of the slowest stage. idle_seconds: how long the first
+        stage had waited for it; None if unknown."""
         done = self._in_flight.popleft()
-        self._last_result_time = now
+        self._last_result_time, self._last_seconds = now, execute_seconds
         if done.num_tokens:  # else it only freed rows
             self._last_of_size[done.num_tokens.bit_length()] = (done.num_tokens, execute_seconds)
         if idle_seconds is None:
@@ -80,15 +85,27 @@ class Pacer:
         elif done.was_held or done.followed_long:
             self.lead = max(self.lead * _DECAY, _MIN_LEAD)
 
-    def running_since(self, now: float) -> float:
-        """When the oldest step in flight could begin: it was sent, and the one before done. Now, if there is none."""
-        return max(self._in_flight[0].time, self._last_result_time) if self._in_flight else now
+    @property
+    def max_in_flight(self) -> int:
+        """Steps: one in each stage, and perhaps one that waits for the first."""
+        return self._num_stages - 1 + self._pipeline_depth
+
+    def seconds_of_oldest(self, now: float) -> float:
+        """How long after the step before it the oldest step in flight, whose result is here, has come. If it did not
+        follow it at once: the time in each stage since it was sent."""
+        if not self._in_flight:
+            return 0.0
+        return min(now - self._last_result_time, (now - self._in_flight[0].time) / self._num_stages)
 
     def _seconds_left(self, now: float) -> float:
-        """Until the running step ends; 0 if none runs, or if no other may be sent before it ends."""
-        if not 0 < len(self._in_flight) < self._pipeline_depth:
+        """Until the first stage is done with all it has; 0 if it has nothing, or if no other step may be sent before
+        one in flight is done."""
+        if not 0 < len(self._in_flight) < self.max_in_flight:
             return 0.0
-        return self.running_since(now) + self._guess(self._in_flight[0].num_tokens) - now
+        end = self._last_result_time - (self._num_stages - 1) * self._last_seconds
+        for step in self._in_flight:
+            end = max(end, step.time) + self._guess(step.num_tokens)
+        return end - now
 
     def _guess(self, num_tokens: int) -> float:
         """Seconds that a step of so many tokens takes; rather too few than too many."""

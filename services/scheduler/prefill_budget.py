@@ -5,7 +5,7 @@ experience (`cost_model.py`), and the rest of the time is theirs. Prompts always
 decodes take, by default as much as these, and half the target. A step in which nobody decodes may take longer, as it
 delays only those who arrive meanwhile, and a request that is alone takes what it likes. Unless a target was set, so may
 one for which more short prompts wait than requests decode: in a burst, steps that are kept short delay more than they
-hurry.
+hurry. In a pipeline of S stages, those who decode wait for S steps, each of which may take an S-th of that.
 """
 
 from pagewire.config import SchedulerConfig
@@ -30,18 +30,19 @@ class PrefillTarget:
     def seconds(
         self, costs: StepCosts, num_decodes: float, num_short_prompts: float, *, is_alone: bool, is_contended: bool
     ) -> float:
-        """num_short_prompts: that run, or wait and have a row. is_alone: there is one request. is_contended: there are
-        several tenants, one of which may be about to come that was served less, so that also a step in which nobody
-        decodes is to be short."""
+        """num_decodes: of each step. num_short_prompts: that run, or wait and have a row. is_alone: there is one
+        request. is_contended: there are several tenants, one of which may be about to come that was served less, so
+        that also a step in which nobody decodes is to be short."""
         if self._target == 0 or is_alone:
             return NO_LIMIT
-        decodes = costs.decode_seconds(num_decodes)
+        decodes, stages = costs.decode_seconds(num_decodes), costs.num_stages
         if self._target is None:
-            target, least = _DEFAULT_TARGET, max(decodes, _DEFAULT_TARGET / 2)
+            target, least = _DEFAULT_TARGET / stages, max(decodes, _DEFAULT_TARGET / stages / 2)
         else:
-            target, least = self._target, decodes * _LEAST_SHARE
+            target, least = self._target / stages, decodes * _LEAST_SHARE
         if not is_contended and (num_decodes < 1 or self._target is None):
-            target *= min(max(1.0, num_short_prompts / num_decodes), _MAX_STRETCH) if num_decodes >= 1 else _MAX_STRETCH
+            ratio = num_short_prompts / (num_decodes * stages) if num_decodes >= 1 else _MAX_STRETCH
+            target *= min(max(1.0, ratio), _MAX_STRETCH)
         return max(target - decodes - costs.first_prompt_seconds, least)
 
 
@@ -55,15 +56,13 @@ class Allowance:
     def earn(self, costs: StepCosts, num_decodes: int, seconds: float) -> float:
         """Of a step with so many decodes, in which tokens of prompts may take so long.
 
-        Returns how long theirs may take in it: nothing; or half of that, so that who comes does not wait for long, or
-        more if they would spend most of the step on what it costs however few they are.
+        Returns how long theirs may take in it: nothing, or all of that.
         """
         decodes, first = costs.decode_seconds(num_decodes), costs.first_prompt_seconds
         if seconds == NO_LIMIT or not decodes:
             return NO_LIMIT
-        theirs = min(seconds, max(seconds / 2, first))
-        self._seconds = min(self._seconds + _ALLOWED_SHARE * decodes, first + theirs)
-        return theirs if self._seconds == first + theirs else 0.0
+        self._seconds = min(self._seconds + _ALLOWED_SHARE * decodes, first + seconds)
+        return seconds if self._seconds == first + seconds else 0.0
 
     def spend(self, seconds: float) -> None:
         self._seconds -= seconds

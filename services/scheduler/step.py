@@ -138,6 +138,6 @@ class StepResult:
 class StepClock:
     """What the executor measured of one step, seconds."""
 
-    execute_seconds: float  # of the device
+    execute_seconds: float  # of the device; in a pipeline, of the slowest stage
     queue_seconds: float  # in the executor's queue
-    idle_seconds: float | None  # the device waited for the step; None for a stream's first
+    idle_seconds: float | None  # the device, or that of the first stage, waited for it; None for a stream's first

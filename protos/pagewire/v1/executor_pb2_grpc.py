@@ -84,7 +84,7 @@ class ExecutorServiceServicer:
         """Executes steps strictly in order. The first message of a stream opens it: it has step_id 0 and a term, and so has
         its answer, step_id 0. A stream that opens ends the previous one and starts with empty rows and an empty KV cache; it
         is refused with FAILED_PRECONDITION while a scheduler of a higher term has the executor, or had it ten seconds ago.
-        Responses come in step order; two steps may be in flight.
+        Responses come in step order; two steps may be in flight, or one more than there are stages.
 
         A stream that fails says whose fault it may be, by its status and how the message begins. A request of the steps in
         flight: UNKNOWN "a step failed" (the executor goes on, and takes a new stream), INTERNAL "fatal device error" or

@@ -1,4 +1,4 @@
-"""Where a layer's weights live, in what precision, and what the checkpoint calls them."""
+"""Where a layer's weights live, in what precision, what the checkpoint calls them, and who has their other parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.weight_format import Quantization, WeightFormat
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Placement:
     device: torch.device
     quantization: Quantization | None = None
     prefix: str = ""
+    tensor: Communicator = ALONE  # with the ranks that have the other parts of each layer
 
     def within(self, module: str) -> Placement:
         return replace(self, prefix=f"{self.prefix}{module}.")

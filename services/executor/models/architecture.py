@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from pagewire.services.executor.layers.weight_format import Quantization
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import ModelConfig
 from pagewire.services.executor.models.config_keys import checked_keys
 from pagewire.services.executor.models.protocol import OwnModel
@@ -95,8 +95,8 @@ class Architecture(Generic[Config]):
     name: str  # the class in config.json's `architectures`
     model_type: str  # config.json's key of this name, by which transformers finds the class that reads the other keys
     parse: Callable[[Mapping[str, Any], torch.dtype], Config]  # keys of config.json, dtype to compute in
-    # (config, max_model_len, device, quantization): without weights; on the device "meta" it takes no memory
-    model: Callable[[Config, int, torch.device, Quantization | None], OwnModel]
+    # (config, max_model_len, placement of the whole): without weights; on the device "meta" it takes no memory
+    model: Callable[[Config, int, Placement], OwnModel]
     gguf: GgufForm | None = None
     # How else checkpoints name tensors: end of such a name -> the names, after what precedes that end, of equal shares
     # of its rows. A name with {} is that of each expert, of a tensor that has all experts one behind the other.

@@ -15,7 +15,6 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.pooling import Spans
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelLoadError, required
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.encoder import (
@@ -104,10 +103,7 @@ class BertClassifier:
 class BertModel(EncoderModel):
     """The encoder, with a classification head if the config has labels."""
 
-    def __init__(
-        self, config: BertConfig, max_model_len: int, device: torch.device, quantization: Quantization | None = None
-    ) -> None:
-        placement = Placement(config.dtype, device, quantization)
+    def __init__(self, config: BertConfig, max_model_len: int, placement: Placement) -> None:
         body = placement.within(config.prefix)
         self.config: BertConfig = config
         self.embeddings = BertEmbeddings(config, body.within("embeddings"))

@@ -8,13 +8,12 @@ from typing import Any, Protocol
 import torch
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.self_attention import llama_attention
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import DecoderConfig
 from pagewire.services.executor.models.causal import Attention, CausalModel, FeedForward, Layer, PreNormLayer
 
@@ -61,30 +60,28 @@ class DecoderModel(CausalModel):
         self,
         config: DecoderConfig,
         max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
+        placement: Placement,
         *,
         body_name: str = "model",
         head_name: str = "lm_head",
     ) -> None:
         """body_name, head_name: what the checkpoint calls the decoder and its output projection."""
-        placement = Placement(config.dtype, device, quantization)
         body = placement.within(body_name)
         self.config: DecoderConfig = config
         self.head_name = head_name
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device)
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         self.embed = Embedding(
-            "embed_tokens", config.vocab_size, config.hidden_size, body, projects=config.tie_word_embeddings
+            "embed_tokens", config.vocab_size, config.hidden_size, body, projects=config.tie_word_embeddings, split=True
         )
         self.layers = [
             self.layer(config, layer_idx, rotary, body.within(f"layers.{layer_idx}"))
-            for layer_idx, rotary in enumerate(self.rotaries(config, max_model_len, device))
+            for layer_idx, rotary in enumerate(self.rotaries(config, max_model_len, placement.device))
         ]
         self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, body)
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, {head_name: config.vocab_size}, placement, bias=False)
+            else Linear(config.hidden_size, {head_name: config.vocab_size}, placement, bias=False, split=Split.GATHERED)
         )
 
     def rotaries(

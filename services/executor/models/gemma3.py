@@ -7,14 +7,13 @@ reads and writes text is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.gemma2 import (
@@ -45,17 +44,11 @@ class Gemma3Config(GemmaConfig):
 class Gemma3Model(GemmaModel):
     config: Gemma3Config
 
-    def __init__(
-        self,
-        config: Gemma3Config,
-        max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
-    ) -> None:
-        everywhere = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device)
-        nearby = RotaryEmbedding(config.local_rope, config.head_dim, max_model_len, device)
+    def __init__(self, config: Gemma3Config, max_model_len: int, placement: Placement) -> None:
+        everywhere = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
+        nearby = RotaryEmbedding(config.local_rope, config.head_dim, max_model_len, placement.device)
         rotary = [nearby if window else everywhere for window in config.sliding_windows]
-        super().__init__(config, rotary, Placement(config.dtype, device, quantization, config.text_prefix))
+        super().__init__(config, rotary, replace(placement, prefix=config.text_prefix))
 
     def ignored(self, name: str) -> bool:
         sees = bool(self.config.text_prefix) and name.startswith(_VISION)

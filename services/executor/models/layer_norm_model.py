@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, positive_number
 from pagewire.services.executor.models.causal import CausalModel, Layer
 
@@ -44,26 +43,23 @@ class LayerNormModel(CausalModel):
     norm_has_bias: bool = True
     head_has_bias: bool = False
 
-    def __init__(
-        self,
-        config: LayerNormConfig,
-        max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
-    ) -> None:
-        placement = Placement(config.dtype, device, quantization)
+    def __init__(self, config: LayerNormConfig, max_model_len: int, placement: Placement) -> None:
         body = placement.within(self.body_name)
         size, tied = config.hidden_size, config.tie_word_embeddings
         self.config: LayerNormConfig = config
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device)
-        self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied)
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
+        self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied, split=True)
         self.layers = [
             self.layer(layer_idx, body.within(f"{self.layers_name}.{layer_idx}"))
             for layer_idx in range(config.num_layers)
         ]
         self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, body, bias=self.norm_has_bias)
         self.lm_head = (
-            None if tied else Linear(size, {self.head_name: config.vocab_size}, placement, bias=self.head_has_bias)
+            None
+            if tied
+            else Linear(
+                size, {self.head_name: config.vocab_size}, placement, bias=self.head_has_bias, split=Split.GATHERED
+            )
         )
 
     @abstractmethod
@@ -79,7 +75,19 @@ class LayerNormModel(CausalModel):
         """Two projections by their names, with an activation between."""
         config = self.config
         return MLP(
-            Linear(config.hidden_size, {up: config.intermediate_size}, placement, bias=config.mlp_bias),
+            Linear(
+                config.hidden_size,
+                {up: config.intermediate_size},
+                placement,
+                bias=config.mlp_bias,
+                split=Split.OUTPUTS,
+            ),
             plain_activation(config.hidden_act),
-            Linear(config.intermediate_size, {down: config.hidden_size}, placement, bias=config.mlp_bias),
+            Linear(
+                config.intermediate_size,
+                {down: config.hidden_size},
+                placement,
+                bias=config.mlp_bias,
+                split=Split.INPUTS,
+            ),
         )

@@ -19,7 +19,6 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.state_space import Mamba2Mixer, StateSpaceConfig
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import (
     ModelConfig,
     ModelLoadError,
@@ -112,10 +111,9 @@ class Mamba2Layer:
 
 
 class Mamba2Model(CausalModel):
-    def __init__(
-        self, config: Mamba2Config, max_model_len: int, device: torch.device, quantization: Quantization | None = None
-    ) -> None:
-        placement = Placement(config.dtype, device, quantization)
+    unsplit = "its layers keep one state for all heads of a group; use replicas"
+
+    def __init__(self, config: Mamba2Config, max_model_len: int, placement: Placement) -> None:
         body, size = placement.within("backbone"), config.hidden_size
         self.config: Mamba2Config = config
         self.stream_dtype = torch.float32 if config.residual_in_fp32 else None

@@ -17,7 +17,6 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.pooling import Spans
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelLoadError, positive_number, required
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.encoder import (
@@ -116,18 +115,11 @@ class ModernBertClassifier:
 class ModernBertModel(EncoderModel):
     """The encoder, with a classification head if the config has labels."""
 
-    def __init__(
-        self,
-        config: ModernBertConfig,
-        max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
-    ) -> None:
-        placement = Placement(config.dtype, device, quantization)
+    def __init__(self, config: ModernBertConfig, max_model_len: int, placement: Placement) -> None:
         body = placement.within("model")
         size, eps, bias = config.hidden_size, config.norm_eps, config.norm_bias
         tables = {
-            is_local: rotary_table(theta, config.head_dim, max_model_len, device)
+            is_local: rotary_table(theta, config.head_dim, max_model_len, placement.device)
             for is_local, theta in ((False, config.global_rope_theta), (True, config.local_rope_theta))
         }
         self.config: ModernBertConfig = config

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.layers.weight_format import Quantization
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import ModelLoadError, required
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.image_forms import Patches
@@ -64,19 +64,11 @@ def qwen2_5_vl_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen25VLCon
 class Qwen25VLModel(VisionLanguageModel):
     config: Qwen25VLConfig
 
-    def __init__(
-        self,
-        config: Qwen25VLConfig,
-        max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
-    ) -> None:
-        super().__init__(
-            config, max_model_len, device, quantization, vision_names={"visual": "visual"}, body_name="model"
-        )
+    def __init__(self, config: Qwen25VLConfig, max_model_len: int, placement: Placement) -> None:
+        super().__init__(config, max_model_len, placement, vision_names={"visual": "visual"}, body_name="model")
         axis_of_pair = torch.arange(3).repeat_interleave(torch.tensor(config.mrope_section))
         # int64 [head_dim]: which axis a column of the rotary table, cosines and then sines, belongs to
-        self._axis = axis_of_pair.repeat(2).to(device)
+        self._axis = axis_of_pair.repeat(2).to(placement.device)
 
     def image_positions(self, images: Sequence[Image]) -> tuple[np.ndarray, int]:
         """(int64 [3, n]: time, height and width of all tokens up to the last image's last, delta of those behind)"""

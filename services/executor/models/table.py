@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig
 
 from pagewire.services.executor.layers.kv_spec import CacheSpec, LatentSpec, StateSpec
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES, THROUGH_TRANSFORMERS
@@ -77,7 +78,7 @@ def example_config(architecture: Architecture[Any]) -> dict[str, Any]:
 def example_model(architecture: Architecture[Any]) -> OwnModel:
     """Without memory for weights."""
     config = architecture.read_config(example_config(architecture), torch.bfloat16)
-    return architecture.model(config, config.max_position_embeddings, torch.device("meta"), None)
+    return architecture.model(config, config.max_position_embeddings, Placement(config.dtype, torch.device("meta")))
 
 
 def page(loading: Mapping[str, Mapping[str, float]]) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.vision_tower import VisionTower
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import DecoderConfig, ModelConfig, ModelLoadError, required
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.image_forms import ImageForm
@@ -109,8 +109,7 @@ class VisionLanguageModel(OwnModel):
         self,
         config: VisionLanguageConfig,
         max_model_len: int,
-        device: torch.device,
-        quantization: Quantization | None = None,
+        placement: Placement,
         *,
         vision_names: Mapping[str, str],
         body_name: str,
@@ -118,10 +117,8 @@ class VisionLanguageModel(OwnModel):
     ) -> None:
         """vision_names: see `VisionTower`. body_name, head_name: see `DecoderModel`."""
         self.config = config
-        self.vision = VisionTower(config.raw, vision_names, config.dtype, device)
-        self.text = DecoderModel(
-            config.text, max_model_len, device, quantization, body_name=body_name, head_name=head_name
-        )
+        self.vision = VisionTower(config.raw, vision_names, placement.dtype, placement.device)
+        self.text = DecoderModel(config.text, max_model_len, placement, body_name=body_name, head_name=head_name)
 
     @property
     def image_token_id(self) -> int:

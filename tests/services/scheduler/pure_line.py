@@ -32,6 +32,7 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         max_num_seqs=executor.max_num_seqs,
         max_num_batched_tokens=executor.max_num_batched_tokens,
         max_draft_tokens=executor.max_draft_tokens,
+        pipeline_stages=executor.pipeline_stages,
         weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
     )
 
@@ -106,6 +107,25 @@ class PureLine:
         self._results[index].clear()
         self._in_flight[index].clear()
 
+    def join(self, executor: FakeExecutor) -> int:
+        """One more; returns its index."""
+        self.scheduler.add_replica()
+        self.executors.append(executor)
+        self._results.append(deque())
+        self._in_flight.append(deque())
+        self.attach(len(self.executors) - 1)
+        return len(self.executors) - 1
+
+    def leave(self, index: int) -> None:
+        """One fewer, whatever it ran; those behind it have another index from now on."""
+        replica = self.scheduler.replicas[index]
+        if replica.info is not None:
+            self.lose(index)
+        self.scheduler.remove_replica(replica)
+        for column in (self.executors, self._results, self._in_flight):
+            del column[index]
+        self._check_integrity()
+
     def die(self, successor: FakeExecutor | None = None, index: int = 0, loss: Loss = Loss.SILENT) -> None:
         """The executor loses everything, steps in flight included, and comes back, or another one does."""
         self.lose(index, loss)
@@ -155,6 +175,7 @@ class PureLine:
         step = self.scheduler.schedule(self.scheduler.replicas[index])
         self._check_integrity()
         if step is not None:
+            self._check_turns(index, step)
             self.steps.append(step)
             self._results[index].append(self.executors[index].execute(step))
             self._in_flight[index].append(step)
@@ -204,6 +225,18 @@ class PureLine:
     def _note_end(self, request: Request) -> None:
         assert request.finish_reason is not None
         self.ends[request.request_id].append(request.finish_reason)
+
+    def _check_turns(self, index: int, step: ScheduledStep) -> None:
+        """That no stage of a pipeline would wait for a token that is sampled in one of the S - 1 steps before, and that
+        no more steps are in flight than stages can have, and one."""
+        num_stages, in_flight = self.executors[index].pipeline_stages, list(self._in_flight[index])
+        assert len(in_flight) < num_stages - 1 + self.config.pipeline_depth
+        under_way = {
+            one.request_id for other in in_flight[max(0, len(in_flight) - num_stages + 1) :] for one in other.sampled
+        }
+        entering = {new.request_id for new in step.new_requests}  # those that were preempted do not wait for it
+        if num_stages > 1:
+            assert not under_way.intersection(step.request_ids).difference(entering), "a stage would wait for a token"
 
     def _check_integrity(self) -> None:
         if self._checks:

@@ -104,6 +104,7 @@ def executors(
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS],
         max_draft_tokens=draw(max_draft_tokens),
+        pipeline_stages=draw(st.sampled_from([1, 1, 2, 4])),
         draw_gain=lambda most: gains.randint(1, most),
     )
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.models.table import example_config
@@ -70,7 +71,7 @@ def example(name: str) -> dict[str, Any]:
 def build(name: str, keys: dict[str, Any]) -> None:
     architecture = ARCHITECTURES[name]
     config = architecture.read_config(keys, torch.float32)
-    architecture.model(config, 64, torch.device("meta"), None)
+    architecture.model(config, 64, Placement(config.dtype, torch.device("meta")))
 
 
 @pytest.mark.parametrize(("name", "key", "value"), WRONG)

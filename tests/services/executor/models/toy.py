@@ -18,7 +18,6 @@ from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.state_space import Mamba2Mixer, States, StateSpaceConfig
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.model_config import ModelConfig
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
@@ -90,10 +89,8 @@ class ToyLayer:
 class ToyModel(OwnModel):
     """Learned positions, pre-norm layers, tied head. `seen`: the contexts it received."""
 
-    def __init__(
-        self, config: ToyConfig, max_model_len: int, device: torch.device, quantization: Quantization | None = None
-    ) -> None:
-        placement = Placement(config.dtype, device, quantization, "model.")
+    def __init__(self, config: ToyConfig, max_model_len: int, placement: Placement) -> None:
+        placement = placement.within("model")
         self.config: ToyConfig = config
         self.embed = Embedding("embed_tokens", config.vocab_size, HIDDEN, placement, projects=True)
         self.positions = Embedding("embed_positions", config.max_position_embeddings, HIDDEN, placement)

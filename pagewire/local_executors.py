@@ -1,0 +1,50 @@
+"""The executors of a local stack: their names, and what of the machine each of them gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pagewire.config import ExecutorConfig, ServeConfig
+from pagewire.errors import StartupError
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+# One entry for each device that the driver has.
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def names(config: ServeConfig) -> list[str]:
+    """One alone is "executor"."""
+    count = config.data_parallel_size
+    return ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
+
+
+def part(config: ServeConfig, listen: str) -> ExecutorConfig:
+    """The configuration of one of them. What the user says of threads and memory holds for each."""
+    share = 1 / config.data_parallel_size
+    executor: ExecutorConfig = config.part(ExecutorConfig, listen=listen, metrics_port=None, cpu_share=share)
+    return executor
+
+
+def devices(
+    config: ServeConfig, environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER
+) -> list[dict[str, str]]:
+    """What the environment of each says of devices; nothing where they are one, or run on a CPU.
+
+    Raises StartupError if there are too few.
+    """
+    count = config.data_parallel_size
+    visible = environ.get(_VISIBLE)
+    if visible is not None:
+        present = [one for one in visible.split(",") if one.strip() not in ("", "-1")]
+    else:
+        present = [str(number) for number in range(len(list(driver.iterdir())) if driver.is_dir() else 0)]
+    if count == 1 or config.device == "cpu" or not present:
+        return [{} for _ in range(count)]
+    if len(present) < count:
+        raise StartupError(
+            f"--data-parallel-size {count} takes {count} CUDA devices, {len(present)} are here: start fewer executors, "
+            "or run them on --device cpu"
+        )
+    return [{_VISIBLE: one} for one in present[:count]]

@@ -1,0 +1,46 @@
+"""What the ranks of a group say to each other within a step.
+
+All ranks make the same calls in the same order: each returns when the others have made it, too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """One rank's end. Every rank gets the same bits: sums are in the order of ranks."""
+
+    rank: int  # from 0
+    size: int  # ranks
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, of any shape; x may be overwritten."""
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """x [n, k] of each rank -> [n, size * k], in the order of ranks"""
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        """Rank root's x; the others give one of its shape and dtype, which may be overwritten."""
+
+
+class _Alone:
+    """There is no other rank."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return x
+
+
+ALONE: Communicator = _Alone()

@@ -1,0 +1,90 @@
+"""Which replicas hold which blocks, so that nobody has to be asked who holds the longest prefix of a prompt."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+
+class PrefixIndex:
+    """Hashes of blocks -> ids of the replicas that can find them, or will when those that run are computed."""
+
+    def __init__(self) -> None:
+        # Most blocks are held by one replica: a set for each would take several times the memory.
+        self._holders: dict[bytes, int | set[int]] = {}
+
+    def add(self, replica_id: int, block_hash: bytes) -> None:
+        present = self._holders.get(block_hash)
+        if present is None:
+            self._holders[block_hash] = replica_id
+        elif isinstance(present, set):
+            present.add(replica_id)
+        elif present != replica_id:
+            self._holders[block_hash] = {present, replica_id}
+
+    def remove(self, replica_id: int, block_hash: bytes) -> None:
+        """Does nothing if it is not there."""
+        present = self._holders.get(block_hash)
+        if present == replica_id:
+            del self._holders[block_hash]
+        elif isinstance(present, set):
+            present.discard(replica_id)
+            if len(present) == 1:
+                (self._holders[block_hash],) = present
+
+    def depths(self, hashes: Sequence[bytes], most: int, wanted: Collection[int], num_holders: int) -> dict[int, int]:
+        """How many of the first blocks of these hashes replicas hold, those with most first.
+
+        Blocks in front go last, so whoever holds one is taken to hold those before it, too.
+
+        most: blocks that may be found. wanted: replicas to be told of in any case, if they hold any. num_holders: of
+        all others, so many that hold most.
+        """
+        found: dict[int, int] = {}
+        missing = set(wanted)
+        for place in range(min(most, len(hashes)) - 1, -1, -1):
+            present = self._holders.get(hashes[place])
+            if present is None:
+                continue
+            for replica_id in present if isinstance(present, set) else (present,):
+                if replica_id in missing:
+                    missing.discard(replica_id)
+                    found[replica_id] = place + 1
+                elif num_holders > 0 and replica_id not in found:
+                    num_holders -= 1
+                    found[replica_id] = place + 1
+            if not missing and num_holders <= 0:
+                break
+        return found
+
+    def hashes_of(self, replica_id: int) -> set[bytes]:
+        """To look at; goes through all."""
+        return {
+            block_hash
+            for block_hash, present in self._holders.items()
+            if present == replica_id or (isinstance(present, set) and replica_id in present)
+        }
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+
+class IndexedBlocks:
+    """One replica's part of the index; without an index nothing is done."""
+
+    __slots__ = ("_index", "_replica_id")
+
+    def __init__(self, index: PrefixIndex, replica_id: int) -> None:
+        self._index = index
+        self._replica_id = replica_id
+
+    def add(self, block_hash: bytes) -> None:
+        self._index.add(self._replica_id, block_hash)
+
+    def remove(self, block_hash: bytes) -> None:
+        self._index.remove(self._replica_id, block_hash)
+
+    def hashes(self) -> set[bytes]:
+        """To look at."""
+        return self._index.hashes_of(self._replica_id)
+
+    def remove_all(self, block_hashes: Iterable[bytes]) -> None:
+        for block_hash in block_hashes:
+            self._index.remove(self._replica_id, block_hash)
