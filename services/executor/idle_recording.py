@@ -20,10 +20,10 @@ class IdleRecording:
     """One shape after the other, the smallest first. All calls come from the device thread."""
 
     def __init__(self, runner: ModelRunner, longest: float = LONGEST_S) -> None:
-        """longest: seconds; the recording that takes longer is the last."""
+        """longest: seconds; when two in turn have taken longer, they are the last: one may have been unlucky."""
         self._runner = runner
         self._longest = longest
-        self._num_recorded, self._seconds = 0, 0.0
+        self._num_recorded, self._num_long, self._seconds = 0, 0, 0.0
         self.is_done = False
 
     def record_next(self) -> None:
@@ -38,6 +38,7 @@ class IdleRecording:
         self._seconds += seconds
         if not self.is_done:
             self._num_recorded += 1
-            self.is_done = seconds > self._longest
+            self._num_long = self._num_long + 1 if seconds > self._longest else 0
+            self.is_done = self._num_long == 2
         if self.is_done and self._num_recorded:
             logger.info("recorded %d shapes of steps in %.1f s while nobody waited", self._num_recorded, self._seconds)
