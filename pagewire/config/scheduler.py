@@ -20,9 +20,11 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     )
     executor_discovery: str = flag(
         "static",
-        "how executors are found that come and go; static: they are those of --executor-address",
+        "how executors are found; static: where --executor-address says, dns: at all addresses that the names there "
+        "have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "LABEL=VALUE:PORT",
         group="network",
-        choices=("static",),
+        choices=("static", "dns", "kubernetes"),
     )
     target_itl_ms: float | None = flag(
         None,
@@ -75,6 +77,13 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         "refused at once with RESOURCE_EXHAUSTED / 429 and the time to come back; 0 = no limit",
         group="scheduling",
         valid=NOT_NEGATIVE,
+    )
+    placement: str = flag(
+        "cache_aware",
+        "which executor takes a request: cache_aware = where it costs all requests the least time, found prefixes "
+        "included; least_load = where the fewest run; round_robin = one after the other",
+        group="scheduling",
+        choices=("cache_aware", "least_load", "round_robin"),
     )
     pipeline_depth: int = flag(
         2,

@@ -6,18 +6,30 @@ one that has left the list nothing new.
 
 from collections.abc import Callable
 
+from pagewire.discovery.dns import Dns
 from pagewire.discovery.listed import Discovery, Listed, Static, split_addresses
 
 __all__ = ["KINDS", "Discovery", "Listed", "Static", "discover"]
+
+_Make = Callable[[str, tuple[str, ...]], Discovery]
 
 
 def _static(flag: str, addresses: tuple[str, ...]) -> Discovery:
     return Static(addresses)
 
 
-KINDS: dict[str, Callable[[str, tuple[str, ...]], Discovery]] = {"static": _static}
+def _kubernetes(flag: str, addresses: tuple[str, ...]) -> Discovery:
+    # Nobody else needs an HTTP client for it.
+    from pagewire.discovery.kubernetes import Kubernetes
+    from pagewire.discovery.kubernetes_api import Api
+
+    return Kubernetes(flag, addresses, Api.of_pod(flag))
+
+
+_MAKERS: dict[str, _Make] = {"static": _static, "dns": Dns, "kubernetes": _kubernetes}
+KINDS = tuple(_MAKERS)
 
 
 def discover(kind: str, flag: str, value: str) -> Discovery:
     """kind: one of KINDS. flag, value: what says where, comma separated. Raises StartupError."""
-    return KINDS[kind](flag, split_addresses(flag, value))
+    return _MAKERS[kind](flag, split_addresses(flag, value))
