@@ -35,6 +35,8 @@ PERIOD_S = 30.0
 IDLE_TIMEOUT_S = 60.0
 NUM_CLIENTS = 8
 KV_CACHE_BYTES = 512 * MIB  # of the stack that is started: soon full, so that blocks are found, and lost to others
+# Likewise; used as in the traffic, one takes a fifth of a MiB.
+GRAMMAR_CACHE_SIZE = 32
 KV_CACHE = "MiB of KV cache"
 # By column: what it may rise in an hour. The KV cache has a size of its own.
 BOUNDS = {"MiB": 16.0, "descriptors": 4.0, "threads": 4.0, "tasks": 4.0, KV_CACHE: float("inf")}
@@ -147,6 +149,10 @@ async def soak(url: str, minutes: float, seed: int) -> list[str]:
     return one.problems
 
 
+def _small_caches() -> ServeConfig:
+    return ServeConfig(log_level="warning", kv_cache_memory_bytes=KV_CACHE_BYTES, grammar_cache_size=GRAMMAR_CACHE_SIZE)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -155,11 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--url", help="REST address of a stack on this machine; without it, one is started")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    own = (
-        nullcontext()
-        if arguments.url
-        else serving.server(ServeConfig(log_level="warning", kv_cache_memory_bytes=KV_CACHE_BYTES))
-    )
+    own = nullcontext() if arguments.url else serving.server(_small_caches())
     with own as started:
         url = arguments.url if started is None else f"http://127.0.0.1:{started[1]}"
         problems = asyncio.run(soak(url, arguments.minutes, arguments.seed))
