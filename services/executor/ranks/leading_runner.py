@@ -37,6 +37,9 @@ class LeadingRunner:
     def on_other_weights(self) -> None:
         self._runner.on_other_weights()  # the followers do by themselves
 
+    def record_missing(self) -> bool:
+        return False  # all ranks record a step when it first occurs
+
     @property
     def model(self) -> Model:
         return self._runner.model
