@@ -61,18 +61,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def __init__(
         self,
         service: str,
-        behind: Sequence[Neighbour],
+        behind: Callable[[], Sequence[Neighbour]],
         is_serving: Callable[[], bool],
         describe: Describe,
         replace_weights: ReplaceWeights | None = None,
     ) -> None:
-        """replace_weights: None, where that is not offered."""
+        """behind: those that are there now. replace_weights: None, where that is not offered."""
         self._service = service
         self._replace_weights = replace_weights
         self._behind = behind
         self._is_serving = is_serving
         self._describe = describe
-        self._stubs = [admin_pb2_grpc.AdminServiceStub(neighbour.channel) for neighbour in behind]
 
     async def GetMetrics(
         self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
@@ -80,7 +79,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
         response = admin_pb2.GetMetricsResponse(services=[own])
         answers = await asyncio.gather(
-            *(stub.GetMetrics(request, timeout=_TIMEOUT_S) for stub in self._stubs), return_exceptions=True
+            *(
+                admin_pb2_grpc.AdminServiceStub(one.channel).GetMetrics(request, timeout=_TIMEOUT_S)
+                for one in self._behind()
+            ),
+            return_exceptions=True,
         )
         for answer in answers:
             if isinstance(answer, grpc.aio.AioRpcError):
@@ -98,7 +101,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._describe(own, request.with_kv_maps)
         remaining = context.time_remaining()
         timeout = _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
-        behind = await asyncio.gather(*(status_behind(one, request, timeout) for one in self._behind))
+        behind = await asyncio.gather(*(status_behind(one, request, timeout) for one in self._behind()))
         return admin_pb2.GetStatusResponse(services=[own, *(status for statuses in behind for status in statuses)])
 
     async def ReplaceWeights(

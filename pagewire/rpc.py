@@ -66,10 +66,12 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target. credentials: for TLS."""
+def channel(address: str, credentials: grpc.ChannelCredentials | None = None, host: str = "") -> grpc.aio.Channel:
+    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target. credentials: for TLS; host: whose
+    certificate it is to show, "": the address's."""
     if credentials is not None:
-        return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+        names = [("grpc.ssl_target_name_override", host)] if host else []
+        return grpc.aio.secure_channel(address, credentials, options=[*_CHANNEL_OPTIONS, *names])
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
@@ -167,11 +169,12 @@ class Server:
     def add_admin(
         self,
         service: str,
-        behind: Sequence[Neighbour] = (),
+        behind: Callable[[], Sequence[Neighbour]] = lambda: (),
         describe: Describe = lambda status, with_kv_maps: None,
         replace_weights: ReplaceWeights | None = None,
     ) -> None:
-        """describe: fills in what only this service can tell of itself. replace_weights: if that is offered here."""
+        """behind: those behind this service now. describe: fills in what only this service can tell of itself.
+        replace_weights: if that is offered here."""
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
         servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights)
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import rpc
 from pagewire.config import TlsConfig
+from pagewire.discovery import Listed
 from pagewire.tls import GRPC_WITH_TLS, NO_FILES, Certificates, Files, Loaded, certificates_of, why_unavailable
 
 logger = logging.getLogger(__name__)
@@ -50,18 +51,23 @@ class ServiceTls:
             return None
         return _server_credentials(self.certificates, wants_certificate=True)
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """To another service. The log says why none comes about, if that is TLS."""
+    def channel(self, address: str, host: str = "") -> grpc.aio.Channel:
+        """To another service. host: whose certificate it shows; "": the address's. The log says why no connection comes
+        about, if that is TLS."""
         if address.startswith("unix:"):
             return rpc.channel(address)
         if self.certificates is not None and self._has_secure_links:
-            channel: grpc.aio.Channel = RenewedChannel(address, self.certificates)
+            channel: grpc.aio.Channel = RenewedChannel(address, self.certificates, host)
         else:
             channel = rpc.channel(address)
         telling = asyncio.create_task(tell_of_refusals(channel, address))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
         return channel
+
+    def listed_channel(self, listed: Listed) -> grpc.aio.Channel:
+        """To a service that was found; who was found by name has to show a certificate of that name."""
+        return self.channel(listed.address, listed.host)
 
 
 NO_TLS = ServiceTls(TlsConfig())
@@ -130,15 +136,16 @@ def _server_credentials(certificates: Certificates, *, wants_certificate: bool) 
 class RenewedChannel(grpc.aio.Channel):
     """A channel whose next call shows the certificate of then; gRPC's own show the one that they were made with."""
 
-    def __init__(self, address: str, certificates: Certificates) -> None:
+    def __init__(self, address: str, certificates: Certificates, host: str = "") -> None:
         self._address = address
+        self._host = host
         self._certificates = certificates
         self._loaded = certificates.current()
         self._channel = self._open()
         self._closing: set[asyncio.Task[None]] = set()
 
     def _open(self) -> grpc.aio.Channel:
-        return rpc.channel(self._address, channel_credentials(self._loaded))
+        return rpc.channel(self._address, channel_credentials(self._loaded), self._host)
 
     def _current(self) -> grpc.aio.Channel:
         loaded = self._certificates.current()

@@ -10,6 +10,7 @@ from functools import partial
 from pagewire.kernels.cpu import sampling
 from pagewire.kernels.cpu.accept_tokens import accept_tokens
 from pagewire.kernels.cpu.attention import paged_attention, rotary_store_kv, store_kv
+from pagewire.kernels.cpu.collectives import all_gather, all_reduce, broadcast
 from pagewire.kernels.cpu.elementwise import (
     add_layer_norm,
     add_rms_norm,
@@ -46,7 +47,10 @@ __all__ = [
     "accept_tokens",
     "add_layer_norm",
     "add_rms_norm",
+    "all_gather",
+    "all_reduce",
     "apply_penalties",
+    "broadcast",
     "causal_conv",
     "clamped_swiglu",
     "combine_experts",

@@ -15,6 +15,7 @@ Callers import this package and call `ops.<op>`; its arguments are flat because 
 from __future__ import annotations
 
 from pagewire.kernels.ops.attention import MAX_HEAD_DIM, paged_attention, rotary_store_kv, store_kv
+from pagewire.kernels.ops.collectives import all_gather, all_reduce, broadcast
 from pagewire.kernels.ops.definition import DEFINITIONS, Definition
 from pagewire.kernels.ops.elementwise import (
     add_layer_norm,
@@ -78,7 +79,10 @@ __all__ = [
     "accept_tokens",
     "add_layer_norm",
     "add_rms_norm",
+    "all_gather",
+    "all_reduce",
     "apply_penalties",
+    "broadcast",
     "causal_conv",
     "clamped_swiglu",
     "combine_experts",

@@ -14,6 +14,7 @@ from pagewire.kernels.reference.attention import (
     store_kv,
     visible,
 )
+from pagewire.kernels.reference.collectives import all_gather, all_reduce, broadcast
 from pagewire.kernels.reference.elementwise import (
     add_layer_norm,
     add_rms_norm,
@@ -53,7 +54,10 @@ __all__ = [
     "accept_tokens",
     "add_layer_norm",
     "add_rms_norm",
+    "all_gather",
+    "all_reduce",
     "apply_penalties",
+    "broadcast",
     "causal_conv",
     "clamped_swiglu",
     "combine_experts",

@@ -18,6 +18,12 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     executor_address: str = flag(
         "localhost:50053", "the executor services, one per replica, comma separated", group="network"
     )
+    executor_discovery: str = flag(
+        "static",
+        "how executors are found that come and go; static: they are those of --executor-address",
+        group="network",
+        choices=("static",),
+    )
     target_itl_ms: float | None = flag(
         None,
         "longest time between two tokens of a request while prompts are computed beside it, milliseconds; 0 = no "
@@ -76,8 +82,3 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         group="scheduling",
         valid=Range(minimum=1, maximum=2),
     )
-
-    @property
-    def executor_addresses(self) -> tuple[str, ...]:
-        """Of each replica."""
-        return tuple(address.strip() for address in self.executor_address.split(","))

@@ -45,5 +45,5 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 # What the stack itself sets for its services: not flags of `pagewire serve`.
 SET_BY_STACK = (
     *("listen", "public_listen", "public_admin", "metrics_port", "reuse_port"),
-    *("tokenizer_address", "scheduler_address", "executor_address", "cpu_share"),
+    *("tokenizer_address", "scheduler_address", "executor_address", "executor_discovery", "cpu_share"),
 )

@@ -12,6 +12,7 @@ import grpc
 
 from pagewire import telemetry
 from pagewire.config import SchedulerConfig
+from pagewire.discovery import Discovery
 from pagewire.rpc import RpcError, timeout_of
 from pagewire.sampling_params import InvalidRequest
 from pagewire.services.scheduler import convert, stats
@@ -20,10 +21,11 @@ from pagewire.services.scheduler.availability import Availability
 from pagewire.services.scheduler.delivery import Delivery
 from pagewire.services.scheduler.entrance import Entrance, condemned, expired
 from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.executors import Connect, Executors
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.grammars import compile_grammar
 from pagewire.services.scheduler.live_request import LiveRequest
-from pagewire.services.scheduler.loss import GOES_OVER, Loss, loss_of
+from pagewire.services.scheduler.loss import GOES_OVER, LEFT, Loss, loss_of
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -39,20 +41,17 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Drives one scheduler and its replicas, one executor each, on behalf of many clients."""
 
-    def __init__(self, config: SchedulerConfig, executor_channels: Sequence[grpc.aio.Channel]) -> None:
-        """executor_channels: to config.executor_addresses."""
+    def __init__(self, config: SchedulerConfig, discovery: Discovery, connect: Connect) -> None:
+        """connect: makes channels to executors that are listed."""
         self._config = config
-        self.scheduler = Scheduler(config, len(executor_channels))
+        self._discovery = discovery
+        self.scheduler = Scheduler(config, 0)
         self._entrance = Entrance(self.scheduler, config.max_queue_time)
         self._expiry = Expiry(self._expire)
-        self._stats = stats.Stats(self.scheduler)
-        term = time.time_ns()  # a scheduler that starts later has a higher one
-        self._drivers = [
-            ReplicaDriver(self.scheduler, replica, channel, address, term, self, self._stats, config.hang_timeout)
-            for replica, channel, address in zip(
-                self.scheduler.replicas, executor_channels, config.executor_addresses, strict=True
-            )
-        ]
+        self._stats = self.stats = stats.Stats(self.scheduler)
+        self._term = time.time_ns()  # a scheduler that starts later has a higher one
+        self.executors = Executors(self.scheduler, connect, self._make_driver, self)
+        self._drivers = self.executors.drivers
         self.rollout = Rollout(self.scheduler, self._drivers, self._wake, self._end_request, config.recovery_timeout)
         self._delivery = Delivery(self.scheduler, self._entrance, self._expiry, self._stats, self._wake)
         self.availability = Availability(config, self._on_given_up)
@@ -102,7 +101,7 @@ class Engine:
         request = live.request
         try:
             await compile_grammar(
-                request.sampling_params.grammar, lambda: [d.compile for d in self._drivers if d.has_executor]
+                request.sampling_params.grammar, lambda: [d.compile for d in self._drivers.values() if d.has_executor]
             )
             live.compiling = None
             self.rollout.check(request)  # its weights may be gone meanwhile
@@ -159,7 +158,7 @@ class Engine:
     async def drained(self) -> None:
         """Returns when no request is live, or when a later scheduler has the executors: it is to have them, too."""
         live, drivers = self._delivery.live, self._drivers
-        while live and not all(driver.is_refused for driver in drivers):  # noqa: ASYNC110 - several things
+        while live and not (drivers and all(driver.is_refused for driver in drivers.values())):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     # -- the executors -----------------------------------------------------------------------------------------------
@@ -168,17 +167,19 @@ class Engine:
         """Works until cancelled."""
         self.availability.start_waiting()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for driver in self._drivers:
-                    tasks.create_task(driver.run())
+            await self.executors.run(self._discovery)
         finally:
             self.availability.stop()
             self._expiry.stop()
             self.rollout.stop()
 
     def _wake(self) -> None:
-        for driver in self._drivers:
+        for driver in self._drivers.values():
             driver.wake()
+
+    def _make_driver(self, replica: Replica, address: str, channel: grpc.aio.Channel) -> ReplicaDriver:
+        hang_timeout = self._config.hang_timeout
+        return ReplicaDriver(self.scheduler, replica, channel, address, self._term, self, self._stats, hang_timeout)
 
     def before_step(self) -> None:
         self._expiry.check()
@@ -191,6 +192,9 @@ class Engine:
 
     def weights_wanted(self, present: Weights) -> Weights:
         return self.rollout.wanted(present)
+
+    def check_unused(self, replica: Replica, incarnation: int) -> None:
+        self.executors.check_unused(replica, incarnation)
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         info = info.within_steps_of(self._config.max_num_batched_tokens)
@@ -224,11 +228,12 @@ class Engine:
         self._delivery.deliver_soon(outputs)
         if self.rollout.is_under_way:
             self.rollout.notify()
+        self.executors.on_progress()
         self._stats.on_result(len(outputs.token_ids), clock)
         self._entrance.admission.on_tokens(len(outputs.token_ids))
 
     def on_lost(self, replica: Replica, reason: str) -> None:
-        is_loss = reason != GOES_OVER  # else it is back at once
+        is_loss = reason not in (GOES_OVER, LEFT)
         if is_loss:
             logger.warning(
                 "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
@@ -240,12 +245,23 @@ class Engine:
         loss = loss_of(reason)
         self._condemn(self.scheduler.detach(replica, loss), loss, reason)
         self._stats.refresh()
+        self.executors.on_progress()
         self.availability.note(self.scheduler.info)
         self.rollout.notify()
         self.rollout.watch_stranded(list(self.scheduler.waiting))
         if self.scheduler.info is None:
-            self.availability.on_all_lost(is_loss)
+            self.availability.on_all_lost(reason != GOES_OVER)  # then it is back at once
         self._wake()
+
+    def on_listed(self) -> None:
+        self.rollout.notify()
+        self._wake()
+
+    def on_left(self, replica: Replica) -> None:
+        self.on_lost(replica, LEFT)
+
+    def on_removed(self, replica: Replica) -> None:
+        self._stats.on_removed(replica)
 
     def _condemn(self, requests: Sequence[Request], loss: Loss, reason: str) -> None:
         """Tells the clients of requests that are the reason why executors fail."""
@@ -254,7 +270,7 @@ class Engine:
             self._delivery.end(self._delivery.live[request.request_id], condemned(request.num_losses, reason))
 
     def _address(self, replica: Replica) -> str:
-        return self._config.executor_addresses[replica.replica_id]
+        return self._drivers[replica.replica_id].address
 
     def _on_given_up(self, error: RpcError) -> None:
         """No executor came in time: ends all requests."""

@@ -26,6 +26,9 @@ class ExecutorListener(Protocol):
     def weights_wanted(self, present: Weights) -> Weights:
         """An executor has these weights; returns those that it is to have before it is used."""
 
+    def on_described(self, incarnation: int) -> None:
+        """This executor is there. Raises RpcError FAILED_PRECONDITION if it is not to be used."""
+
     def on_executor(self, info: ExecutorInfo) -> None:
         """An executor is there, with empty rows and an empty KV cache; steps are counted from 1.
 
@@ -67,6 +70,11 @@ class ExecutorClient:
             "executor", self._stub.Execute, self, self._pings, self._on_ping
         )
 
+    @property
+    def incarnation(self) -> int | None:
+        """Of the executor that a stream is open to, or about to be."""
+        return self._description.incarnation if self._description is not None else None
+
     async def run(self) -> None:
         await self._link.run()
 
@@ -94,12 +102,13 @@ class ExecutorClient:
     async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
         # Answers once the weights are loaded, which may take minutes; keep-alive notices if the process dies meanwhile.
         description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
+        self._listener.on_described(description.incarnation)
+        self._description = description
         present = convert.to_weights(description.weights)
         wanted = self._listener.weights_wanted(present)
         if wanted != present:
             await self._install(wanted)
             description.weights.CopyFrom(convert.from_weights(wanted))
-        self._description = description
         await send(executor_pb2.StepRequest(term=self._term))
 
     async def _install(self, weights: Weights) -> None:

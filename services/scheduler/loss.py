@@ -26,6 +26,8 @@ class Loss(enum.StrEnum):
 
 # What the scheduler itself says when it has an executor go over to other weights.
 GOES_OVER = "it gets other weights"
+# What the scheduler itself says when it lets go of one that has left the list.
+LEFT = "it has left the list"
 # What the executor says (`executor.proto`). gRPC itself uses the codes, too, with words of its own.
 _BY_BEGINNING = {
     "UNKNOWN: a step failed": Loss.STEP,
@@ -34,6 +36,7 @@ _BY_BEGINNING = {
     "ABORTED: the executor": Loss.DELIBERATE,
     "stream ended": Loss.DELIBERATE,  # without an error
     GOES_OVER: Loss.DELIBERATE,
+    LEFT: Loss.DELIBERATE,
     "DATA_LOSS: the model": Loss.MODEL,
 }
 

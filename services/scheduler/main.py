@@ -1,13 +1,12 @@
 """The scheduler process."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from functools import partial
 
 from pagewire import rpc, telemetry
 from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
-from pagewire.errors import StartupError
+from pagewire.discovery import discover
 from pagewire.keys.interceptor import interceptors
 from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.services.scheduler.engine import Engine
@@ -26,44 +25,38 @@ _LINK_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkServic
 
 async def serve(config: SchedulerConfig) -> None:
     """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
-    addresses = config.executor_addresses
-    if "" in addresses or len(set(addresses)) < len(addresses):
-        raise StartupError(
-            f"--executor-address {config.executor_address!r}: an address is empty or stands there twice; name each "
-            "executor once, separated by commas"
-        )
-    tls = ServiceTls(config, [*config.listen.split(","), *addresses])
+    executors = discover(config.executor_discovery, "--executor-address", config.executor_address)
+    tls = ServiceTls(config, [*config.listen.split(","), *config.executor_address.split(",")])
     telemetry.serve_metrics(config)
-    async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(tls.channel(address)) for address in addresses]
-        engine = Engine(config, channels)
-        servers = [make_server(config, engine, channels, tls)]
-        if config.public_listen:
-            servers.append(make_public_server(config, engine, tls))
-        await rpc.start(servers)
-        tasks = [
-            told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
-            asyncio.create_task(engine.run(), name="engine"),
-            asyncio.create_task(report_availability(engine, *servers), name="availability"),
-        ]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()  # a defect ends the process, loudly; its supervisor starts it again
-        drained = engine.drained if told.result() else None
-        await asyncio.gather(*(server.stop(drained) for server in servers))
-        await rpc.cancel(tasks)
+    engine = Engine(config, executors, tls.listed_channel)
+    servers = [make_server(config, engine, tls)]
+    if config.public_listen:
+        servers.append(make_public_server(config, engine, tls))
+    await rpc.start(servers)
+    tasks = [
+        told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
+        asyncio.create_task(engine.run(), name="engine"),
+        asyncio.create_task(report_availability(engine, *servers), name="availability"),
+    ]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()  # a defect ends the process, loudly; its supervisor starts it again
+    drained = engine.drained if told.result() else None
+    await asyncio.gather(*(server.stop(drained) for server in servers))
+    await rpc.cancel(tasks)
 
 
-def make_server(config: SchedulerConfig, engine: Engine, behind: list, tls: ServiceTls = NO_TLS) -> rpc.Server:
-    """The gRPC server; `behind` are the channels to the executors, whose metrics and status are asked for."""
+def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS) -> rpc.Server:
+    """The gRPC server, which asks the executors, too, for metrics and status."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout, credentials=tls.of_services())
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     link = SchedulerLinkServicer(engine)
     server.add(link, scheduler_link_pb2_grpc.add_SchedulerLinkServiceServicer_to_server, _LINK_NAME, is_link=True)
-    executors = [Neighbour("executor", *pair) for pair in zip(config.executor_addresses, behind, strict=True)]
-    server.add_admin(
-        "scheduler", executors, partial(describe, engine, config.executor_addresses), engine.rollout.replace
-    )
+
+    def executors() -> list[Neighbour]:
+        return [Neighbour("executor", one.address, one.channel) for one in engine.executors.drivers.values()]
+
+    server.add_admin("scheduler", executors, partial(describe, engine), engine.rollout.replace)
     return server
 
 

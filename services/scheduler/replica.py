@@ -32,8 +32,10 @@ _INTERNAL = 13  # as gRPC numbers its codes
 class Replica:
     """Decides its steps. An executor is attached when it is known, detached when it is lost; in between nobody runs."""
 
-    def __init__(self, replica_id: int, config: SchedulerConfig, ledger: Ledger) -> None:
+    def __init__(self, replica_id: int, config: SchedulerConfig, ledger: Ledger, name: str) -> None:
+        """name: in metrics."""
         self.replica_id = replica_id
+        self.name = name
         self.pacer = Pacer(config.pipeline_depth)
         self._config = config
         self._ledger = ledger

@@ -24,6 +24,9 @@ class ReplicaListener(Protocol):
     def weights_wanted(self, present: Weights) -> Weights:
         """As `ExecutorListener.weights_wanted`."""
 
+    def check_unused(self, replica: Replica, incarnation: int) -> None:
+        """Raises RpcError FAILED_PRECONDITION if another replica has this executor."""
+
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
 
     def on_lost(self, replica: Replica, reason: str) -> None:
@@ -55,6 +58,9 @@ class ReplicaDriver:
     ) -> None:
         self._scheduler = scheduler
         self.replica = self._replica = replica
+        self.channel, self.address = channel, address
+        self.is_unlisted = False  # it gets nobody new, and is let go when nobody runs there
+        self._is_ending = False  # as the executor itself says
         self._listener = listener
         self._stats = statistics
         self._client = ExecutorClient(channel, address, term, self, hang_timeout)
@@ -69,6 +75,15 @@ class ReplicaDriver:
     def is_refused(self) -> bool:
         """Whether its executor, though it is there, is a later scheduler's, or cannot be used."""
         return self._client.was_refused
+
+    @property
+    def incarnation(self) -> int | None:
+        """Of the executor that a stream is open to, or about to be."""
+        return self._client.incarnation
+
+    def set_listed(self, is_listed: bool) -> None:
+        self.is_unlisted = not is_listed
+        self._replica.is_leaving = self._is_ending or self.is_unlisted
 
     async def compile(self, grammar: Grammar) -> None:
         """As `ExecutorClient.compile`."""
@@ -134,8 +149,13 @@ class ReplicaDriver:
     def weights_wanted(self, present: Weights) -> Weights:
         return self._listener.weights_wanted(present)
 
+    def on_described(self, incarnation: int) -> None:
+        self._listener.check_unused(self._replica, incarnation)
+
     def on_executor(self, info: ExecutorInfo) -> None:
+        self._is_ending = False
         self._listener.on_attached(self._replica, info)
+        self._replica.is_leaving = self.is_unlisted
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         now = time.monotonic()
@@ -143,7 +163,8 @@ class ReplicaDriver:
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
 
     def on_leaving(self, is_leaving: bool) -> None:
-        self._replica.is_leaving = is_leaving
+        self._is_ending = is_leaving
+        self._replica.is_leaving = is_leaving or self.is_unlisted
 
     def on_executor_lost(self, reason: str) -> None:
         self._listener.on_lost(self._replica, reason)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -45,13 +45,13 @@ class Rollout:
     def __init__(
         self,
         scheduler: Scheduler,
-        drivers: Sequence[ReplicaDriver],
+        drivers: Mapping[int, ReplicaDriver],
         wake: Callable[[], None],
         end: RequestEnder,
         recovery_timeout: float,
     ) -> None:
-        """wake: there may be steps to decide. recovery_timeout: seconds after which a request ends whose tokens are of
-        weights that no executor has."""
+        """drivers: of all replicas, as they come and go. wake: there may be steps to decide. recovery_timeout:
+        seconds after which a request ends whose tokens are of weights that no executor has."""
         self._scheduler = scheduler
         self._drivers = drivers
         self._wake = wake
@@ -103,7 +103,7 @@ class Rollout:
         version, replicas = version_needed(request), self._scheduler.replicas
         if not version or is_attached(version, replicas):
             return
-        if all(replica.info is not None for replica in replicas):
+        if replicas and all(replica.info is not None for replica in replicas):
             raise _gone(version)
         self.watch_stranded([request])
 
@@ -169,7 +169,7 @@ class Rollout:
         while True:
             if self._rolling is not None:
                 await asyncio.shield(self._rolling)
-            elif count := sum(driver.has_executor for driver in self._drivers):
+            elif count := sum(driver.has_executor for driver in self._staying()):
                 return count
             elif not await self._has_moved(self._recovery_timeout):
                 raise RpcError(
@@ -183,8 +183,9 @@ class Rollout:
 
     async def _load(self, wanted: Weights) -> Weights:
         """Has all executors load the weights. Who is away comes to them later."""
-        were_there = [driver.has_executor for driver in self._drivers]
-        answers = await asyncio.gather(*(driver.load(wanted) for driver in self._drivers), return_exceptions=True)
+        drivers = self._staying()
+        were_there = [driver.has_executor for driver in drivers]
+        answers = await asyncio.gather(*(driver.load(wanted) for driver in drivers), return_exceptions=True)
         loaded = {answer for answer in answers if isinstance(answer, Weights)}
         errors = [
             answer
@@ -203,7 +204,7 @@ class Rollout:
         raise RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is there to load weights; try again later")
 
     async def _drop(self) -> None:
-        await asyncio.gather(*(driver.drop() for driver in self._drivers), return_exceptions=True)
+        await asyncio.gather(*(driver.drop() for driver in self._staying()), return_exceptions=True)
 
     # -- going over --------------------------------------------------------------------------------------------------
 
@@ -211,11 +212,15 @@ class Rollout:
         if self._rolling is None:
             self._rolling = asyncio.create_task(self._roll(), name="weights")
 
+    def _staying(self) -> list[ReplicaDriver]:
+        """Those whose executors have not left the list; the others go with the weights they have."""
+        return [driver for driver in self._drivers.values() if not driver.is_unlisted]
+
     def _behind(self) -> ReplicaDriver | None:
         """The next that is attached with other weights than it should have."""
         target = self._plan.target
         return next(
-            (d for d in self._drivers if (info := d.replica.info) is not None and info.weights != target),
+            (d for d in self._staying() if (info := d.replica.info) is not None and info.weights != target),
             None,
         )
 
@@ -239,18 +244,18 @@ class Rollout:
             now = time.monotonic()
             if may_go_over(replica, self._scheduler) and now >= self._expects_until:
                 driver.start_over(GOES_OVER)
-                await self._until_other_weights(replica, old)
+                await self._until_other_weights(driver, old)
                 return
             if self._deadline is not None and now >= self._deadline:
                 self._end_users(replica)
             times = (self._deadline, self._expects_until)
             await self._has_moved(min((at - now for at in times if at is not None and at > now), default=None))
 
-    async def _until_other_weights(self, replica: Replica, old: Weights | None) -> None:
+    async def _until_other_weights(self, driver: ReplicaDriver, old: Weights | None) -> None:
         """Or until that takes as long as a death: then the others need not wait for it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._recovery_timeout):
-                while replica.info is None or replica.info.weights == old:
+                while ((info := driver.replica.info) is None or info.weights == old) and not driver.is_unlisted:
                     await self._has_moved(None)
 
     def _end_users(self, replica: Replica) -> None:

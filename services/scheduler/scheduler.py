@@ -45,9 +45,30 @@ class Scheduler:
         self._ledger = Ledger()
         self._waiting = WaitingQueue(self._ledger)
         self._has_leftovers = False  # the last step could not take all that waited
-        self.replicas = tuple(Replica(replica_id, config, self._ledger) for replica_id in range(num_replicas))
+        self._replicas: dict[int, Replica] = {}
+        self._num_replicas_made = 0
+        self.replicas: tuple[Replica, ...] = ()  # in the order in which they were added
+        for _ in range(num_replicas):
+            self.add_replica()
 
     # -- executors ---------------------------------------------------------------------------------------------------
+
+    def add_replica(self) -> Replica:
+        """There is one more, without an executor yet. Its id was no other's, its name may have been one's that is gone:
+        it is for metrics, which would otherwise know more and more names."""
+        taken = {replica.name for replica in self.replicas}
+        number = next(number for number in range(len(taken) + 1) if f"executor-{number}" not in taken)
+        replica = Replica(self._num_replicas_made, self._config, self._ledger, f"executor-{number}")
+        self._num_replicas_made += 1
+        self._replicas[replica.replica_id] = replica
+        self.replicas = tuple(self._replicas.values())
+        return replica
+
+    def remove_replica(self, replica: Replica) -> None:
+        """A replica that has no executor, any more, is gone for good."""
+        assert replica.info is None, "a replica is removed with its executor"
+        del self._replicas[replica.replica_id]
+        self.replicas = tuple(self._replicas.values())
 
     def attach(self, replica: Replica, info: ExecutorInfo) -> list[tuple[Request, InvalidRequest | None]]:
         """A replica has an executor, with empty rows and an empty KV cache.
@@ -136,7 +157,7 @@ class Scheduler:
         if request.replica_id is None:
             self._waiting.remove(request)
         else:
-            self.replicas[request.replica_id].abort(request)
+            self._replicas[request.replica_id].abort(request)
         request.finish(reason)
 
     # -- steps -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.recent import Rate
+from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import StepClock
@@ -79,17 +80,24 @@ class Stats:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._totals = [0] * len(_COUNTERS)
+        self._of_removed = [0] * len(_COUNTERS)
+
+    def totals(self) -> list[int]:
+        """Preemptions, prefix tokens looked up, those found, late steps: of all replicas, also those that are gone."""
+        totals = list(self._of_removed)
+        for replica in self._scheduler.replicas:
+            for index, number in enumerate(_totals_of(replica)):
+                totals[index] += number
+        return totals
+
+    def on_removed(self, replica: Replica) -> None:
+        self._of_removed = [one + other for one, other in zip(self._of_removed, _totals_of(replica), strict=True)]
 
     def on_step(self, num_tokens: int, schedule_seconds: float) -> None:
         STEPS.inc()
         STEP_TOKENS.observe(num_tokens)
         SCHEDULE_TIME.observe(schedule_seconds)
-        totals = [0] * len(_COUNTERS)
-        for replica in self._scheduler.replicas:
-            totals[0] += replica.num_preemptions
-            totals[1] += replica.num_prefix_queries
-            totals[2] += replica.num_prefix_hits
-            totals[3] += replica.pacer.num_late
+        totals = self.totals()
         if totals != self._totals:
             for counter, new, old in zip(_COUNTERS, totals, self._totals, strict=True):
                 counter.inc(new - old)
@@ -113,3 +121,8 @@ class Stats:
         NUM_EXECUTORS.set(len(replicas))
         STEP_LEAD.set(max((replica.pacer.lead for replica in replicas), default=0))
         KV_CACHE_USAGE.set(sum(replica.kv_usage for replica in replicas) / len(replicas) if replicas else 0)
+
+
+def _totals_of(replica: Replica) -> tuple[int, ...]:
+    """In the order of _COUNTERS."""
+    return replica.num_preemptions, replica.num_prefix_queries, replica.num_prefix_hits, replica.pacer.num_late

@@ -1,6 +1,5 @@
 """What the scheduler tells of itself and its replicas when somebody looks; nothing is kept for it between looks."""
 
-from collections.abc import Sequence
 from itertools import groupby
 
 from pagewire.services.scheduler import stats
@@ -14,10 +13,9 @@ from pagewire.v1.admin_pb2 import KVGroupStatus, KVRun, ReplicaStatus, Scheduler
 MAX_CELLS = 4096
 
 
-def describe(engine: Engine, addresses: Sequence[str], status: ServiceStatus, with_kv_maps: bool) -> None:
-    """addresses: of the executors, by replica."""
+def describe(engine: Engine, status: ServiceStatus, with_kv_maps: bool) -> None:
     scheduler = engine.scheduler
-    replicas = scheduler.replicas
+    num_preemptions, num_prefix_queries, num_prefix_hits, _ = engine.stats.totals()
     status.scheduler.CopyFrom(
         SchedulerStatus(
             num_running=scheduler.num_running,
@@ -26,11 +24,11 @@ def describe(engine: Engine, addresses: Sequence[str], status: ServiceStatus, wi
             prompt_tokens_per_second=stats.PROMPT_RATE.per_second,
             num_generation_tokens=stats.GENERATION_RATE.total,
             num_prompt_tokens=stats.PROMPT_RATE.total,
-            num_prefix_queries=sum(replica.num_prefix_queries for replica in replicas),
-            num_prefix_hits=sum(replica.num_prefix_hits for replica in replicas),
-            num_preemptions=sum(replica.num_preemptions for replica in replicas),
+            num_prefix_queries=num_prefix_queries,
+            num_prefix_hits=num_prefix_hits,
+            num_preemptions=num_preemptions,
             replicas=[
-                _replica(replica, address, with_kv_maps) for replica, address in zip(replicas, addresses, strict=True)
+                _replica(driver.replica, driver.address, with_kv_maps) for driver in engine.executors.drivers.values()
             ],
         )
     )

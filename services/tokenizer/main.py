@@ -156,7 +156,7 @@ def make_servers(
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         if server is servers[0] or config.public_admin:
-            server.add_admin("tokenizer", behind, link.describe, replace_behind(channel))
+            server.add_admin("tokenizer", lambda: behind, link.describe, replace_behind(channel))
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers

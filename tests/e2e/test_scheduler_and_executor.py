@@ -13,6 +13,8 @@ import torch
 
 from pagewire import rpc
 from pagewire.config import SchedulerConfig
+from pagewire.discovery import Static
+from pagewire.secure_rpc import NO_TLS
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import StepOutput
@@ -53,10 +55,9 @@ async def scheduler(directory: Path, name: str, *executors: str, **config: Any) 
     address = f"unix:{directory}/{name}.sock"
     settings = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0, **config)
     async with AsyncExitStack() as stack:
-        behind = [await stack.enter_async_context(rpc.channel(executor)) for executor in executors]
         channel = await stack.enter_async_context(rpc.channel(address))
-        engine = Engine(settings, behind)
-        server = make_server(settings, engine, behind)
+        engine = Engine(settings, Static(executors), NO_TLS.listed_channel)
+        server = make_server(settings, engine)
         await server.start()
         working = [asyncio.create_task(engine.run()), asyncio.create_task(report_availability(engine, server))]
         try:
@@ -137,7 +138,8 @@ async def test_a_replica_takes_over_what_another_began(tmp_path: Path) -> None:
     executors = [f"unix:{tmp_path}/e{index}.sock" for index in range(2)]
 
     def start(index: int) -> Callable[[], tuple[ModelRunner, ExecutorInfo]]:
-        return lambda: (ModelRunner(models[index], LIMITS, NUM_BLOCKS, CPU), INFO)
+        info = dataclasses.replace(INFO, incarnation=index)
+        return lambda: (ModelRunner(models[index], LIMITS, NUM_BLOCKS, CPU), info)
 
     async with serving(executors[0], start(0)), scheduler(tmp_path, "s", *executors) as stub:
         async with serving(executors[1], start(1)):

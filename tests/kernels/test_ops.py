@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from pagewire.kernels import ops, reference
+from pagewire.kernels.channel import channel_bytes
 from pagewire.kernels.cpu import fallback, native, packed_layout
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
@@ -202,6 +203,11 @@ def test_linear_of_many_tokens_in_fp32(num_tokens: int, in_features: int, out_fe
     assert torch.equal(native.linear(x[5:], weight, bias)[:17], actual[5:22]) or num_tokens < 22, "depends on the batch"
 
 
+def channel() -> torch.Tensor:
+    """For a rank that is alone."""
+    return torch.zeros(channel_bytes(1), dtype=torch.uint8)
+
+
 def op_arguments() -> dict[str, tuple[Any, ...]]:
     batch = make_batch([1, 5], [20, 0], num_heads=4, num_kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32)
     x, weight = torch.randn(6, 64), torch.randn(64)
@@ -234,6 +240,9 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "latent_attention": make_latent_batch([1, 5], [20, 0], 4, 32, 8, dtype=torch.float32).args(),
         "rotary_store_latent": make_latents(torch.float32, 6, 4, 32, 8).args(),
         "head_linear": (heads[0], torch.randn(4, 9, 32), torch.zeros(6, 4, 9)),
+        "all_reduce": (x, channel(), 0, 1),
+        "all_gather": (x, channel(), 0, 1),
+        "broadcast": (x, 0, channel(), 0, 1),
         "add_rms_norm": (x, x + 1, weight, 1e-5),
         "norm_add_rms_norm": (x, x + 1, weight + 1, weight, 1e-5),
         "rms_norm_": (x, weight, 1e-5),

@@ -10,6 +10,8 @@ import grpc
 
 from pagewire import rpc
 from pagewire.config import SchedulerConfig
+from pagewire.discovery import Discovery, Static
+from pagewire.secure_rpc import NO_TLS
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.main import make_server, report_availability
 from pagewire.v1 import common_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -32,6 +34,7 @@ class ServiceLine:
             shutdown_timeout=1.0,
             **config,
         )
+        self.discovery: Discovery = Static(self.executor_addresses)
         self._executor_servers: dict[int, rpc.Server] = {}
 
     @property
@@ -61,12 +64,11 @@ class ServiceLine:
             for index in range(len(self.executors)):
                 await self.start_executor(index=index)
         async with contextlib.AsyncExitStack() as stack:
-            behind = [await stack.enter_async_context(rpc.channel(address)) for address in self.executor_addresses]
             self.channel = await stack.enter_async_context(rpc.channel(self.scheduler_address))
             self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
             self.link = scheduler_link_pb2_grpc.SchedulerLinkServiceStub(self.channel)
-            self.engine = Engine(self.config, behind)
-            self.server = make_server(self.config, self.engine, behind)
+            self.engine = Engine(self.config, self.discovery, NO_TLS.listed_channel)
+            self.server = make_server(self.config, self.engine)
             await self.server.start()
             tasks = [
                 asyncio.create_task(self.engine.run()),
