@@ -20,9 +20,10 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     )
     executor_discovery: str = flag(
         "static",
-        "how executors are found that come and go; static: they are those of --executor-address",
+        "how executors are found that come and go; static: they are those of --executor-address; file: those that the "
+        "file has that is named there, one a line, and whenever it changes",
         group="network",
-        choices=("static",),
+        choices=("static", "file"),
     )
     target_itl_ms: float | None = flag(
         None,

@@ -38,7 +38,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
         """The configuration of one service: this one's values for its fields, then the overrides."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service)}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service) if f.name not in overrides}
         return service(**(values | overrides))
 
 

@@ -1,14 +1,12 @@
 """An executor on a node of a Ray cluster."""
 
 import asyncio
-import logging
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import ray
 
@@ -65,6 +63,7 @@ class ExecutorActor:
             takes_signals=False,
         )
         self._running: asyncio.Task[int] | None = None
+        self._ready = asyncio.Event()
 
     def _service(self, spec: Spec) -> Service:
         # Whether it is ready is asked at the socket, which needs no certificates.
@@ -84,8 +83,12 @@ class ExecutorActor:
     async def run(self) -> None:
         """Until stop(). Raises StartupError if the executor cannot start here. A second call joins the first."""
         if self._running is None or (self._running.done() and self._running.exception()):
-            self._running = asyncio.create_task(self._supervisor.run(lambda: None))
+            self._running = asyncio.create_task(self._supervisor.run(self._ready.set))
         await asyncio.shield(self._running)
+
+    async def ready(self) -> None:
+        """Until the executor is, for the first time."""
+        await self._ready.wait()
 
     async def stop(self) -> None:
         """Has it drain and end."""

@@ -10,9 +10,11 @@ class AddressFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._addresses: dict[str, str] = {}
+        self.was_used = False  # somebody has been listed
         self._write()
 
     def put(self, name: str, address: str) -> None:
+        self.was_used = True
         if self._addresses.get(name) != address:
             self._addresses[name] = address
             self._write()

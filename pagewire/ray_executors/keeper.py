@@ -26,7 +26,6 @@ class Keeper:
         self._spec = spec
         self._demand = demand
         self._file = file
-        self._has_run = False
         self._actor = self._create()
 
     def _create(self) -> Any:
@@ -40,7 +39,7 @@ class Keeper:
         return ray.remote(ExecutorActor).options(**options).remote(self._spec)
 
     async def keep(self) -> None:
-        """Until stop(). Raises StartupError if the executor cannot run, and never has."""
+        """Until stop(). Raises StartupError if the executor cannot run, and none has yet."""
         backoff = _MIN_BACKOFF_S
         while True:
             began = time.monotonic()
@@ -48,14 +47,15 @@ class Keeper:
                 await self._live()
                 return
             except StartupError:
-                if not self._has_run:
+                if not self._file.was_used:
                     raise
-                # It has been told on the node, by the executor itself.
+                # The node may be to blame, as others could; the executor has told there why.
+                logger.warning("%s cannot start where it is: trying again", self._spec.name)
             except ActorUnavailableError:
                 logger.warning("%s is lost: Ray looks for it, or starts it again", self._spec.name)
             except ActorDiedError as error:
                 # For good: nobody but Ray itself, or somebody with `ray.kill`, does that.
-                if not self._has_run and "pagewire" in str(error):
+                if not self._file.was_used:
                     raise StartupError(f"{self._spec.name} cannot be run on the cluster: {_cause(error)}") from error
                 logger.warning("%s is dead (%s): making another", self._spec.name, _cause(error))
                 self._actor = self._create()
@@ -74,12 +74,14 @@ class Keeper:
         address = finding.result()
         logger.info("%s is at %s", self._spec.name, address)
         running = asyncio.ensure_future(self._actor.run.remote())
-        self._file.put(self._spec.name, address)
-        await running
-
-    def has_run(self) -> None:
-        """An error of the executor's is not one of its configuration any more."""
-        self._has_run = True
+        ready = asyncio.ensure_future(self._actor.ready.remote())
+        await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            ready.result()
+            self._file.put(self._spec.name, address)
+        await asyncio.wait({running})
+        ready.cancel()
+        running.result()
 
     async def stop(self, timeout: float) -> None:
         """Has it drain, and ends it after `timeout` seconds."""
