@@ -15,7 +15,18 @@ EVENT_STREAM_HEADERS = [
 ]
 DONE = b"data: [DONE]\n\n"
 
-encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+# JSON may have them as they are, but many a client splits events and lines of files at them, as str.splitlines() does.
+_LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\x85\u2028\u2029"}
+_encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+def encode(data: object) -> bytes:
+    """JSON on one line, whatever is taken for the end of one."""
+    encoded = _encode(data)
+    if not encoded.isascii():
+        for end, escaped in _LINE_ENDS.items():
+            encoded = encoded.replace(end, escaped)
+    return encoded
 
 
 def json_response(body: Body, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

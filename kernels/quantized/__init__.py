@@ -1,6 +1,7 @@
 """Quantized weights: what they are (`weights`), and what they become on a device (`packed`)."""
 
 from pagewire.kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack, unpack
+from pagewire.kernels.quantized.parts import columns, rows, take_rows
 from pagewire.kernels.quantized.weights import (
     BITS,
     E4M3,
@@ -9,9 +10,7 @@ from pagewire.kernels.quantized.weights import (
     GroupedWeight,
     Int8Weight,
     QuantizedWeight,
-    rows,
     stack,
-    take_rows,
     to_device,
     weight_only,
 )
@@ -28,6 +27,7 @@ __all__ = [
     "PackedInt8",
     "PackedWeight",
     "QuantizedWeight",
+    "columns",
     "pack",
     "rows",
     "stack",

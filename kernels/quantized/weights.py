@@ -16,15 +16,15 @@ __all__ = [
     "BITS",
     "E4M3",
     "FP8_BLOCK",
+    "SHARED_FIELDS",
     "SUPER_SIZE",
     "ByteWeight",
     "Fp8Weight",
     "GroupedWeight",
     "Int8Weight",
     "QuantizedWeight",
-    "rows",
+    "Weight",
     "stack",
-    "take_rows",
     "to_device",
     "weight_only",
 ]
@@ -203,7 +203,7 @@ class Fp8Weight(ByteWeight):
 QuantizedWeight: TypeAlias = GroupedWeight | Int8Weight | Fp8Weight
 Weight = TypeVar("Weight", bound=QuantizedWeight)
 
-_SHARED_FIELDS = ("input_scale", "codebook", "permutation")
+SHARED_FIELDS = ("input_scale", "codebook", "permutation")
 
 
 def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -214,47 +214,9 @@ def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     stacked: dict[str, Any] = {
         field.name: _cat([getattr(weight, field.name) for weight in weights])
         for field in fields(first)
-        if isinstance(getattr(first, field.name), Tensor) and field.name not in _SHARED_FIELDS
+        if isinstance(getattr(first, field.name), Tensor) and field.name not in SHARED_FIELDS
     }
     return replace(first, **stacked)
-
-
-def rows(weight: Weight, start: int, stop: int) -> Weight:
-    """Outputs [start, stop) of a weight, as views; with scales per block, start must be a multiple of 128."""
-    part: dict[str, Any] = {
-        field.name: value[start:stop]
-        for field in fields(weight)
-        if isinstance(value := getattr(weight, field.name), Tensor) and field.name not in _SHARED_FIELDS
-    }
-    if isinstance(weight, Fp8Weight) and weight.scales.dim() == 2:
-        part["scales"] = weight.scales[start // FP8_BLOCK : -(-stop // FP8_BLOCK)]
-    return replace(weight, **part)
-
-
-def take_rows(weight: Weight, order: Tensor) -> Weight:
-    """Outputs in another order: output i is that of row order[i], int64 [N].
-
-    Raises ValueError for scales per block if rows of one block would come from several.
-    """
-    order = order.to(weight.scales.device)
-    orders: dict[str, Tensor] = {}
-    if isinstance(weight, Fp8Weight) and weight.scales.dim() == 2:
-        blocks = order // FP8_BLOCK
-        orders["scales"] = blocks[::FP8_BLOCK]
-        if not torch.equal(orders["scales"].repeat_interleave(FP8_BLOCK)[: len(blocks)], blocks):
-            raise ValueError(f"rows of one block of {FP8_BLOCK} would come from several")
-    taken: dict[str, Any] = {
-        field.name: _take(value, orders.get(field.name, order))
-        for field in fields(weight)
-        if isinstance(value := getattr(weight, field.name), Tensor) and field.name not in _SHARED_FIELDS
-    }
-    return replace(weight, **taken)
-
-
-def _take(tensor: Tensor, order: Tensor) -> Tensor:
-    if tensor.dtype.itemsize == 1:  # not every torch build can index fp8
-        return tensor.view(torch.uint8)[order].view(tensor.dtype)
-    return tensor[order]
 
 
 def weight_only(weight: QuantizedWeight) -> QuantizedWeight:

@@ -20,10 +20,11 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     )
     executor_discovery: str = flag(
         "static",
-        "how executors are found that come and go; static: they are those of --executor-address; file: those that the "
-        "file has that is named there, one a line, and whenever it changes",
+        "how executors are found; static: where --executor-address says, dns: at all addresses that the names there "
+        "have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "LABEL=VALUE:PORT, file: as the lines of the file there, whenever they change",
         group="network",
-        choices=("static", "file"),
+        choices=("static", "dns", "kubernetes", "file"),
     )
     target_itl_ms: float | None = flag(
         None,

@@ -7,11 +7,14 @@ one that has left the list nothing new.
 from collections.abc import Callable
 from pathlib import Path
 
+from pagewire.discovery.dns import Dns
 from pagewire.discovery.file import AddressesInFile
 from pagewire.discovery.listed import Discovery, Listed, Static, split_addresses
 from pagewire.errors import StartupError
 
-__all__ = ["KINDS", "AddressesInFile", "Discovery", "Listed", "Static", "discover"]
+__all__ = ["KINDS", "Discovery", "Listed", "Static", "discover"]
+
+_Make = Callable[[str, tuple[str, ...]], Discovery]
 
 
 def _static(flag: str, addresses: tuple[str, ...]) -> Discovery:
@@ -24,9 +27,18 @@ def _file(flag: str, addresses: tuple[str, ...]) -> Discovery:
     return AddressesInFile(Path(addresses[0]))
 
 
-KINDS: dict[str, Callable[[str, tuple[str, ...]], Discovery]] = {"static": _static, "file": _file}
+def _kubernetes(flag: str, addresses: tuple[str, ...]) -> Discovery:
+    # Nobody else needs an HTTP client for it.
+    from pagewire.discovery.kubernetes import Kubernetes
+    from pagewire.discovery.kubernetes_api import Api
+
+    return Kubernetes(flag, addresses, Api.of_pod(flag))
+
+
+_MAKERS: dict[str, _Make] = {"static": _static, "dns": Dns, "kubernetes": _kubernetes, "file": _file}
+KINDS = tuple(_MAKERS)
 
 
 def discover(kind: str, flag: str, value: str) -> Discovery:
     """kind: one of KINDS. flag, value: what says where, comma separated. Raises StartupError."""
-    return KINDS[kind](flag, split_addresses(flag, value))
+    return _MAKERS[kind](flag, split_addresses(flag, value))

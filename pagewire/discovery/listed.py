@@ -1,7 +1,9 @@
 """A list of services, and one that stays as it is."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, Protocol
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from pagewire.errors import StartupError
 
@@ -29,6 +31,33 @@ class Static:
         yield self._listed
 
 
+async def told_of(
+    changed: asyncio.Event, current: Callable[[], list[Listed] | None], sources: Sequence[Coroutine[Any, Any, None]]
+) -> AsyncIterator[list[Listed]]:
+    """The current list whenever it is another one, while the sources run, which set `changed`.
+
+    current: None as long as nothing is known. What a source raises is raised.
+    """
+    tasks = [asyncio.create_task(source) for source in sources]
+    for task in tasks:
+        task.add_done_callback(lambda _: changed.set())
+    told: list[Listed] | None = None
+    try:
+        while True:
+            if (listed := current()) is not None and listed != told:
+                yield listed
+                told = listed
+            await changed.wait()
+            changed.clear()
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def split_addresses(flag: str, value: str) -> tuple[str, ...]:
     """Raises StartupError unless each is there and there once."""
     addresses = tuple(address.strip() for address in value.split(","))
@@ -37,3 +66,16 @@ def split_addresses(flag: str, value: str) -> tuple[str, ...]:
             f"{flag} {value!r}: an address is empty or stands there twice; name each once, separated by commas"
         )
     return addresses
+
+
+def with_port(host: str, port: int) -> str:
+    """host: a name or an IP address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

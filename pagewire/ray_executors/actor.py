@@ -24,7 +24,8 @@ _SERVICE = "pagewire.v1.ExecutorService"
 class Spec:
     """What is to run. node, user: of the keeper: an executor beside it is reached by a unix socket.
 
-    command: what takes the place of `pagewire executor` and its flags; it is given the addresses to listen on.
+    command: what takes the place of `pagewire executor` and its flags, by default; LISTEN in it stands for the addresses
+    to listen on.
     """
 
     name: str
@@ -51,7 +52,7 @@ class ExecutorActor:
                 f"the node {ray.util.get_node_ip_address()} has Pagewire {pagewire.__version__}, not {spec.version} as "
                 "where it is served from: install the same version on all nodes"
             )
-        logs.setup(spec.name, spec.config)
+        logs.setup("ray-actor", spec.config)
         raise_descriptor_limit()
         self._directory = tempfile.TemporaryDirectory(prefix="pagewire-", ignore_cleanup_errors=True)
         self._socket = f"unix:{self._directory.name}/executor.sock"
@@ -71,7 +72,8 @@ class ExecutorActor:
         config = replace(spec.config, listen=listen)
         service = launch.service("executor", config, partial(launch.grpc_ready, self._socket, _SERVICE), name=spec.name)
         if spec.command:
-            service = replace(service, command=[sys.executable, *spec.command, listen])
+            command = [listen if part == "LISTEN" else part for part in spec.command]
+            service = replace(service, command=[sys.executable, *command])
         # Ray means its own tasks, which share a node's cores; --num-threads says what an executor may use.
         environment = {name: value for name, value in service.environment.items() if name != "OMP_NUM_THREADS"}
         return replace(service, environment={**environment, **spec.environment})

@@ -15,6 +15,7 @@ from pagewire.services.executor.loading.pooling import pooling_of
 from pagewire.services.executor.loading.weights.identity import content_digest
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.pooling import Pooling
 
 DUMMY = "dummy"  # --load-format
@@ -28,10 +29,17 @@ class ServedModel:
 
 
 def load_served(
-    config: ExecutorConfig, path: Path, device: torch.device, load_format: str, progress: Progress | None = None
+    config: ExecutorConfig,
+    path: Path,
+    device: torch.device,
+    load_format: str,
+    progress: Progress | None = None,
+    tensor: Communicator = ALONE,
 ) -> ServedModel:
-    """path: of the model's files. load_format: as `--load-format`. Raises StartupError, also for what does not fit into
-    memory, or ModelLoadError."""
+    """path: of the model's files. load_format: as `--load-format`. tensor: as for `load_model`.
+
+    Raises StartupError, also for what does not fit into memory, or ModelLoadError.
+    """
     overrides = parse_overrides(config.hf_overrides)
     model = load_model(
         path,
@@ -45,6 +53,7 @@ def load_served(
         weights_cache=config.weights_cache or None,
         seed=config.seed,
         hf_overrides=overrides,
+        tensor=tensor,
         progress=progress,
     )
     pooling = pooling_of(model, path, config.runner, config.convert, device, overrides)

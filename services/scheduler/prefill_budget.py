@@ -56,15 +56,13 @@ class Allowance:
     def earn(self, costs: StepCosts, num_decodes: int, seconds: float) -> float:
         """Of a step with so many decodes, in which tokens of prompts may take so long.
 
-        Returns how long theirs may take in it: nothing; or half of that, so that who comes does not wait for long, or
-        more if they would spend most of the step on what it costs however few they are.
+        Returns how long theirs may take in it: nothing, or all of that.
         """
         decodes, first = costs.decode_seconds(num_decodes), costs.first_prompt_seconds
         if seconds == NO_LIMIT or not decodes:
             return NO_LIMIT
-        theirs = min(seconds, max(seconds / 2, first))
-        self._seconds = min(self._seconds + _ALLOWED_SHARE * decodes, first + theirs)
-        return theirs if self._seconds == first + theirs else 0.0
+        self._seconds = min(self._seconds + _ALLOWED_SHARE * decodes, first + seconds)
+        return seconds if self._seconds == first + seconds else 0.0
 
     def spend(self, seconds: float) -> None:
         self._seconds -= seconds

@@ -9,6 +9,8 @@ from pagewire.services.scheduler.step import ScheduledStep
 
 # Of what prompts may take, what others leave to the one that is first in order: it is overtaken, but never starves.
 _KEPT = 1 / 4
+# Products compute tokens by tiles, and recorded steps have numbers of them that are multiples of such.
+_TILE, _LARGE = 8, 64
 
 
 class StepBudget:
@@ -69,7 +71,14 @@ class StepBudget:
         fitting = self._all.fit(start, wanted, kept=kept, least=least)
         if fitting and self._over_served is not None and self._is_over_served(request):
             fitting = self._over_served.fit(start, fitting, least=least)
-        return fitting
+        return fitting if fitting == wanted else self._aligned(fitting)
+
+    def _aligned(self, num_tokens: int) -> int:
+        """So many tokens of a prompt, or a few less, so that the step need not be padded."""
+        work = self._step.work
+        total = work.num_decodes + work.num_prompt_tokens + num_tokens
+        surplus = total % (_TILE if total < _LARGE else 2 * _TILE)
+        return num_tokens - surplus if num_tokens - surplus >= MIN_CHUNK else num_tokens
 
     def spend(self, request: Request, start: int, num_tokens: int) -> None:
         work, costs = self._step.work, self._costs

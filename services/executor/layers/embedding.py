@@ -8,43 +8,77 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagewire.services.executor.layers.linear import Exchange
+from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedDense, PackedGrouped, PackedWeight, Shard
+from pagewire.services.executor.layers.shares import padded_share
+from pagewire.services.executor.layers.weights import (
+    Dense,
+    NotLoaded,
+    PackedDense,
+    PackedGrouped,
+    PackedWeight,
+    Shard,
+    stored_parts,
+)
 from pagewire.services.executor.model_config import ModelLoadError
 
 
 class Embedding:
-    """`weight` is [vocab_size, hidden_size]; `project` is the tied output head."""
+    """`weight` is [vocab_size, hidden_size], or a rank's share of its rows; `project` is the tied output head."""
 
-    __slots__ = ("dtype", "multiplies", "shards", "weight")
+    __slots__ = ("_exchange", "_first", "dtype", "multiplies", "shards", "weight")
 
     def __init__(
-        self, name: str, vocab_size: int, hidden_size: int, placement: Placement, *, projects: bool = False
+        self,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        placement: Placement,
+        *,
+        projects: bool = False,
+        split: bool = False,
     ) -> None:
-        """projects: whether it is the output head too."""
-        shard = Shard(placement.name(name), vocab_size, hidden_size, placement.format(name))
+        """projects: whether it is the output head too. split: whether ranks share the rows."""
+        self._exchange: Exchange | None = None
+        rows, self._first = None, 0
+        if split and placement.tensor.size > 1:
+            share = padded_share("vocab_size", vocab_size, placement.tensor)
+            rows, self._first = indices(share), share.start
+            self._exchange = Exchange(placement.tensor)
+            self._exchange.num_outputs = vocab_size
+        shard = Shard(placement.name(name), vocab_size, hidden_size, placement.format(name), rows=rows)
         self.shards: tuple[Shard, ...] = (shard,)
         self.dtype: torch.dtype = placement.dtype
         self.multiplies = projects
         self.weight: PackedWeight = (
-            Dense(placement.empty(vocab_size, hidden_size))
+            Dense(placement.empty(shard.num_outputs, hidden_size))
             if shard.format is None
-            else NotLoaded(vocab_size, hidden_size)
+            else NotLoaded(shard.num_outputs, hidden_size)
         )
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """input_ids [num_tokens] -> [num_tokens, hidden_size]"""
+        if self._exchange is None:
+            return self._look_up(input_ids)
+        rows = input_ids - self._first
+        elsewhere = (rows < 0) | (rows >= self.shards[0].num_outputs)
+        found = self._look_up(rows.masked_fill(elsewhere, 0))
+        return self._exchange.ranks.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0))
+
+    def _look_up(self, rows: Tensor) -> Tensor:
         weight = self.weight
         if isinstance(weight, PackedGrouped):
-            return weight.embed(input_ids, self.dtype)
+            return weight.embed(rows, self.dtype)
         if isinstance(weight, PackedDense):
-            return weight.embed(input_ids)
+            return weight.embed(rows)
         assert isinstance(weight, Dense)
-        return functional.embedding(input_ids, weight.tensor)
+        return functional.embedding(rows, weight.tensor)
 
     def project(self, hidden: Tensor) -> Tensor:
         """hidden [S, hidden_size] -> logits [S, vocab_size]"""
-        return self.weight(hidden, None)
+        logits = self.weight(hidden, None)
+        return logits if self._exchange is None else self._exchange.gathered(logits)
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:
@@ -68,3 +102,6 @@ class Embedding:
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
         if isinstance(self.weight, Dense):
             yield f"{self.shards[0].name}.weight", self.weight.tensor
+
+    def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
+        return stored_parts(self.shards)

@@ -5,6 +5,7 @@ Experts that all tokens share are a `GatedMLP` of the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
@@ -15,9 +16,18 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.kernels.quantized.packed import TILES
 from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weight_format import WeightOnly
-from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedGrouped, PackedWeight, Shard
+from pagewire.services.executor.layers.shares import even_share
+from pagewire.services.executor.layers.weight_format import WeightOnly, input_unit, output_unit
+from pagewire.services.executor.layers.weights import (
+    Dense,
+    NotLoaded,
+    PackedGrouped,
+    PackedWeight,
+    Shard,
+    stored_parts,
+)
 from pagewire.services.executor.model_config import ModelLoadError
 
 _MAX_EXPERTS = 4096
@@ -110,33 +120,42 @@ class ExpertsLinear:
     per expert.
     """
 
-    __slots__ = ("bias", "num_experts", "shards", "weight")
+    __slots__ = ("_adds_bias", "bias", "num_experts", "shards", "weight")
 
     multiplies = True
 
     def __init__(
-        self, config: ExpertsConfig, in_features: int, shards: Mapping[str, int], placement: Placement
+        self,
+        config: ExpertsConfig,
+        in_features: int,
+        shards: Mapping[str, int],
+        placement: Placement,
+        *,
+        outputs: range | None = None,
+        inputs: range | None = None,
     ) -> None:
+        """outputs, inputs: of each expert's projections, what the rank has; None: all."""
+        rows = None if outputs is None else indices(outputs)
         self.shards = tuple(
-            Shard(expert.name(name), size, in_features, found and WeightOnly(found), config.bias)
+            Shard(expert.name(name), size, in_features, found and WeightOnly(found), config.bias, rows, inputs)
             for expert in (placement.within(f"experts.{i}") for i in range(config.num_experts))
             for name, size in shards.items()
             for found in [expert.format(name)]
         )
         self.num_experts = config.num_experts
-        out_features = config.num_experts * sum(shards.values())
+        sizes = sum(shard.num_outputs for shard in self.shards), self.shards[0].num_inputs
         self.weight: PackedWeight = (
-            Dense(placement.empty(out_features, in_features))
-            if all(shard.format is None for shard in self.shards)
-            else NotLoaded(out_features, in_features)
+            Dense(placement.empty(*sizes)) if all(shard.format is None for shard in self.shards) else NotLoaded(*sizes)
         )
-        self.bias = placement.empty(out_features) if config.bias else None
+        self.bias = placement.empty(sizes[0]) if config.bias else None
+        # The ranks' products are summed, so that one of them adds it.
+        self._adds_bias = inputs is None or placement.tensor.rank == 0
 
     def __call__(self, x: Tensor, order: Tensor, starts: Tensor) -> Tensor:
         """As `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs of an expert]"""
         weight = self.weight
         assert isinstance(weight, ExpertsWeight)
-        return weight.multiply_experts(x, self.bias, order, starts)
+        return weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts)
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:
@@ -166,12 +185,15 @@ class ExpertsLinear:
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
         start = 0
         for shard in self.shards:
-            stop = start + shard.out_features
+            stop = start + shard.num_outputs
             if isinstance(self.weight, Dense):
                 yield f"{shard.name}.weight", self.weight.tensor[start:stop]
             if self.bias is not None:
                 yield f"{shard.name}.bias", self.bias[start:stop]
             start = stop
+
+    def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
+        return stored_parts(self.shards)
 
 
 class CorrectionBias:
@@ -208,14 +230,17 @@ class Router(Linear):
 class RoutedMLP:
     """A feed-forward block: `sum of weight_e * down_e(act(gate_e(x)) * up_e(x))` over the experts e of each token x."""
 
-    __slots__ = ("activation", "correction_bias", "down", "gate_up", "num_experts", "router", "routing")
+    __slots__ = ("activation", "correction_bias", "down", "gate_up", "num_experts", "ranks", "router", "routing")
 
     def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
         """placement: of the module whose parts router and experts are, e.g. model.layers.0.mlp"""
         size, routing, activation = config.intermediate_size, config.routing, config.activation
         self.router = Router(config, placement)
-        self.gate_up = ExpertsLinear(config, config.hidden_size, dict.fromkeys(config.gate_up, size), placement)
-        self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement)
+        share = _share(config, placement) if placement.tensor.size > 1 else None
+        gate_up = dict.fromkeys(config.gate_up, size)
+        self.gate_up = ExpertsLinear(config, config.hidden_size, gate_up, placement, outputs=share)
+        self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement, inputs=share)
+        self.ranks = placement.tensor
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.num_experts = config.num_experts
         self.correction_bias = (
@@ -241,9 +266,19 @@ class RoutedMLP:
         )
         order, starts = ops.sort_by_expert(ids, self.num_experts)
         inner = self.activation(self.gate_up(hidden, order, starts))
-        return ops.combine_experts(self.down(inner, order, starts), weights)
+        combined = ops.combine_experts(self.down(inner, order, starts), weights)
+        return combined if self.ranks.size == 1 else self.ranks.all_reduce(combined)
 
     def leaves(self) -> Iterator[Linear | ExpertsLinear | CorrectionBias]:
         yield from (self.router, self.gate_up, self.down)
         if self.correction_bias is not None:
             yield self.correction_bias
+
+
+def _share(config: ExpertsConfig, placement: Placement) -> range:
+    """Of each expert's inner size. Raises ModelLoadError if ranks cannot share it."""
+    expert, size, hidden_size = placement.within("experts.0"), config.intermediate_size, config.hidden_size
+    units = [output_unit(expert.format(name), size, hidden_size) for name in config.gate_up]
+    units.append(input_unit(expert.format(config.down), hidden_size, size))
+    what = f"the inner size of the experts of {placement.prefix.removesuffix('.')}"
+    return even_share(what, size, placement.tensor, math.lcm(_TILE, *units))

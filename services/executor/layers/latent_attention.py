@@ -16,13 +16,15 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, unpack
+from pagewire.services.executor.layers.heads import Heads, scaled, shared_heads
 from pagewire.services.executor.layers.kv_spec import KVSpec, LatentSpec
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.weights import Dense, NotLoaded, Shard
+from pagewire.services.executor.layers.weights import Dense, NotLoaded, Shard, stored_parts
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.step_context import StepContext
 
@@ -100,21 +102,23 @@ class LatentProjection:
     latent_dim].
     """
 
-    __slots__ = ("config", "dtype", "shards", "weight")
+    __slots__ = ("config", "dtype", "heads", "shards", "weight")
 
     multiplies = False  # as a linear layer, whose weight could be laid out for its products
 
-    def __init__(self, name: str, config: LatentConfig, placement: Placement) -> None:
-        outputs = config.num_heads * (config.key_dim + config.value_dim)
+    def __init__(self, name: str, config: LatentConfig, heads: Heads, placement: Placement) -> None:
+        head_size = config.key_dim + config.value_dim
         format_ = None if config.split else placement.format(name)
-        shard = Shard(placement.name(name), outputs, config.latent_dim, format_)
+        rows = None if heads.is_whole else indices(scaled(heads.queries, head_size))
+        shard = Shard(placement.name(name), config.num_heads * head_size, config.latent_dim, format_, rows=rows)
         self.shards: tuple[Shard, ...] = (shard,)
         self.config = config
+        self.heads = heads
         self.dtype = placement.dtype
         self.weight: Dense | NotLoaded = (
-            Dense(placement.empty(outputs, config.latent_dim))
+            Dense(placement.empty(shard.num_outputs, config.latent_dim))
             if shard.format is None
-            else NotLoaded(outputs, config.latent_dim)
+            else NotLoaded(shard.num_outputs, config.latent_dim)
         )
 
     @property
@@ -137,6 +141,13 @@ class LatentProjection:
         elif isinstance(self.weight, Dense):
             yield f"{name}.weight", self.weight.tensor
 
+    def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
+        if not self.config.split:
+            yield from stored_parts(self.shards)
+        elif not self.heads.is_whole:
+            for name, target in self.load_targets():
+                yield name, StoredPart((self.config.num_heads, *target.shape[1:]), (self.heads.queries,))
+
     def into_latent(self, q: Tensor, query: Tensor) -> None:
         """q [num_tokens, num_heads, key_dim], the queries of keys -> query [num_tokens, num_heads, latent_dim]"""
         ops.head_linear(q, self._of_heads()[:, : self.config.key_dim].transpose(1, 2), query)
@@ -144,33 +155,51 @@ class LatentProjection:
     def out_of_latent(self, x: Tensor) -> Tensor:
         """x [num_tokens, num_heads, latent_dim] -> [num_tokens, num_heads * value_dim]"""
         config = self.config
-        values = torch.empty((x.shape[0], config.num_heads, config.value_dim), dtype=x.dtype, device=x.device)
+        values = torch.empty((x.shape[0], x.shape[1], config.value_dim), dtype=x.dtype, device=x.device)
         ops.head_linear(x, self._of_heads()[:, config.key_dim :], values)
         return values.view(x.shape[0], -1)
 
     def _of_heads(self) -> Tensor:
         """[num_heads, key_dim + value_dim, latent_dim]"""
         assert isinstance(self.weight, Dense)
-        return self.weight.tensor.view(self.config.num_heads, -1, self.config.latent_dim)
+        return self.weight.tensor.view(len(self.heads.queries), -1, self.config.latent_dim)
 
 
 class LatentAttention:
     """One layer's attention. `rotary` is shared by all layers."""
 
-    __slots__ = ("attention", "config", "down", "kv_norm", "kv_up", "o", "q_norm", "q_up", "rotary")
+    __slots__ = ("attention", "config", "down", "kv_norm", "kv_up", "num_heads", "o", "q_norm", "q_up", "rotary")
 
     def __init__(
         self, config: LatentConfig, hidden_size: int, layer_idx: int, rotary: RotaryEmbedding, placement: Placement
     ) -> None:
         q_size, rank = config.num_heads * (config.key_dim + config.rotary_dim), config.query_rank
         first = {"q_proj": q_size} if rank is None else {"q_a_proj": rank}
-        self.down = Linear(hidden_size, first | {"kv_a_proj_with_mqa": config.width}, placement, bias=config.bias)
+        # All ranks cache the same latent vectors.
+        heads = shared_heads(config.num_heads, config.num_heads, config.key_dim + config.rotary_dim, placement)
+        rows = None if heads.is_whole else heads.query_rows
+        self.down = Linear(
+            hidden_size,
+            first | {"kv_a_proj_with_mqa": config.width},
+            placement,
+            bias=config.bias,
+            rows={"q_proj": rows} if rank is None else None,
+        )
         self.q_norm = None if rank is None else RMSNorm("q_a_layernorm", rank, _NORM_EPS, placement)
-        self.q_up = None if rank is None else Linear(rank, {"q_b_proj": q_size}, placement, bias=False)
+        self.q_up = (
+            None if rank is None else Linear(rank, {"q_b_proj": q_size}, placement, bias=False, rows={"q_b_proj": rows})
+        )
         self.kv_norm = RMSNorm("kv_a_layernorm", config.latent_dim, _NORM_EPS, placement)
-        self.kv_up = LatentProjection("kv_b_proj", config, placement)
+        self.kv_up = LatentProjection("kv_b_proj", config, heads, placement)
         self.attention = PagedLatentAttention(layer_idx, config, placement.dtype)
-        self.o = Linear(config.num_heads * config.value_dim, {"o_proj": hidden_size}, placement, bias=config.bias)
+        self.o = Linear(
+            config.num_heads * config.value_dim,
+            {"o_proj": hidden_size},
+            placement,
+            bias=config.bias,
+            split=Split.INPUTS,
+        )
+        self.num_heads = len(heads.queries)
         self.rotary = rotary
         self.config = config
 
@@ -182,8 +211,8 @@ class LatentAttention:
         if self.q_norm is not None and self.q_up is not None:
             self.q_norm.normalize(q)
             q = self.q_up(q.contiguous())
-        q = q.view(num_tokens, config.num_heads, -1)
-        query = torch.empty((num_tokens, config.num_heads, config.width), dtype=q.dtype, device=q.device)
+        q = q.view(num_tokens, self.num_heads, -1)
+        query = torch.empty((num_tokens, self.num_heads, config.width), dtype=q.dtype, device=q.device)
         self.kv_up.into_latent(q[..., : config.key_dim], query[..., : config.latent_dim])
         ops.rotary_store_latent(
             context.positions,

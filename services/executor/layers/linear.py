@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 
 from torch import Tensor
+from torch.nn import functional
 
+from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedWeight, Shard, Stacked
+from pagewire.services.executor.layers.shares import even_share, padded_share
+from pagewire.services.executor.layers.weight_format import input_unit, output_unit
+from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedWeight, Shard, Stacked, stored_parts
+from pagewire.services.executor.parallel.communicator import Communicator
+
+
+class Split(Enum):
+    """How ranks share a linear layer."""
+
+    NONE = "none"  # each has all of it, but for rows that it does without
+    OUTPUTS = "outputs"  # each gives its share of each projection's outputs
+    INPUTS = "inputs"  # each multiplies its share of the inputs; the products are summed
+    GATHERED = "gathered"  # as OUTPUTS, and then all have all outputs
 
 
 class Linear:
@@ -17,7 +32,7 @@ class Linear:
     {"q_proj": 576, "k_proj": 192, "v_proj": 192} makes one weight [960, in_features].
     """
 
-    __slots__ = ("bias", "shards", "transposed", "weight")
+    __slots__ = ("_exchange", "bias", "shards", "transposed", "weight")
 
     multiplies = True
 
@@ -28,30 +43,52 @@ class Linear:
         placement: Placement,
         *,
         bias: bool,
-        rows: Mapping[str, Tensor] | None = None,
+        rows: Mapping[str, Tensor | range | None] | None = None,
         transposed: bool = False,
+        split: Split = Split.NONE,
     ) -> None:
-        """rows: by checkpoint name, of projections whose rows the checkpoint has in another order (`row_order`).
+        """in_features, shards: of the checkpoint's, whatever of it the rank has.
+
+        rows: by checkpoint name, of projections of which it has other rows than all, or in another order (`row_order`).
+        Where ranks split outputs, it says which are the rank's; by default they have equal shares.
 
         transposed: a dense checkpoint has weights as [in_features, out_features].
         """
-        out_features = sum(shards.values())
-        rows = rows or {}
+        self._exchange: Exchange | None = None
+        chosen = {name: indices(which) for name, which in (rows or {}).items() if which is not None}
+        inputs = None
+        ranks = placement.tensor
+        if ranks.size > 1 and split is Split.INPUTS:
+            inputs = _share_of_inputs(in_features, shards, placement)
+            split = Split.GATHERED if inputs is None else split
+            self._exchange = Exchange(ranks, gathers_inputs=inputs is None, sums=inputs is not None)
+        if ranks.size > 1 and split is Split.GATHERED:
+            ((name, size),) = shards.items()
+            chosen[name] = indices(padded_share(f"the outputs of {placement.name(name)}", size, ranks))
+            self._exchange = self._exchange or Exchange(ranks)
+            self._exchange.num_outputs = size
+        if ranks.size > 1 and split is Split.OUTPUTS:
+            for name, size in shards.items():
+                if name not in chosen:
+                    unit = output_unit(placement.format(name), size, in_features)
+                    share = even_share(f"the outputs of {placement.name(name)}", size, ranks, unit)
+                    chosen[name] = indices(share)
         self.shards = tuple(
-            Shard(placement.name(name), size, in_features, placement.format(name), bias, rows.get(name))
+            Shard(placement.name(name), size, in_features, placement.format(name), bias, chosen.get(name), inputs)
             for name, size in shards.items()
         )
+        sizes = sum(shard.num_outputs for shard in self.shards), self.shards[0].num_inputs
         self.weight: PackedWeight = (
-            Dense(placement.empty(out_features, in_features))
-            if all(shard.format is None for shard in self.shards)
-            else NotLoaded(out_features, in_features)
+            Dense(placement.empty(*sizes)) if all(shard.format is None for shard in self.shards) else NotLoaded(*sizes)
         )
-        self.bias = placement.empty(out_features) if bias else None
+        self.bias = placement.empty(sizes[0]) if bias else None
         self.transposed = transposed
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [num_tokens, in_features] -> [num_tokens, out_features]"""
-        return self.weight(x, self.bias)
+        """x [num_tokens, inputs of the rank] -> [num_tokens, outputs of the rank]"""
+        if self._exchange is None:
+            return self.weight(x, self.bias)
+        return self._exchange(self.weight, x, self.bias)
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:
@@ -64,10 +101,48 @@ class Linear:
         """(checkpoint tensor name, the view it is written to)"""
         start = 0
         for shard in self.shards:
-            stop = start + shard.out_features
+            stop = start + shard.num_outputs
             if isinstance(self.weight, Dense):
                 weight = self.weight.tensor[start:stop]
                 yield f"{shard.name}.weight", weight.t() if self.transposed else weight
             if self.bias is not None:
                 yield f"{shard.name}.bias", self.bias[start:stop]
             start = stop
+
+    def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
+        return stored_parts(self.shards, transposed=self.transposed)
+
+
+class Exchange:
+    """What ranks tell each other for a product of which each has a share of the weight."""
+
+    __slots__ = ("gathers_inputs", "num_outputs", "ranks", "sums")
+
+    def __init__(self, ranks: Communicator, *, gathers_inputs: bool = False, sums: bool = False) -> None:
+        """sums: the ranks' outputs; otherwise they are put side by side, and the first `num_outputs` taken."""
+        self.ranks = ranks
+        self.gathers_inputs = gathers_inputs
+        self.sums = sums
+        self.num_outputs = 0
+
+    def __call__(self, weight: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.sums:
+            return self.ranks.all_reduce(weight(x, bias if self.ranks.rank == 0 else None))
+        if self.gathers_inputs:
+            x = self.ranks.all_gather(x)
+        return self.gathered(weight(x, bias))
+
+    def gathered(self, outputs: Tensor) -> Tensor:
+        """outputs [num_tokens, those of the rank] -> [num_tokens, those of all]. The last rank may have fewer."""
+        count = -(-self.num_outputs // self.ranks.size)
+        if outputs.shape[1] < count:
+            outputs = functional.pad(outputs, (0, count - outputs.shape[1]))
+        gathered = self.ranks.all_gather(outputs)
+        return gathered if gathered.shape[1] == self.num_outputs else gathered[:, : self.num_outputs].contiguous()
+
+
+def _share_of_inputs(in_features: int, shards: Mapping[str, int], placement: Placement) -> range | None:
+    """None: groups of inputs that share scales, or are in another order, would be torn apart."""
+    share = even_share(f"the inputs of {placement.name(next(iter(shards)))}", in_features, placement.tensor)
+    units = [input_unit(placement.format(name), size, in_features) for name, size in shards.items()]
+    return share if all(len(share) % unit == 0 for unit in units) else None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError
 
@@ -48,9 +48,9 @@ class GatedMLP(MLP):
     def __init__(self, config: DecoderConfig, placement: Placement) -> None:
         size, bias = config.intermediate_size, config.mlp_bias
         super().__init__(
-            Linear(config.hidden_size, {"gate_proj": size, "up_proj": size}, placement, bias=bias),
+            Linear(config.hidden_size, {"gate_proj": size, "up_proj": size}, placement, bias=bias, split=Split.OUTPUTS),
             gated_activation(config.hidden_act),
-            Linear(size, {"down_proj": config.hidden_size}, placement, bias=bias),
+            Linear(size, {"down_proj": config.hidden_size}, placement, bias=bias, split=Split.INPUTS),
         )
 
 

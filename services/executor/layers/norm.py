@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.services.executor.layers.parts import StoredPart
 from pagewire.services.executor.layers.placement import Placement
 
 
@@ -48,6 +49,46 @@ class UnitOffsetRMSNorm(RMSNorm):
 
     def finish_loading(self) -> None:
         self.weight += 1
+
+
+class SplitRMSNorm(RMSNorm):
+    """Of `size` elements, `own` are the rank's."""
+
+    __slots__ = ("own", "size")
+
+    def __init__(self, name: str, size: int, own: range, eps: float, placement: Placement) -> None:
+        super().__init__(name, len(own), eps, placement)
+        self.own = own
+        self.size = size
+
+    def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
+        if len(self.own) < self.size:
+            yield f"{self.name}.weight", StoredPart((self.size,), (self.own,))
+
+
+class SplitRMSNorms:
+    """Norms of several vectors of each token, of which every rank has as large a part."""
+
+    __slots__ = ("norms", "ranks")
+
+    def __init__(self, sizes: Mapping[str, tuple[int, range]], eps: float, placement: Placement) -> None:
+        """sizes: name -> (elements of the whole, those of the rank, which several ranks may have)"""
+        self.norms = [SplitRMSNorm(name, size, own, eps, placement) for name, (size, own) in sizes.items()]
+        self.ranks = placement.tensor
+
+    def normalize(self, vectors: Sequence[Tensor]) -> None:
+        """Each [num_tokens, elements of the rank], with any stride between rows, in place."""
+        if self.ranks.size == 1:
+            for norm, x in zip(self.norms, vectors, strict=True):
+                norm.normalize(x)
+            return
+        means = torch.stack([x.float().square().mean(dim=1) for x in vectors], dim=1)
+        means = self.ranks.all_reduce(means).div_(self.ranks.size)
+        for i, (norm, x) in enumerate(zip(self.norms, vectors, strict=True)):
+            x.copy_(x.float() * torch.rsqrt(means[:, i : i + 1] + norm.eps) * norm.weight)
+
+    def leaves(self) -> Iterator[RMSNorm]:
+        yield from self.norms
 
 
 class LayerNorm:

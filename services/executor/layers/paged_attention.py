@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.services.executor.layers.kv_spec import KVSpec
+from pagewire.services.executor.layers.parts import StoredPart
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.step_context import StepContext
 
@@ -19,20 +20,37 @@ FP8 = torch.float8_e4m3fn
 class Sinks:
     """A learned score per head, of a key that every query sees and that has no value (GPT-OSS's `sinks`)."""
 
-    __slots__ = ("name", "scores")
+    __slots__ = ("heads", "name", "num_heads", "scores")
 
-    def __init__(self, name: str, num_heads: int, placement: Placement) -> None:
+    def __init__(self, name: str, num_heads: int, placement: Placement, heads: range | None = None) -> None:
+        """heads: which of them the rank has; None: all."""
         self.name = placement.name(name)
-        self.scores = torch.empty(num_heads, dtype=torch.float32, device=placement.device)
+        self.heads = range(num_heads) if heads is None else heads
+        self.num_heads = num_heads
+        self.scores = torch.empty(len(self.heads), dtype=torch.float32, device=placement.device)
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
         yield self.name, self.scores
+
+    def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
+        yield self.name, StoredPart((self.num_heads,), (self.heads,))
 
 
 class PagedAttention:
     """Causal attention of one layer over its own KV cache; `bind` tells it which that is, when it is allocated."""
 
-    __slots__ = ("_spec", "group", "kv_cache", "kv_scales", "layer_idx", "scale", "sinks", "soft_cap", "window")
+    __slots__ = (
+        "_spec",
+        "group",
+        "kv_cache",
+        "kv_scales",
+        "layer_idx",
+        "scale",
+        "sinks",
+        "soft_cap",
+        "stored_heads",
+        "window",
+    )
 
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
     group: int  # whose block tables say where in it a request's keys and values are
@@ -47,6 +65,8 @@ class PagedAttention:
         self.soft_cap = soft_cap
         self.sinks = None if sinks is None else sinks.scores
         self.kv_scales: Tensor | None = None  # fp32 [2, num_kv_heads], of keys and of values; fp8 caches only
+        # Which heads of keys and values of a checkpoint it has, and how many that has.
+        self.stored_heads = (range(spec.num_kv_heads), spec.num_kv_heads)
         self._spec = spec
 
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:

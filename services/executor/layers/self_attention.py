@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.services.executor.layers.heads import Heads, heads_of
 from pagewire.services.executor.layers.kv_spec import KVSpec
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.paged_attention import PagedAttention, Sinks
 from pagewire.services.executor.layers.placement import Placement
@@ -119,11 +120,17 @@ def llama_attention(
     the name of the last projection.
     """
     out_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    rotary_dim = config.rope.rotary_dim(config.head_dim)
-    rows = {
-        "q_proj": rotary_pairs_apart(config.num_heads, config.head_dim, rotary_dim),
-        "k_proj": rotary_pairs_apart(config.num_kv_heads, config.head_dim, rotary_dim),
-    }
+    heads = heads_of(config, placement)
+    rows: dict[str, Tensor | range] = {}
+    if not heads.is_whole:
+        rows = {"q_proj": heads.query_rows, "k_proj": heads.key_rows, "v_proj": heads.key_rows}
+    if rotates_neighbours:
+        rotary_dim = config.rope.rotary_dim(config.head_dim)
+        for name, own, count in (
+            ("q_proj", heads.query_rows, config.num_heads),
+            ("k_proj", heads.key_rows, config.num_kv_heads),
+        ):
+            rows[name] = rotary_pairs_apart(count, config.head_dim, rotary_dim)[own.start : own.stop]
     shards = {"q_proj": out_size, "k_proj": kv_size, "v_proj": kv_size}
     norms = None
     if config.qk_norm:
@@ -131,9 +138,11 @@ def llama_attention(
         k_norm = norm("k_norm", config.head_dim, config.rms_norm_eps, placement)
         norms = (q_norm, k_norm)
     return SelfAttention(
-        Linear(config.hidden_size, shards, placement, bias=config.qkv_bias, rows=rows if rotates_neighbours else None),
-        head_attention(config, layer_idx, rotary, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks),
-        Linear(out_size, {output: config.hidden_size}, placement, bias=config.attention_output_bias),
+        Linear(config.hidden_size, shards, placement, bias=config.qkv_bias, rows=rows),
+        head_attention(config, layer_idx, rotary, heads, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks),
+        Linear(
+            out_size, {output: config.hidden_size}, placement, bias=config.attention_output_bias, split=Split.INPUTS
+        ),
     )
 
 
@@ -141,14 +150,17 @@ def head_attention(
     config: DecoderConfig,
     layer_idx: int,
     rotary: RotaryEmbedding | None,
+    heads: Heads,
     *,
     scale: float | None = None,
     soft_cap: float = 0.0,
     norms: tuple[RMSNorm, RMSNorm] | None = None,
     sinks: Sinks | None = None,
 ) -> HeadAttention:
-    """With the sizes and the window that the config states; the others as `HeadAttention`."""
-    spec = KVSpec(config.num_kv_heads, config.head_dim, config.dtype, config.sliding_windows[layer_idx])
-    return HeadAttention(
-        layer_idx, config.num_heads, spec, rotary, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks
+    """With the window that the config states; heads: the rank's. The others as `HeadAttention`."""
+    spec = KVSpec(len(heads.keys), config.head_dim, config.dtype, config.sliding_windows[layer_idx])
+    attention = HeadAttention(
+        layer_idx, len(heads.queries), spec, rotary, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks
     )
+    attention.attention.stored_heads = (heads.keys, heads.num_kv_heads)
+    return attention

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,39 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import QuantizedWeight, weight_only
+from pagewire.services.executor.layers.parts import Index, neighbours
+from pagewire.services.executor.load_error import ModelLoadError
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is read of a weight of which a rank has a share: some outputs, in rising order, and neighbouring inputs."""
+
+    out_features: int  # of the whole
+    in_features: int
+    outputs: range | Tensor  # int64
+    inputs: range
+
+
+@dataclass(frozen=True)
+class Along:
+    """Outputs, or inputs, lie along dimension `dim` of a stored tensor: `entries` of it for each `count` of them.
+
+    A part has whole counts of inputs. Of outputs it may have any, for which whole counts are read and the others
+    dropped; together: they cannot be dropped.
+    """
+
+    dim: int
+    count: int = 1
+    entries: int = 1
+    together: bool = False
+
+    def index(self, chosen: range | Tensor) -> range | Tensor:
+        """Entries of these outputs or inputs."""
+        if isinstance(chosen, range):
+            return range(chosen.start // self.count * self.entries, -(-chosen.stop // self.count) * self.entries)
+        counts = torch.unique(chosen // self.count)
+        return neighbours((counts[:, None] * self.entries + torch.arange(self.entries, device="cpu")).flatten())
 
 
 @dataclass(frozen=True)
@@ -21,6 +55,23 @@ class TensorSpec:
     optional: bool = False
     also: tuple[tuple[int, ...], ...] = ()  # further shapes that the same numbers are stored in
     follows: str = ""  # what in the config the shape follows from, e.g. "group_size 128"
+    outputs: Along | None = None  # None, as of the next: the tensor is read whole for any part
+    inputs: Along | None = None
+    view: tuple[int, ...] | None = None  # a shape in which outputs and inputs have dimensions
+
+    def index(self, part: Part, found: tuple[int, ...]) -> tuple[Index, ...]:
+        """What is read of the tensor, whose shape is `found`, for a part of the weight."""
+        index: list[Index] = [None] * max(2, len(self.view or found))
+        for along, chosen, total in (
+            (self.outputs, part.outputs, part.out_features),
+            (self.inputs, part.inputs, part.in_features),
+        ):
+            if along is None or chosen == range(total):
+                continue
+            if self.view is None and (along.dim >= len(found) or found[along.dim] != self.shape[along.dim]):
+                continue  # one number for all
+            index[along.dim] = along.index(chosen)
+        return tuple(index)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return any(
@@ -39,8 +90,12 @@ class WeightFormat(Protocol):
         Raises ModelLoadError if no weight of this shape can be stored so (a group size that does not divide, ...).
         """
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> QuantizedWeight:
         """The weight, from tensors that fit `tensors()`; an optional one may be missing.
+
+        part: the weight is that part of a larger one, of which the tensors have what `TensorSpec.index` says.
 
         Raises ModelLoadError, naming the suffix, for values that cannot be.
         """
@@ -58,8 +113,10 @@ class WeightOnly:
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         return self.format.tensors(out_features, in_features)
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
-        return weight_only(self.format.read(tensors, out_features, in_features))
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> QuantizedWeight:
+        return weight_only(self.format.read(tensors, out_features, in_features, part))
 
     def random(self, out_features: int, in_features: int, generator: torch.Generator) -> QuantizedWeight:
         return weight_only(self.format.random(out_features, in_features, generator))
@@ -72,3 +129,29 @@ class Quantization(Protocol):
 
     def format(self, module: str) -> WeightFormat | None:
         """Of the linear module or embedding of this name (`model.layers.0.mlp.up_proj`); None: it is not quantized."""
+
+
+def input_unit(weight_format: WeightFormat | None, out_features: int, in_features: int) -> int:
+    """Shares of a weight's inputs must be multiples of this."""
+    return (
+        1 if weight_format is None else _unit(spec.inputs for spec in _specs(weight_format, out_features, in_features))
+    )
+
+
+def output_unit(weight_format: WeightFormat | None, out_features: int, in_features: int) -> int:
+    """As `input_unit`, of outputs."""
+    if weight_format is None:
+        return 1
+    specs = _specs(weight_format, out_features, in_features)
+    return _unit(spec.outputs for spec in specs if spec.outputs is not None and spec.outputs.together)
+
+
+def _specs(weight_format: WeightFormat, out_features: int, in_features: int) -> list[TensorSpec]:
+    try:
+        return list(weight_format.tensors(out_features, in_features).values())
+    except ModelLoadError:  # which is raised again when the whole weight is checked
+        return []
+
+
+def _unit(alongs: Iterable[Along | None]) -> int:
+    return math.lcm(*(along.count for along in alongs if along is not None))

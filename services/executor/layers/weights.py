@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedGrouped, PackedWeight
+from pagewire.services.executor.layers.parts import StoredPart, neighbours
 from pagewire.services.executor.layers.weight_format import WeightFormat
 
 
@@ -97,15 +98,56 @@ class NotLoaded:
 
 @dataclass(frozen=True)
 class Shard:
-    """A weight as the checkpoint has it: part of a layer's."""
+    """A weight as the checkpoint has it, and what of it is in the layer's."""
 
     name: str  # of the module, e.g. model.layers.0.self_attn.q_proj
-    out_features: int
+    out_features: int  # in the checkpoint
     in_features: int
     format: WeightFormat | None  # None: <name>.weight, dense
     has_bias: bool = False  # <name>.bias is the layer's, not the format's
-    # int64: model row -> row in the checkpoint; None: the same
+    # int64: model row -> row in the checkpoint, for all that the layer has; None: all, in the same order
     rows: Tensor | None = field(default=None, compare=False)
+    inputs: range | None = field(default=None, compare=False)  # that the layer has; None: all
+
+    @property
+    def num_outputs(self) -> int:
+        return self.out_features if self.rows is None else len(self.rows)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.in_features if self.inputs is None else len(self.inputs)
+
+    @property
+    def num_weights(self) -> int:
+        return self.num_outputs * self.num_inputs
+
+    @property
+    def share(self) -> float:
+        """How much of the stored weight it is."""
+        return self.num_weights / (self.out_features * self.in_features)
+
+    def stored_weight(self, *, transposed: bool = False) -> StoredPart | None:
+        """Of a dense weight. None: as it is stored."""
+        if self.rows is None and self.inputs is None:
+            return None
+        shape, index = (self.out_features, self.in_features), (self._rows, self.inputs)
+        return StoredPart(shape[::-1], index[::-1]) if transposed else StoredPart(shape, index)
+
+    def stored_bias(self) -> StoredPart | None:
+        return None if self.rows is None else StoredPart((self.out_features,), (self._rows,))
+
+    @property
+    def _rows(self) -> range | Tensor | None:
+        return None if self.rows is None else neighbours(self.rows)
+
+
+def stored_parts(shards: Iterable[Shard], *, transposed: bool = False) -> Iterator[tuple[str, StoredPart]]:
+    """As of `SplitLayer`, of a layer that is made of shards."""
+    for shard in shards:
+        if (weight := shard.stored_weight(transposed=transposed)) is not None:
+            yield f"{shard.name}.weight", weight
+        if (bias := shard.stored_bias()) is not None:
+            yield f"{shard.name}.bias", bias
 
 
 @runtime_checkable
@@ -126,4 +168,14 @@ class WeightModule(Protocol):
         """parts: all outputs of all shards, in order; neighbouring shards may have become one part."""
 
 
-__all__ = ["Dense", "NotLoaded", "PackedDense", "PackedGrouped", "PackedWeight", "Shard", "Stacked", "WeightModule"]
+__all__ = [
+    "Dense",
+    "NotLoaded",
+    "PackedDense",
+    "PackedGrouped",
+    "PackedWeight",
+    "Shard",
+    "Stacked",
+    "WeightModule",
+    "stored_parts",
+]

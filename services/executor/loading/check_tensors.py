@@ -16,22 +16,30 @@ from pagewire.services.executor.models.protocol import OwnModel
 
 
 def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
-    """Bytes of quantized tensors. Raises ModelLoadError naming tensors missing, unexpected or of a wrong shape."""
-    targets = dict(model.load_targets())
+    """Bytes that are read of quantized tensors.
+
+    Raises ModelLoadError naming tensors missing, unexpected or of a wrong shape.
+    """
+    parts = model.stored_parts()
+    shapes = {
+        name: parts[name].shape if name in parts else tuple(target.shape)
+        for name, target in model.load_targets().items()
+    }
     missing: list[str] = []
-    quantized: list[str] = []
+    quantized: dict[str, float] = {}  # name -> share of it that is read
     for shard in (shard for module in model.quantized_modules() for shard in module.shards):
         if shard.format is None:
-            targets[f"{shard.name}.weight"] = torch.empty(shard.out_features, shard.in_features, device="meta")
+            shapes[f"{shard.name}.weight"] = (shard.out_features, shard.in_features)
             continue
         try:
             missing += check_shard(weights, shard)
             suffixes = tensor_specs(shard)
         except ModelLoadError as error:
             raise ModelLoadError(f"{path}: {error}") from error
-        quantized += [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
-    missing += [name for name in targets if name not in weights.shapes]
-    known = {*targets, *quantized}
+        names = [f"{shard.name}.{suffix}" for suffix in suffixes]
+        quantized |= {name: shard.share for name in names if name in weights.shapes}
+    missing += [name for name in shapes if name not in weights.shapes]
+    known = {*shapes, *quantized}
     unexpected = [
         name
         for name in weights.shapes
@@ -43,12 +51,12 @@ def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
             f"{'; ' if missing and unexpected else ''}{_listing('unexpected', unexpected)}; "
             f"{_remedy(missing)}"
         )
-    for name, target in targets.items():
-        if weights.shapes[name] != tuple(target.shape):
+    for name, shape in shapes.items():
+        if weights.shapes[name] != shape:
             raise ModelLoadError(
-                f"{path}: tensor {name}: expected shape {list(target.shape)}, found {list(weights.shapes[name])}"
+                f"{path}: tensor {name}: expected shape {list(shape)}, found {list(weights.shapes[name])}"
             )
-    return sum(weights.stored_bytes(name) for name in quantized)
+    return int(sum(weights.stored_bytes(name) * share for name, share in quantized.items()))
 
 
 def has_own_head(model: OwnModel, weights: WeightSource) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from pagewire.process import usable_cores
 from pagewire.services.executor import memory
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading import weights_report
 from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head
@@ -36,6 +35,7 @@ from pagewire.services.executor.loading.weights.read import read_jobs, staging_f
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,11 @@ def load_own(
     quantization: str | None,
     weights_cache: str | None,
     fp8_kv_cache: bool = False,
+    tensor: Communicator = ALONE,
     progress: Progress,
 ) -> OwnModel:
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's. fp8_kv_cache: it will
-    have one, which a layer that cannot refuses with ModelLoadError."""
+    have one, which a layer that cannot refuses with ModelLoadError. tensor: as of `Placement`."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -63,23 +64,35 @@ def load_own(
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
-    make = partial(_make, checkpoint, config, length, found)
-    shapes = make(torch.device("meta"))
+    placement = Placement(config.dtype, device, found, tensor=tensor)
+    nowhere = replace(placement, device=torch.device("meta"))
+    shapes = _make(checkpoint, config, length, nowhere)
+    if tensor.size > 1 and shapes.unsplit is not None:
+        raise ModelLoadError(
+            f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
+            f"{checkpoint.architecture}: {shapes.unsplit}"
+        )
     if weights is not None and has_own_head(shapes, weights):
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
-        make = partial(_make, checkpoint, config.untied(), length, found)
-        shapes = make(torch.device("meta"))
+        config = config.untied()
+        shapes = _make(checkpoint, config, length, nowhere)
     for layer in shapes.attention_layers if fp8_kv_cache else ():
         layer.kv_scales = torch.ones(0)
         layer.kv_spec()
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
-    model = make(device)
+    model = _make(checkpoint, config, length, placement)
     filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
     if weights is not None and weights_cache is not None:
         cache = WeightsCache.at(
-            weights_cache, checkpoint.path, dtype, device, dequantize=dequantize, overrides=checkpoint.overrides
+            weights_cache,
+            checkpoint.path,
+            dtype,
+            device,
+            dequantize=dequantize,
+            overrides=checkpoint.overrides,
+            tensor=tensor,
         )
     if cache is None or not cache.load(model, filler.num_threads, progress):
         if weights is None:
@@ -95,14 +108,10 @@ def load_own(
     return model
 
 
-def _make(
-    checkpoint: Checkpoint, config: ModelConfig, length: int, quantization: Quantization | None, device: torch.device
-) -> OwnModel:
+def _make(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:
     """Without weights."""
     try:
-        return ARCHITECTURES[checkpoint.architecture].model(
-            config, length, Placement(config.dtype, device, quantization)
-        )
+        return ARCHITECTURES[checkpoint.architecture].model(config, length, placement)
     except ModelLoadError as error:
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
 
@@ -121,7 +130,7 @@ class _Filler:
         """weights: of the checkpoint at `path`."""
         targets = self.model.load_targets()
         staging = staging_for(self.device, self.num_threads, targets)
-        jobs = read_jobs(weights, targets, staging, self.model.row_orders())
+        jobs = read_jobs(weights, targets, staging, self.model.stored_parts())
         read = stored_shards(path, weights, self.model.config.dtype, self.device)
         jobs += install_jobs(self.model.quantized_modules(), read, partial(_stored_bytes, weights), self._dense())
         run_jobs(jobs, self.num_threads, self.progress)
@@ -129,7 +138,7 @@ class _Filler:
             staging.finish()
 
     def fill_randomly(self, seed: int) -> None:
-        fill_random(self.model.load_targets(), seed)
+        fill_random(self.model.load_targets(), seed, self.model.stored_parts())
         read = random_shards(seed, self.model.config.dtype, self.device)
         jobs = install_jobs(self.model.quantized_modules(), read, num_weights, self._dense())
         run_jobs(jobs, self.num_threads, self.progress)
@@ -155,7 +164,7 @@ def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> in
 def _stored_bytes(weights: WeightSource, shard: Shard) -> int:
     suffixes = ("weight",) if shard.format is None else tensor_specs(shard)
     names = [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
-    return sum(map(weights.stored_bytes, names))
+    return int(sum(map(weights.stored_bytes, names)) * shard.share)
 
 
 def _dense_bytes(model: OwnModel) -> int:

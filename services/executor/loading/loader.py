@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pagewire.services.executor.layers.parts import select
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
 from pagewire.services.executor.loading.weights import WeightSource
@@ -17,6 +18,7 @@ from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.registry import ARCHITECTURES
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ def load_model(
     weights_cache: str | None = None,
     seed: int = 0,
     hf_overrides: Mapping[str, Any] | None = None,
+    tensor: Communicator = ALONE,
     progress: Progress | None = None,
 ) -> Model:
     """Loads weights into a model on `device`.
@@ -46,7 +49,8 @@ def load_model(
     default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
     checkpoint's if it has them, else 1. quantization: None runs weights as they are stored, a method insists on it,
     "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: put over the
-    keys of `config.json`. progress is called with the fraction done and what was read.
+    keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, which only our own
+    models can be split into. progress is called with the fraction done and what was read.
 
     Raises ModelLoadError with the cause and the remedy.
     """
@@ -62,6 +66,7 @@ def load_model(
         )
     if model_impl == "transformers" or not own:
         _check_dense(quantization, checkpoint.architecture)
+        _check_alone(tensor, checkpoint.architecture)
         # Imported here: transformers costs seconds that our own models do without.
         from pagewire.services.executor.loading.load_transformers import load_transformers_model
 
@@ -79,6 +84,7 @@ def load_model(
             quantization=quantization,
             weights_cache=weights_cache,
             fp8_kv_cache=kv_scales,
+            tensor=tensor,
             progress=progress,
         )
     if kv_scales:
@@ -92,6 +98,14 @@ def _check_dense(quantization: str | None, architecture: str) -> None:
     if quantization not in (None, "none"):
         raise ModelLoadError(
             f"--quantization {quantization}: {architecture} runs in transformers' code, with dense weights only; "
+            "leave the flag out, or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
+        )
+
+
+def _check_alone(tensor: Communicator, architecture: str) -> None:
+    if tensor.size > 1:
+        raise ModelLoadError(
+            f"--tensor-parallel-size {tensor.size}: {architecture} runs in transformers' code, which is not split; "
             "leave the flag out, or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
         )
 
@@ -113,7 +127,7 @@ def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, devic
             f"{path}: --kv-cache-dtype fp8: the model keeps a state, in fp32, and no keys and values; leave out the "
             "flag"
         )
-    num_kv_heads = {index: layer.kv_spec().num_kv_heads for index, layer in layers.items()}
+    num_kv_heads = {index: layer.stored_heads[1] for index, layer in layers.items()}
     try:
         found = None if weights is None else read_kv_scales(weights, num_kv_heads)
     except ModelLoadError as error:
@@ -122,7 +136,7 @@ def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, devic
         logger.info("fp8 KV cache: the checkpoint has no k_scale and v_scale, keys and values are stored with scale 1")
     for index, layer in layers.items():
         scales = torch.ones(2, num_kv_heads[index]) if found is None else found[index]
-        layer.kv_scales = scales.to(device)
+        layer.kv_scales = select(scales, (None, layer.stored_heads[0])).contiguous().to(device)
 
 
 def _no_progress(fraction: float, text: str) -> None:

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pagewire.services.executor.parallel.communicator import Communicator
+
 # (in the model that is used, in the other)
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -45,7 +47,7 @@ class _Walk:
         self._seen: set[tuple[int, int]] = set()
 
     def visit(self, path: str, old: Any, new: Any) -> None:
-        if isinstance(new, _NO_STATE) or _is_config(new):
+        if isinstance(new, (*_NO_STATE, Communicator)) or _is_config(new):
             return
         if type(old) is not type(new):
             raise Differs(f"{path} is {_said(new)}, where it is {_said(old)} in the model that is served")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -71,7 +71,7 @@ class DecoderModel(CausalModel):
         self.head_name = head_name
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         self.embed = Embedding(
-            "embed_tokens", config.vocab_size, config.hidden_size, body, projects=config.tie_word_embeddings
+            "embed_tokens", config.vocab_size, config.hidden_size, body, projects=config.tie_word_embeddings, split=True
         )
         self.layers = [
             self.layer(config, layer_idx, rotary, body.within(f"layers.{layer_idx}"))
@@ -81,7 +81,7 @@ class DecoderModel(CausalModel):
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, {head_name: config.vocab_size}, placement, bias=False)
+            else Linear(config.hidden_size, {head_name: config.vocab_size}, placement, bias=False, split=Split.GATHERED)
         )
 
     def rotaries(

@@ -69,6 +69,7 @@ class EncoderModel(OwnModel):
     """Has no attention layer that keeps keys and values, and no output head over the vocabulary."""
 
     generates = False
+    unsplit = "encoders are small, and each rank would need all tokens of a text; use replicas"
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         raise NotImplementedError(f"{self.config.architecture} is an encoder: no token is sampled from it")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import UnitOffsetRMSNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -84,7 +84,9 @@ class GemmaModel(OwnModel):
         size = config.hidden_size
         body = placement.within("model")
         self.config: GemmaConfig = config
-        self.embed = Embedding("embed_tokens", config.vocab_size, size, body, projects=config.tie_word_embeddings)
+        self.embed = Embedding(
+            "embed_tokens", config.vocab_size, size, body, projects=config.tie_word_embeddings, split=True
+        )
         self.embedding_scale = float(torch.tensor(size**0.5, dtype=config.dtype))
         self.layers = [
             GemmaLayer(config, layer_idx, rotary[layer_idx], body.within(f"layers.{layer_idx}"))
@@ -92,7 +94,9 @@ class GemmaModel(OwnModel):
         ]
         self.norm = UnitOffsetRMSNorm("norm", size, config.rms_norm_eps, body)
         self.lm_head = (
-            None if config.tie_word_embeddings else Linear(size, {"lm_head": config.vocab_size}, placement, bias=False)
+            None
+            if config.tie_word_embeddings
+            else Linear(size, {"lm_head": config.vocab_size}, placement, bias=False, split=Split.GATHERED)
         )
 
     def leaves(self) -> Iterator[Leaf]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.heads import heads_of
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
@@ -77,18 +78,26 @@ class GPT2Model(LayerNormModel):
         if config.divides_by_layer:
             scale /= layer_idx + 1
         attention, mlp = placement.within("attn"), placement.within("mlp")
+        heads = heads_of(config, placement)
         return PreNormLayer(
             self.layer_norm("ln_1", placement),
             SelfAttention(
-                Linear(size, {"c_attn": 3 * size}, attention, bias=True, transposed=config.transposed),
-                head_attention(config, layer_idx, None, scale=scale),
-                Linear(size, {"c_proj": size}, attention, bias=True, transposed=config.transposed),
+                Linear(
+                    size,
+                    {"c_attn": 3 * size},
+                    attention,
+                    bias=True,
+                    rows={"c_attn": heads.rows()},
+                    transposed=config.transposed,
+                ),
+                head_attention(config, layer_idx, None, heads, scale=scale),
+                Linear(size, {"c_proj": size}, attention, bias=True, transposed=config.transposed, split=Split.INPUTS),
             ),
             self.layer_norm("ln_2", placement),
             MLP(
-                Linear(size, {"c_fc": inner}, mlp, bias=True, transposed=config.transposed),
+                Linear(size, {"c_fc": inner}, mlp, bias=True, transposed=config.transposed, split=Split.OUTPUTS),
                 plain_activation(config.hidden_act),
-                Linear(inner, {"c_proj": size}, mlp, bias=True, transposed=config.transposed),
+                Linear(inner, {"c_proj": size}, mlp, bias=True, transposed=config.transposed, split=Split.INPUTS),
             ),
         )
 

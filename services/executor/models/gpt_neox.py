@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.heads import heads_of
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.row_order import qkv_apart
@@ -46,11 +47,18 @@ def fused_attention(
 ) -> SelfAttention:
     """With one projection that gives, KV head by KV head, its queries, its key and its value."""
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-    shards, order = {"query_key_value": (heads + 2 * kv_heads) * head_dim}, qkv_apart(heads, kv_heads, head_dim)
+    shards, own = {"query_key_value": (heads + 2 * kv_heads) * head_dim}, heads_of(config, placement)
+    rows = {"query_key_value": own.rows(qkv_apart(heads, kv_heads, head_dim))}
     return SelfAttention(
-        Linear(config.hidden_size, shards, placement, bias=config.qkv_bias, rows={"query_key_value": order}),
-        head_attention(config, layer_idx, rotary),
-        Linear(heads * head_dim, {"dense": config.hidden_size}, placement, bias=config.attention_output_bias),
+        Linear(config.hidden_size, shards, placement, bias=config.qkv_bias, rows=rows),
+        head_attention(config, layer_idx, rotary, own),
+        Linear(
+            heads * head_dim,
+            {"dense": config.hidden_size},
+            placement,
+            bias=config.attention_output_bias,
+            split=Split.INPUTS,
+        ),
     )
 
 

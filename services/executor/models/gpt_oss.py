@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.layers.experts import ClampedSwiglu, ExpertsConfig, RoutedMLP, Routing
+from pagewire.services.executor.layers.heads import heads_of
 from pagewire.services.executor.layers.paged_attention import Sinks
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
@@ -67,7 +68,8 @@ class GptOssLayer(DecoderLayer):
     def self_attention(
         self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
     ) -> Attention:
-        return llama_attention(config, layer_idx, rotary, placement, sinks=Sinks("sinks", config.num_heads, placement))
+        sinks = Sinks("sinks", config.num_heads, placement, heads_of(config, placement).queries)
+        return llama_attention(config, layer_idx, rotary, placement, sinks=sinks)
 
     def feed_forward(self, config: DecoderConfig, layer_idx: int, placement: Placement) -> FeedForward:
         assert isinstance(config, GptOssConfig)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -48,14 +48,18 @@ class LayerNormModel(CausalModel):
         size, tied = config.hidden_size, config.tie_word_embeddings
         self.config: LayerNormConfig = config
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
-        self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied)
+        self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied, split=True)
         self.layers = [
             self.layer(layer_idx, body.within(f"{self.layers_name}.{layer_idx}"))
             for layer_idx in range(config.num_layers)
         ]
         self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, body, bias=self.norm_has_bias)
         self.lm_head = (
-            None if tied else Linear(size, {self.head_name: config.vocab_size}, placement, bias=self.head_has_bias)
+            None
+            if tied
+            else Linear(
+                size, {self.head_name: config.vocab_size}, placement, bias=self.head_has_bias, split=Split.GATHERED
+            )
         )
 
     @abstractmethod
@@ -71,7 +75,19 @@ class LayerNormModel(CausalModel):
         """Two projections by their names, with an activation between."""
         config = self.config
         return MLP(
-            Linear(config.hidden_size, {up: config.intermediate_size}, placement, bias=config.mlp_bias),
+            Linear(
+                config.hidden_size,
+                {up: config.intermediate_size},
+                placement,
+                bias=config.mlp_bias,
+                split=Split.OUTPUTS,
+            ),
             plain_activation(config.hidden_act),
-            Linear(config.intermediate_size, {down: config.hidden_size}, placement, bias=config.mlp_bias),
+            Linear(
+                config.intermediate_size,
+                {down: config.hidden_size},
+                placement,
+                bias=config.mlp_bias,
+                split=Split.INPUTS,
+            ),
         )

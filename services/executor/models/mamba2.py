@@ -111,6 +111,8 @@ class Mamba2Layer:
 
 
 class Mamba2Model(CausalModel):
+    unsplit = "its layers keep one state for all heads of a group; use replicas"
+
     def __init__(self, config: Mamba2Config, max_model_len: int, placement: Placement) -> None:
         body, size = placement.within("backbone"), config.hidden_size
         self.config: Mamba2Config = config

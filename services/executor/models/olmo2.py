@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.heads import heads_of
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
-from pagewire.services.executor.layers.norm import RMSNorm
+from pagewire.services.executor.layers.norm import RMSNorm, SplitRMSNorms
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.self_attention import head_attention
@@ -61,30 +62,37 @@ def olmo3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Olmo2Config:
 class Olmo2Attention:
     """Queries and keys are normalised as wholes, then split into heads."""
 
-    __slots__ = ("heads", "k_norm", "o", "q_norm", "qkv", "sizes")
+    __slots__ = ("heads", "norms", "o", "qkv", "sizes")
 
     def __init__(
         self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
     ) -> None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         shards = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.sizes = tuple(shards.values())
-        self.qkv = Linear(config.hidden_size, shards, placement, bias=config.qkv_bias)
-        self.q_norm = RMSNorm("q_norm", q_size, config.rms_norm_eps, placement)
-        self.k_norm = RMSNorm("k_norm", kv_size, config.rms_norm_eps, placement)
-        self.heads = head_attention(config, layer_idx, rotary)
-        self.o = Linear(q_size, {"o_proj": config.hidden_size}, placement, bias=config.attention_output_bias)
+        heads = heads_of(config, placement)
+        rows = {"q_proj": heads.query_rows, "k_proj": heads.key_rows, "v_proj": heads.key_rows}
+        self.sizes = tuple(map(len, rows.values()))
+        self.qkv = Linear(
+            config.hidden_size, shards, placement, bias=config.qkv_bias, rows=None if heads.is_whole else rows
+        )
+        self.norms = SplitRMSNorms(
+            {"q_norm": (q_size, heads.query_rows), "k_norm": (kv_size, heads.key_rows)}, config.rms_norm_eps, placement
+        )
+        self.heads = head_attention(config, layer_idx, rotary, heads)
+        self.o = Linear(
+            q_size, {"o_proj": config.hidden_size}, placement, bias=config.attention_output_bias, split=Split.INPUTS
+        )
 
     def __call__(self, hidden: Tensor, context: StepContext) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
         qkv = self.qkv(hidden)
         query, key, _ = qkv.split(self.sizes, dim=1)
-        self.q_norm.normalize(query)
-        self.k_norm.normalize(key)
+        self.norms.normalize((query, key))
         return self.o(self.heads(qkv, context))
 
     def leaves(self) -> Iterator[Leaf]:
-        yield from (self.qkv, self.q_norm, self.k_norm)
+        yield self.qkv
+        yield from self.norms.leaves()
         yield from self.heads.leaves()
         yield self.o
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagewire.services.executor.layers.kv_spec import CachingLayer
 from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.layers.parts import SplitLayer, StoredPart
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.model_config import ModelConfig
@@ -72,6 +73,7 @@ class OwnModel(Model, Protocol):
     capturable: bool = True
     generates: bool = True
     classifier: Classifier | None = None
+    unsplit: str | None = None  # why its layers cannot be shared by ranks, if they cannot
 
     @abstractmethod
     def leaves(self) -> Iterator[Leaf]:
@@ -105,14 +107,10 @@ class OwnModel(Model, Protocol):
         """Name of a dense tensor (Hugging Face) -> the memory it is written to, of the shape it must have."""
         return {name: target for leaf in self.leaves() for name, target in leaf.load_targets()}
 
-    def row_orders(self) -> dict[str, Tensor]:
-        """Of the load targets whose rows have another order in the checkpoint: model row -> stored row."""
+    def stored_parts(self) -> dict[str, StoredPart]:
+        """Of the load targets that are not stored tensors as they are: of rows in another order, of a rank's share."""
         return {
-            f"{shard.name}.{suffix}": shard.rows
-            for module in self.modules()
-            for shard in module.shards
-            if shard.rows is not None
-            for suffix in ("weight", "bias")
+            name: part for leaf in self.leaves() if isinstance(leaf, SplitLayer) for name, part in leaf.stored_parts()
         }
 
     def vectors(self) -> dict[str, Tensor]:

@@ -19,11 +19,13 @@ def test_a_stream_goes_on_beside_long_prompts_and_a_chat_overtakes_them() -> Non
     assert before.ttft > 10 and before.rate < 2, "this is what it is about"
     assert after.ttft < 0.15
     assert after.rate > 18, "a token in 50 ms"
-    assert after.seconds < 1.05 * before.seconds
+    assert after.seconds < before.seconds / 0.88, "so much less is done where no step may take longer than 50 ms"
+    relaxed = flood(("", ""), target_itl_ms=100)
+    assert relaxed.seconds < before.seconds / 0.94
 
 
 def test_another_tenants_flood_costs_half_at_most() -> None:
-    of_order, fair = flood(("a", "b"), **BEFORE), flood(("a", "b"))
+    of_order, fair = flood(("", "")), flood(("a", "b"))
     assert fair.ttft < 2 * fair.ttft_alone
     assert fair.rate > 0.5 * fair.rate_alone
     assert fair.seconds < of_order.seconds / 0.95

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat
+from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
 from pagewire.services.executor.loading.quantization.settings import (
     SCALE_DTYPES,
+    along_groups,
     check_multiple,
     checked_scales,
     group_size_of,
@@ -84,15 +85,26 @@ class GemmFormat(_AwqFormat):
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         check_multiple("the number of outputs", out_features, _PER_WORD)
-        _, groups = groups_of(in_features, self.group_size)
-        num_words = out_features // _PER_WORD
+        size, groups = groups_of(in_features, self.group_size)
+        num_words, words, by_group = out_features // _PER_WORD, Along(1, _PER_WORD), along_groups(0, size, groups)
         return {
-            "qweight": TensorSpec((in_features, num_words), (torch.int32,)),
-            "qzeros": TensorSpec((groups, num_words), (torch.int32,), not self.has_zeros, follows=self.follows),
-            "scales": TensorSpec((groups, out_features), SCALE_DTYPES, follows=self.follows),
+            "qweight": TensorSpec((in_features, num_words), (torch.int32,), outputs=words, inputs=Along(0)),
+            "qzeros": TensorSpec(
+                (groups, num_words),
+                (torch.int32,),
+                not self.has_zeros,
+                follows=self.follows,
+                outputs=words,
+                inputs=by_group,
+            ),
+            "scales": TensorSpec(
+                (groups, out_features), SCALE_DTYPES, follows=self.follows, outputs=Along(1), inputs=by_group
+            ),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         zeros = tensors.get("qzeros")
         return GroupedWeight(
             _unpack_columns(tensors["qweight"]),
@@ -110,13 +122,31 @@ class GemvFormat(_AwqFormat):
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         check_multiple("the number of inputs", in_features, _PER_WORD)
         width = _padded_words(in_features, self.group_size)
+        size, groups = groups_of(in_features, self.group_size)
         return {
-            "qweight": TensorSpec((out_features, in_features // _PER_WORD), (torch.int32,)),
-            "qzeros": TensorSpec((out_features, width), (torch.int32,), not self.has_zeros, follows=self.follows),
-            "scales": TensorSpec((out_features, width * _PER_WORD), SCALE_DTYPES, follows=self.follows),
+            "qweight": TensorSpec(
+                (out_features, in_features // _PER_WORD), (torch.int32,), outputs=Along(0), inputs=Along(1, _PER_WORD)
+            ),
+            "qzeros": TensorSpec(
+                (out_features, width),
+                (torch.int32,),
+                not self.has_zeros,
+                follows=self.follows,
+                outputs=Along(0),
+                inputs=along_groups(1, size * _PER_WORD, groups),
+            ),
+            "scales": TensorSpec(
+                (out_features, width * _PER_WORD),
+                SCALE_DTYPES,
+                follows=self.follows,
+                outputs=Along(0),
+                inputs=along_groups(1, size, groups),
+            ),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         size, groups = groups_of(in_features, self.group_size)
         zeros = tensors.get("qzeros")
         return GroupedWeight(
@@ -136,13 +166,24 @@ class GemvFastFormat(_AwqFormat):
         check_multiple("the number of outputs", out_features, _PER_WORD)
         check_multiple("the number of inputs", in_features, 64)
         padded = _padded_words(in_features, self.group_size) * _PER_WORD
+        of_groups = TensorSpec(
+            (padded, out_features),
+            SCALE_DTYPES,
+            follows=self.follows,
+            outputs=Along(1),
+            inputs=along_groups(0, *groups_of(in_features, self.group_size)),
+        )
         return {
-            "qweight": TensorSpec((out_features // 4, in_features), (torch.int16,)),
-            "qzeros": TensorSpec((padded, out_features), SCALE_DTYPES, follows=self.follows),
-            "scales": TensorSpec((padded, out_features), SCALE_DTYPES, follows=self.follows),
+            "qweight": TensorSpec(
+                (out_features // 4, in_features), (torch.int16,), outputs=Along(0, 4), inputs=Along(1, 64, 64)
+            ),
+            "qzeros": of_groups,
+            "scales": of_groups,
         }
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         size, groups = groups_of(in_features, self.group_size)
         # Nibbles of four rows follow each other in steps of 64 inputs. Of 32 inputs, (a, b, c) of [4, 4, 2] is at
         # (b, c, a): pairs are dealt out to four words, and in a word first all even ones, then all odd ones.

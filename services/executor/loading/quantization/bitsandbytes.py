@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight, Int8Weight
-from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat
+from pagewire.services.executor.layers.parts import select
+from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_bytes, random_grouped
 from pagewire.services.executor.loading.quantization.settings import (
     checked_scales,
@@ -73,8 +74,13 @@ class FourBitFormat:
         return f"weight.quant_state.bitsandbytes__{self.kind}"
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        stored = TensorSpec((-(-out_features * in_features // 2), 1), (torch.uint8,))
+        if in_features % 2 == 0:  # rows begin with a byte
+            unit = math.gcd(_BLOCK, in_features)
+            view = (out_features, in_features // 2)
+            stored = replace(stored, view=view, outputs=Along(0), inputs=Along(1, unit, unit // 2))
         return {
-            "weight": TensorSpec((-(-out_features * in_features // 2), 1), (torch.uint8,)),
+            "weight": stored,
             "weight.absmax": TensorSpec((-1,), (torch.float32, torch.uint8)),
             "weight.quant_map": TensorSpec((16,), _FLOAT32),
             "weight.nested_absmax": TensorSpec((-1,), _FLOAT32, optional=True),
@@ -82,24 +88,34 @@ class FourBitFormat:
             self._state: TensorSpec((-1,), (torch.uint8,)),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
-        state = self._checked_state(tensors[self._state], [out_features, in_features])
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
+        rows, width = (out_features, in_features) if part is None else (part.out_features, part.in_features)
+        state = self._checked_state(tensors[self._state], [rows, width])
         block_size = _positive(state, "blocksize", self._state)
-        size = math.gcd(block_size, in_features)  # a block may reach into the next row
+        size = math.gcd(block_size, width)  # a block may reach into the next row
         if size < _MIN_GROUP:
             raise ModelLoadError(
-                f"weight: rows of {in_features} cannot be cut into blocks of {block_size} or equal parts of them of at "
+                f"weight: rows of {width} cannot be cut into blocks of {block_size} or equal parts of them of at "
                 f"least {_MIN_GROUP}; leave this module unquantized"
             )
-        scales = self._scales(tensors, state, -(-out_features * in_features // block_size))
-        scales = scales.repeat_interleave(block_size // size)[: out_features * in_features // size]
+        scales = self._scales(tensors, state, -(-rows * width // block_size))
+        scales = scales.repeat_interleave(block_size // size)[: rows * width // size].view(rows, width // size)
+        if part is not None:
+            if part.inputs.start % size or len(part.inputs) % size:
+                raise ModelLoadError(
+                    f"{self._state}: blocks of {block_size} cannot be split at input {part.inputs.start}"
+                )
+            groups = range(part.inputs.start // size, part.inputs.stop // size)
+            scales = select(scales, (part.outputs, groups)).contiguous()
         packed = tensors["weight"].flatten()
         codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()[: out_features * in_features]
         return GroupedWeight(
             codes.view(out_features, in_features),
             4,
             size,
-            scales.view(out_features, in_features // size),
+            scales,
             codebook=checked_scales("weight.quant_map", tensors["weight.quant_map"]),
         )
 
@@ -148,12 +164,14 @@ class EightBitFormat:
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         return {
-            "weight": TensorSpec((out_features, in_features), (torch.int8,)),
-            "SCB": TensorSpec((out_features,), _FLOAT32),
+            "weight": TensorSpec((out_features, in_features), (torch.int8,), outputs=Along(0), inputs=Along(1)),
+            "SCB": TensorSpec((out_features,), _FLOAT32, outputs=Along(0)),
             "weight_format": TensorSpec((), (torch.uint8,), optional=True),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         layout = tensors.get("weight_format")
         if layout is not None and int(layout) != 0:
             raise ModelLoadError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pagewire.kernels.quantized import FP8_BLOCK
@@ -74,6 +75,8 @@ class CompressedTensorsQuantization:
             return None
         found = [weight_format for target, weight_format in self._formats if _names(target, module)]
         found += [weight_format for target, weight_format in self._formats if target == kind]
+        if found and isinstance(found[0], IntegerFormat) and f"{module}.weight_g_idx" in names:
+            return replace(found[0], act_order=True)
         return found[0] if found else None
 
 

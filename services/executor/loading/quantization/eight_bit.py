@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import FP8_BLOCK, Fp8Weight, Int8Weight
-from pagewire.services.executor.layers.weight_format import TensorSpec
+from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec
 from pagewire.services.executor.loading.quantization.dummy import random_bytes
 from pagewire.services.executor.loading.quantization.settings import SCALE_DTYPES, checked_scales
 from pagewire.services.executor.loading.weights.dummy import STD
@@ -28,11 +28,19 @@ class Fp8Format:
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         scale = _scale_spec(out_features)
         if self.blocks:
-            scale = TensorSpec((-(-out_features // FP8_BLOCK), -(-in_features // FP8_BLOCK)), SCALE_DTYPES)
-        weight = TensorSpec((out_features, in_features), (torch.float8_e4m3fn,))
+            scale = TensorSpec(
+                (-(-out_features // FP8_BLOCK), -(-in_features // FP8_BLOCK)),
+                SCALE_DTYPES,
+                outputs=Along(0, FP8_BLOCK, together=True),
+                inputs=Along(1, FP8_BLOCK),
+            )
+        shape = (out_features, in_features)
+        weight = TensorSpec(shape, (torch.float8_e4m3fn,), outputs=Along(0), inputs=Along(1))
         return {"weight": weight, self.scale: scale} | _input_spec(self.input_scale)
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> Fp8Weight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> Fp8Weight:
         weight = tensors["weight"]
         if bool(weight.view(torch.uint8).bitwise_and(0x7F).eq_(0x7F).any()):
             raise ModelLoadError(
@@ -61,10 +69,12 @@ class Int8Format:
     input_scale: str | None = None  # None: activations are quantized when they are known
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
-        weight = TensorSpec((out_features, in_features), (torch.int8,))
+        weight = TensorSpec((out_features, in_features), (torch.int8,), outputs=Along(0), inputs=Along(1))
         return {"weight": weight, "weight_scale": _scale_spec(out_features)} | _input_spec(self.input_scale)
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> Int8Weight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> Int8Weight:
         scales = _weight_scales("weight_scale", tensors["weight_scale"])
         return Int8Weight(
             tensors["weight"],
@@ -80,7 +90,7 @@ class Int8Format:
 
 
 def _scale_spec(out_features: int) -> TensorSpec:
-    return TensorSpec((out_features, 1), SCALE_DTYPES, also=((out_features,), (1,), ()))
+    return TensorSpec((out_features, 1), SCALE_DTYPES, also=((out_features,), (1,), ()), outputs=Along(0))
 
 
 def _weight_scales(suffix: str, scales: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat
+from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.gguf_blocks import FORMS, decode
 from pagewire.services.executor.loading.weights.dummy import STD
 from pagewire.services.executor.model_config import ModelLoadError
@@ -32,9 +32,12 @@ class GgufFormat:
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         # The shape is that of the weights; what is read is the bytes of its blocks.
-        return {"weight": TensorSpec((out_features, in_features), (torch.uint8,))}
+        inputs = Along(1, *GGML_QUANT_SIZES[self.type])
+        return {"weight": TensorSpec((out_features, in_features), (torch.uint8,), outputs=Along(0), inputs=inputs)}
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         weight = decode(tensors["weight"], self.type)
         for scales in (weight.scales, weight.super_scales, weight.offsets, weight.super_offsets):
             if scales is not None and scales.is_floating_point() and not scales.isfinite().all():

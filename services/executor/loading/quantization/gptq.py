@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat
+from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
 from pagewire.services.executor.loading.quantization.settings import (
     SCALE_DTYPES,
+    along_groups,
     check_multiple,
     checked_scales,
+    first_group,
     group_size_of,
     groups_of,
     one_of,
@@ -128,17 +130,36 @@ class GptqFormat:
         per_word = 32 // self.bits
         check_multiple("the number of inputs", in_features, per_word)
         check_multiple("the number of outputs", out_features, per_word)
-        _, groups = groups_of(in_features, self.group_size)
+        size, groups = groups_of(in_features, self.group_size)
         bits, group_size = f"bits {self.bits}", f"group_size {self.group_size}"
+        by_group = along_groups(0, size, groups)
+        # Any inputs may be in a group.
+        in_order = Along(0, in_features, in_features) if self.act_order and groups > 1 else Along(0)
         return {
-            "qweight": TensorSpec((in_features // per_word, out_features), (torch.int32,), follows=bits),
-            "qzeros": TensorSpec((groups, out_features // per_word), (torch.int32,), follows=group_size),
-            "scales": TensorSpec((groups, out_features), SCALE_DTYPES, follows=group_size),
-            "g_idx": TensorSpec((in_features,), (torch.int32, torch.int64), optional=True),
-            "bias": TensorSpec((out_features,), SCALE_DTYPES, optional=True),
+            "qweight": TensorSpec(
+                (in_features // per_word, out_features),
+                (torch.int32,),
+                follows=bits,
+                outputs=Along(1),
+                inputs=Along(0, per_word),
+            ),
+            "qzeros": TensorSpec(
+                (groups, out_features // per_word),
+                (torch.int32,),
+                follows=group_size,
+                outputs=Along(1, per_word),
+                inputs=by_group,
+            ),
+            "scales": TensorSpec(
+                (groups, out_features), SCALE_DTYPES, follows=group_size, outputs=Along(1), inputs=by_group
+            ),
+            "g_idx": TensorSpec((in_features,), (torch.int32, torch.int64), optional=True, inputs=in_order),
+            "bias": TensorSpec((out_features,), SCALE_DTYPES, optional=True, outputs=Along(0)),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         if "bias" in tensors and bool(tensors["bias"].any()):
             raise ModelLoadError(
                 "bias: is not zero, but config.json describes a layer without bias; the checkpoint does not fit its "
@@ -148,7 +169,8 @@ class GptqFormat:
         codes = unpack(tensors["qweight"].t(), self.bits)
         permutation = None
         if "g_idx" in tensors:
-            permutation = group_order("g_idx", tensors["g_idx"], size, groups)
+            g_idx = tensors["g_idx"] - first_group(part, self.group_size)
+            permutation = group_order("g_idx", g_idx, size, groups)
         if permutation is not None:
             codes = codes.index_select(1, permutation)
         zeros = self._zeros(tensors["qzeros"])

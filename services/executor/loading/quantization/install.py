@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, pack, stack, take_rows, to_device
-from pagewire.services.executor.layers.weight_format import TensorSpec
+from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, columns, pack, stack, take_rows, to_device
+from pagewire.services.executor.layers.parts import neighbours, select
+from pagewire.services.executor.layers.weight_format import Part, TensorSpec
 from pagewire.services.executor.layers.weights import Dense, Shard, WeightModule
 from pagewire.services.executor.loading.quantization.dequantize import dequantize_into
 from pagewire.services.executor.loading.weights import WeightSource
@@ -68,12 +70,21 @@ def check_shard(weights: WeightSource, shard: Shard) -> list[str]:
 def read_shard(weights: WeightSource, shard: Shard, device: torch.device) -> QuantizedWeight:
     """Unpacked on `device`, in memory of its own. Raises ModelLoadError naming the module for values that cannot be."""
     assert shard.format is not None
-    names = {suffix: f"{shard.name}.{suffix}" for suffix in tensor_specs(shard)}
-    tensors = {
-        suffix: weights.raw(name).to(device, copy=True) for suffix, name in names.items() if name in weights.shapes
-    }
+    specs = tensor_specs(shard)
+    part, order = part_to_read(shard, specs)
+    tensors = {}
+    for suffix, spec in specs.items():
+        if (name := f"{shard.name}.{suffix}") in weights.shapes:
+            stored = (
+                weights.raw(name)
+                if part is None
+                else weights.raw(name, spec.index(part, weights.shapes[name]), spec.view)
+            )
+            tensors[suffix] = stored.to(device, copy=True)
+    outputs = shard.out_features if part is None else len(part.outputs)
     try:
-        return to_device(shard.format.read(tensors, shard.out_features, shard.in_features), device)
+        weight = to_device(shard.format.read(tensors, outputs, shard.num_inputs, part), device)
+        return weight if order is None else in_order(weight, order, shard)
     except ModelLoadError as error:
         raise ModelLoadError(f"tensor {shard.name}.{error}") from error
     except (ValueError, IndexError, OverflowError) as error:
@@ -89,22 +100,43 @@ def stored_shards(path: Path, weights: WeightSource, dtype: torch.dtype, device:
     def read(shard: Shard) -> QuantizedWeight | Tensor:
         if shard.format is not None:
             try:
-                return in_model_order(read_shard(weights, shard, device), shard)
+                return read_shard(weights, shard, device)
             except ModelLoadError as error:
                 raise ModelLoadError(f"{path}: {error}") from error
-        tensor = torch.empty(shard.out_features, shard.in_features, dtype=dtype)
-        weights.read_into(f"{shard.name}.weight", tensor, order=shard.rows)
+        tensor = torch.empty(shard.num_outputs, shard.num_inputs, dtype=dtype)
+        weights.read_into(f"{shard.name}.weight", tensor, part=shard.stored_weight())
         return tensor.to(device)
 
     return read
 
 
-def in_model_order(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
+def part_to_read(shard: Shard, specs: Mapping[str, TensorSpec]) -> tuple[Part | None, Tensor | None]:
+    """(what to read of a shard, None = all; which rows of that to take, in which order: int64, None = all in order).
+
+    Tensors may hold outputs in words or blocks, of which the whole is read.
+    """
+    inputs = range(shard.in_features) if shard.inputs is None else shard.inputs
+    outputs, order = range(shard.out_features), shard.rows
+    if shard.rows is not None:
+        unit = math.lcm(*(spec.outputs.count for spec in specs.values() if spec.outputs is not None))
+        units, places = torch.unique(shard.rows // unit, return_inverse=True)
+        read = (units[:, None] * unit + torch.arange(unit, device="cpu")).flatten()
+        read = neighbours(read[read < shard.out_features])
+        order = places * unit + shard.rows % unit
+        if len(order) == len(read) and neighbours(order) == range(len(read)):
+            order = None
+        if isinstance(read, Tensor):
+            return Part(shard.out_features, shard.in_features, read, inputs), order
+        outputs = read
+    if len(outputs) == shard.out_features and len(inputs) == shard.in_features:
+        return None, order
+    return Part(shard.out_features, shard.in_features, outputs, inputs), order
+
+
+def in_order(weight: QuantizedWeight, order: Tensor, shard: Shard) -> QuantizedWeight:
     """A shard's weight with its rows where the model expects them."""
-    if shard.rows is None:
-        return weight
     try:
-        return take_rows(weight, shard.rows)
+        return take_rows(weight, order)
     except ValueError as error:
         raise ModelLoadError(
             f"module {shard.name}: its rows must change places, but {error}; leave it unquantized, or use a format "
@@ -118,9 +150,13 @@ def random_shards(seed: int, dtype: torch.dtype, device: torch.device) -> Read:
     def read(shard: Shard) -> QuantizedWeight | Tensor:
         generator = torch.Generator().manual_seed(seed ^ zlib.crc32(shard.name.encode()))
         if shard.format is not None:
-            return to_device(shard.format.random(shard.out_features, shard.in_features, generator), device)
+            whole = shard.format.random(shard.out_features, shard.in_features, generator)
+            part = whole if shard.inputs is None else columns(whole, shard.inputs.start, shard.inputs.stop)
+            return to_device(part if shard.rows is None else in_order(part, shard.rows, shard), device)
         tensor = torch.empty(shard.out_features, shard.in_features, dtype=dtype)
-        return tensor.normal_(0.0, STD, generator=generator).to(device)
+        tensor.normal_(0.0, STD, generator=generator)
+        part_of = shard.stored_weight()
+        return (tensor if part_of is None else select(tensor, part_of.index)).to(device)
 
     return read
 
@@ -171,7 +207,7 @@ class _Budget:
 
 
 def num_weights(shard: Shard) -> int:
-    return shard.out_features * shard.in_features
+    return shard.num_weights
 
 
 def _size(module: WeightModule) -> int:
@@ -202,8 +238,9 @@ def _packed(weights: Iterator[QuantizedWeight | Tensor]) -> list[PackedWeight]:
 
 def _dequantized(module: WeightModule, read: Read, empty: Callable[[int, int], Tensor]) -> Dense:
     """All shards side by side in one dense weight."""
-    whole = empty(sum(shard.out_features for shard in module.shards), module.shards[0].in_features)
-    for shard, rows in zip(module.shards, whole.split([shard.out_features for shard in module.shards]), strict=True):
+    sizes = [shard.num_outputs for shard in module.shards]
+    whole = empty(sum(sizes), module.shards[0].num_inputs)
+    for shard, rows in zip(module.shards, whole.split(sizes), strict=True):
         weight = read(shard)
         if isinstance(weight, Tensor):
             rows.copy_(weight)

@@ -12,10 +12,16 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.layers.weight_format import TensorSpec
+from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
 from pagewire.services.executor.loading.quantization.gptq import group_order
-from pagewire.services.executor.loading.quantization.settings import SCALE_DTYPES, checked_scales, groups_of
+from pagewire.services.executor.loading.quantization.settings import (
+    SCALE_DTYPES,
+    along_groups,
+    checked_scales,
+    first_group,
+    groups_of,
+)
 from pagewire.services.executor.loading.quantization.unpack import unpack
 from pagewire.services.executor.model_config import ModelLoadError
 
@@ -29,33 +35,50 @@ class IntegerFormat:
     symmetric: bool
     packed: bool
     per_tensor: bool  # one scale, and one zero point, for all
+    act_order: bool = False  # any inputs may be in a group
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
-        _, groups = groups_of(in_features, self.group_size)
+        size, groups = groups_of(in_features, self.group_size)
+        outputs, inputs, per_word = Along(0), along_groups(1, size, groups), 32 // self.bits
         by_group = (out_features, groups)
         scale_shapes = ((out_features,), (1,), ()) if groups == 1 else ()
         grouped = "the strategy" if self.group_size == -1 else f"group_size {self.group_size}"
-        specs = {"weight_scale": TensorSpec(by_group, SCALE_DTYPES, also=scale_shapes, follows=grouped)}
+        specs = {
+            "weight_scale": TensorSpec(
+                by_group, SCALE_DTYPES, also=scale_shapes, follows=grouped, outputs=outputs, inputs=inputs
+            )
+        }
         if self.packed:
             shape = (out_features, self._words(in_features))
-            specs["weight_packed"] = TensorSpec(shape, (torch.int32,), follows=f"num_bits {self.bits}")
+            specs["weight_packed"] = TensorSpec(
+                shape, (torch.int32,), follows=f"num_bits {self.bits}", outputs=outputs, inputs=Along(1, per_word)
+            )
             specs["weight_shape"] = TensorSpec((2,), (torch.int64, torch.int32), optional=True)
         else:
-            specs["weight"] = TensorSpec((out_features, in_features), (torch.int8,))
+            specs["weight"] = TensorSpec((out_features, in_features), (torch.int8,), outputs=outputs, inputs=Along(1))
         if self.group_size != -1:
-            specs["weight_g_idx"] = TensorSpec((in_features,), (torch.int32, torch.int64), optional=True)
+            specs["weight_g_idx"] = TensorSpec(
+                (in_features,),
+                (torch.int32, torch.int64),
+                optional=True,
+                inputs=Along(0, in_features, in_features) if self.act_order and groups > 1 else Along(0),
+            )
         if not self.symmetric:
-            zero = TensorSpec(by_group, (torch.int8,), also=scale_shapes)
+            zero = TensorSpec(by_group, (torch.int8,), also=scale_shapes, outputs=outputs, inputs=inputs)
             if self.packed and not self.per_tensor:
-                zero = TensorSpec((self._words(out_features), groups), (torch.int32,))
+                words = (self._words(out_features), groups)
+                zero = TensorSpec(words, (torch.int32,), outputs=Along(0, per_word), inputs=inputs)
             specs["weight_zero_point"] = zero
         return specs
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         size, groups = groups_of(in_features, self.group_size)
         shape = tensors.get("weight_shape")
-        if shape is not None and shape.tolist() != [out_features, in_features]:
-            raise ModelLoadError(f"weight_shape: expected {[out_features, in_features]}, found {shape.tolist()}")
+        whole = [out_features, in_features] if part is None else [part.out_features, part.in_features]
+        if shape is not None and shape.tolist() != whole:
+            raise ModelLoadError(f"weight_shape: expected {whole}, found {shape.tolist()}")
         codes = (
             unpack(tensors["weight_packed"], self.bits)[:, :in_features]
             if self.packed
@@ -63,7 +86,8 @@ class IntegerFormat:
         )
         permutation = None
         if "weight_g_idx" in tensors:
-            permutation = group_order("weight_g_idx", tensors["weight_g_idx"], size, groups)
+            g_idx = tensors["weight_g_idx"] - first_group(part, self.group_size)
+            permutation = group_order("weight_g_idx", g_idx, size, groups)
         if permutation is not None:
             codes = codes.index_select(1, permutation)
         scales = checked_scales("weight_scale", tensors["weight_scale"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.services.executor.layers.weight_format import TensorSpec
+from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec
 from pagewire.services.executor.loading.quantization.dummy import random_bytes
 from pagewire.services.executor.loading.quantization.settings import stored_quantized, strings_of
 from pagewire.services.executor.loading.weights.dummy import STD
@@ -52,11 +52,15 @@ class Mxfp4Format:
             raise ModelLoadError(f"rows of {in_features} weights cannot be cut into blocks of {BLOCK}")
         num_blocks = in_features // BLOCK
         return {
-            "blocks": TensorSpec((out_features, num_blocks, BLOCK // 2), (torch.uint8,)),
-            "scales": TensorSpec((out_features, num_blocks), (torch.uint8,)),
+            "blocks": TensorSpec(
+                (out_features, num_blocks, BLOCK // 2), (torch.uint8,), outputs=Along(0), inputs=Along(1, BLOCK)
+            ),
+            "scales": TensorSpec((out_features, num_blocks), (torch.uint8,), outputs=Along(0), inputs=Along(1, BLOCK)),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> GroupedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> GroupedWeight:
         blocks, exponents = tensors["blocks"], tensors["scales"]
         if bool((exponents == _NAN).any()):
             raise ModelLoadError("scales: a scale is not a number; the checkpoint is damaged, download it again")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.layers.weight_format import Along, Part
 from pagewire.services.executor.model_config import ModelLoadError
 
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -73,6 +74,16 @@ def groups_of(in_features: int, group_size: int) -> tuple[int, int]:
     """(inputs per group, number of groups); the last group may be smaller."""
     size = in_features if group_size == -1 else min(group_size, in_features)
     return size, -(-in_features // size)
+
+
+def first_group(part: Part | None, group_size: int) -> int:
+    """Number of the group, in the whole weight, that a part's inputs begin with."""
+    return 0 if part is None else part.inputs.start // groups_of(part.in_features, group_size)[0]
+
+
+def along_groups(dim: int, size: int, groups: int) -> Along | None:
+    """Inputs along a dimension of groups of `size`; a single group is that of any part."""
+    return Along(dim, size) if groups > 1 else None
 
 
 def check_multiple(what: str, size: int, of: int) -> None:

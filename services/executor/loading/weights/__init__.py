@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from pagewire.services.executor.layers.parts import Index, StoredPart
 
 
 class WeightSource(Protocol):
@@ -16,15 +19,18 @@ class WeightSource(Protocol):
     def dtype(self, name: str) -> torch.dtype:
         """What the tensor is read as before it is converted. Raises ModelLoadError for what cannot be a weight."""
 
-    def raw(self, name: str) -> Tensor:
-        """The tensor as stored; of a GGUF file its blocks, uint8 [rows, bytes per row], rows in the model's order."""
+    def raw(self, name: str, index: Sequence[Index] = (), view: Sequence[int] | None = None) -> Tensor:
+        """The tensor as stored; of a GGUF file its blocks, uint8 [rows, bytes per row], rows in the model's order.
+
+        index: of its dimensions, what is read. view: the shape to take it for first.
+        """
 
     def raw_dtype(self, name: str) -> torch.dtype: ...
 
     def stored_bytes(self, name: str) -> int: ...
 
-    def read_into(self, name: str, target: Tensor, first_row: int = 0, order: Tensor | None = None) -> None:
+    def read_into(self, name: str, target: Tensor, first_row: int = 0, part: StoredPart | None = None) -> None:
         """Writes as many rows of the tensor as `target` (host memory) has, converted to target's dtype.
 
-        order: int64, row i is the stored row order[i].
+        part: what of the tensor is read; first_row is one of its rows.
         """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.layers.parts import Index, StoredPart, rows_of, select
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.architecture import Interleaved
@@ -48,9 +49,12 @@ class AliasedSource:
     def dtype(self, name: str) -> torch.dtype:
         return self._source.dtype(self._stored(name))
 
-    def raw(self, name: str) -> Tensor:
+    def raw(self, name: str, index: Sequence[Index] = (), view: Sequence[int] | None = None) -> Tensor:
         part = self._parts.get(name)
-        return self._source.raw(name) if part is None else part.of(self._source.raw(part.stored))
+        if part is None:
+            return self._source.raw(name, index, view)
+        tensor = part.of(self._source.raw(part.stored))
+        return select(tensor if view is None else tensor.reshape(*view), index)
 
     def raw_dtype(self, name: str) -> torch.dtype:
         return self._source.raw_dtype(self._stored(name))
@@ -62,13 +66,12 @@ class AliasedSource:
         whole, own = math.prod(self._source.shapes[part.stored]), math.prod(self.shapes[name])
         return self._source.stored_bytes(part.stored) * own // whole
 
-    def read_into(self, name: str, target: Tensor, first_row: int = 0, order: Tensor | None = None) -> None:
+    def read_into(self, name: str, target: Tensor, first_row: int = 0, part: StoredPart | None = None) -> None:
         if name not in self._parts:
-            self._source.read_into(name, target, first_row, order)
+            self._source.read_into(name, target, first_row, part)
             return
         self.dtype(name)
-        rows, last_row = self.raw(name), first_row + len(target)
-        target.copy_(rows[first_row:last_row] if order is None else rows[order[first_row:last_row]])
+        target.copy_(self.raw(name, rows_of(target, first_row, part)))
 
     def _stored(self, name: str) -> str:
         return self._parts[name].stored if name in self._parts else name

@@ -36,6 +36,7 @@ from pagewire.services.executor.loading.weights.staging import Staging, cuda_sta
 from pagewire.services.executor.loading.weights.tensor_file import TensorFileError, as_bytes
 from pagewire.services.executor.memory import mib
 from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,10 @@ class WeightsCache:
         *,
         dequantize: bool,
         overrides: Mapping[str, Any],
+        tensor: Communicator = ALONE,
     ) -> WeightsCache:
-        """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config."""
+        """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config.
+        tensor: of the placement; each rank has an entry of its own."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
         choices: dict[str, Any] = {
@@ -72,6 +75,8 @@ class WeightsCache:
             "dequantize": dequantize,
             "packs_dense": packs_dense(dtype, device),
         }
+        if tensor.size > 1:
+            choices["rank"] = [tensor.rank, tensor.size]
         if overrides:
             choices["overrides"] = dict(overrides)
         software = {"pagewire": pagewire.__version__, "code": code_digest()}
@@ -196,7 +201,7 @@ def _install(model: OwnModel, tensors: dict[str, Tensor], modules: dict[str, lis
         (module, [_restored(part, tensors) for part in modules[module.shards[0].name]]) for module in model.modules()
     ]
     for module, parts in restored:
-        _check(module.shards[0].name, sum(s.out_features for s in module.shards), module.shards[0].in_features, parts)
+        _check(module.shards[0].name, sum(s.num_outputs for s in module.shards), module.shards[0].num_inputs, parts)
     vectors = [(target, tensors[name]) for name, target in model.vectors().items()]
     for target, stored in vectors:
         if stored.shape != target.shape or stored.dtype != target.dtype:

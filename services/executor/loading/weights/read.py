@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.layers.parts import StoredPart
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.jobs import Job
 from pagewire.services.executor.loading.weights.staging import Staging, cuda_staging
@@ -27,27 +28,27 @@ def read_jobs(
     weights: WeightSource,
     targets: Mapping[str, Tensor],
     staging: Staging | None = None,
-    orders: Mapping[str, Tensor] | None = None,
+    parts: Mapping[str, StoredPart] | None = None,
 ) -> list[Job]:
     """Fill all targets.
 
-    orders: of targets whose rows are stored in another order, see `WeightSource.read_into`.
+    parts: what of stored tensors some of the targets are, see `WeightSource.read_into`.
 
     staging: for targets that are not in host memory. Each tensor then travels in pieces, in the order of the file, in
     the narrower of its stored dtype and its target's; everything has arrived after `staging.finish()`.
     """
-    orders = orders or {}
+    parts = parts or {}
     if staging is not None:
-        return list(_pieces(weights, targets, staging, orders))
+        return list(_pieces(weights, targets, staging, parts))
     largest_first = sorted(targets, key=lambda name: -targets[name].nbytes)
     return [
-        Job(name, targets[name].nbytes, partial(weights.read_into, name, targets[name], order=orders.get(name)))
+        Job(name, targets[name].nbytes, partial(weights.read_into, name, targets[name], part=parts.get(name)))
         for name in largest_first
     ]
 
 
 def _pieces(
-    weights: WeightSource, targets: Mapping[str, Tensor], staging: Staging, orders: Mapping[str, Tensor]
+    weights: WeightSource, targets: Mapping[str, Tensor], staging: Staging, parts: Mapping[str, StoredPart]
 ) -> Iterator[Job]:
     for name in weights.shapes:
         if (target := targets.get(name)) is None:
@@ -56,7 +57,7 @@ def _pieces(
         rows = staging.buffer_bytes // (target[0].numel() * dtype.itemsize)
         for start in range(0, len(target), rows):
             piece = target[start : start + rows]
-            read = partial(weights.read_into, name, first_row=start, order=orders.get(name))
+            read = partial(weights.read_into, name, first_row=start, part=parts.get(name))
             yield Job(name, piece.nbytes, partial(staging.write, piece, dtype, read))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewire.damaged_file import remedy
+from pagewire.services.executor.layers.parts import Index, StoredPart, rows_of, select
 from pagewire.services.executor.load_error import ModelLoadError
 from pagewire.services.executor.loading.weights.checkpoint_files import checkpoint_files
 
@@ -75,12 +76,12 @@ class SafetensorsSource:
             )
         return dtype
 
-    def raw(self, name: str) -> Tensor:
+    def raw(self, name: str, index: Sequence[Index] = (), view: Sequence[int] | None = None) -> Tensor:
         try:
             tensor: Tensor = self._files[name].get_tensor(self._stored_names[name])  # a view of the mapped file
         except SafetensorError as error:
             raise ModelLoadError(f"{self._paths[name]}: cannot read tensor {name} ({error})") from error
-        return tensor
+        return select(tensor if view is None else tensor.view(*view), index)
 
     def raw_dtype(self, name: str) -> torch.dtype:
         if (dtype := _TYPES.get(self._types[name])) is None:
@@ -92,10 +93,6 @@ class SafetensorsSource:
     def stored_bytes(self, name: str) -> int:
         return math.prod(self.shapes[name]) * self.raw_dtype(name).itemsize
 
-    def read_into(self, name: str, target: Tensor, first_row: int = 0, order: Tensor | None = None) -> None:
+    def read_into(self, name: str, target: Tensor, first_row: int = 0, part: StoredPart | None = None) -> None:
         self.dtype(name)
-        tensor = self.raw(name)
-        if order is not None:
-            target.copy_(tensor[order[first_row : first_row + len(target)]])
-        else:
-            target.copy_(tensor.narrow(0, first_row, len(target)) if target.ndim else tensor)
+        target.copy_(self.raw(name, rows_of(target, first_row, part)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from pagewire.kernels.quantized import Fp8Weight, GroupedWeight, PackedFp8, QuantizedWeight, pack
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weight_format import TensorSpec
+from pagewire.services.executor.layers.weight_format import Part, TensorSpec
 from pagewire.services.executor.model_config import ModelLoadError
 
 
@@ -21,7 +21,9 @@ class AnyFormat:
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         raise NotImplementedError
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> QuantizedWeight:
         raise NotImplementedError
 
     def random(self, out_features: int, in_features: int, generator: torch.Generator) -> QuantizedWeight:

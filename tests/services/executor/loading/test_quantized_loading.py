@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from pagewire.kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, packed
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weight_format import TensorSpec
+from pagewire.services.executor.layers.weight_format import Part, TensorSpec
 from pagewire.services.executor.layers.weights import Dense, Shard
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.quantization import dequantize, install
@@ -286,7 +286,9 @@ class AnyFormat:
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         raise NotImplementedError
 
-    def read(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+    def read(
+        self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
+    ) -> QuantizedWeight:
         raise NotImplementedError
 
     def random(self, out_features: int, in_features: int, generator: torch.Generator) -> QuantizedWeight:

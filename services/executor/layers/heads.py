@@ -1,0 +1,75 @@
+"""Which heads of an attention layer a rank has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.layers.parts import indices
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.shares import refusal
+from pagewire.services.executor.model_config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Neighbouring heads of queries, and those of keys and values that they read.
+
+    Where there are fewer KV heads than ranks, several ranks have the same one.
+    """
+
+    queries: range
+    keys: range
+    num_heads: int  # of the whole layer
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.queries) == self.num_heads
+
+    @property
+    def query_rows(self) -> range:
+        """Of a projection that gives all queries."""
+        return scaled(self.queries, self.head_dim)
+
+    @property
+    def key_rows(self) -> range:
+        """Of a projection that gives all keys, or all values."""
+        return scaled(self.keys, self.head_dim)
+
+    def rows(self, order: Tensor | None = None) -> Tensor | None:
+        """Of a projection that gives all queries, all keys and all values. order: of its rows (`row_order`)."""
+        if self.is_whole:
+            return order
+        first_key = self.num_heads * self.head_dim
+        first_value = first_key + self.num_kv_heads * self.head_dim
+        keys = indices(self.key_rows)
+        rows = torch.cat((indices(self.query_rows), first_key + keys, first_value + keys))
+        return rows if order is None else order[rows]
+
+
+def scaled(heads: range, size: int) -> range:
+    """Rows of these heads, of `size` each."""
+    return range(heads.start * size, heads.stop * size)
+
+
+def heads_of(config: DecoderConfig, placement: Placement) -> Heads:
+    """Raises ModelLoadError for heads that cannot be shared, naming how many ranks can share them."""
+    return shared_heads(config.num_heads, config.num_kv_heads, config.head_dim, placement)
+
+
+def shared_heads(num_heads: int, num_kv_heads: int, head_dim: int, placement: Placement) -> Heads:
+    """As `heads_of`."""
+    ranks = placement.tensor
+
+    def fits(size: int) -> bool:
+        return num_heads % size == 0 and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
+
+    if not fits(ranks.size):
+        raise refusal(ranks, f"{num_heads} heads with {num_kv_heads} of keys and values cannot be split", fits)
+    each, first = num_heads // ranks.size, ranks.rank * num_kv_heads // ranks.size
+    queries = range(ranks.rank * each, (ranks.rank + 1) * each)
+    return Heads(queries, range(first, first + max(1, num_kv_heads // ranks.size)), num_heads, num_kv_heads, head_dim)

@@ -1,0 +1,71 @@
+"""Which part of a tensor in a checkpoint a layer has: of a rank's share, and of rows in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Index: TypeAlias = range | Tensor | None  # along one dimension: neighbours, any (int64), or all
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """Of a load target that is not a whole tensor as it is stored."""
+
+    shape: tuple[int, ...]  # of the whole
+    index: tuple[Index, ...]  # by dimension; all of those behind
+
+    def rows(self, first: int, count: int) -> tuple[Index, ...]:
+        """As `index`, of the target's rows from `first` on."""
+        chosen, *others = self.index
+        if chosen is None:
+            chosen = range(self.shape[0])
+        return (chosen[first : first + count], *others)
+
+
+@runtime_checkable
+class SplitLayer(Protocol):
+    """A layer whose load targets may be parts of what is stored."""
+
+    def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
+        """By the names of those targets that are."""
+
+
+def select(tensor: Tensor, index: Sequence[Index]) -> Tensor:
+    """The tensor at `index`, by dimension. A view if all are neighbours."""
+    for dim, chosen in enumerate(index):
+        if isinstance(chosen, range):
+            tensor = tensor.narrow(dim, chosen.start, len(chosen))
+    for dim, chosen in enumerate(index):
+        if isinstance(chosen, Tensor):
+            chosen = chosen.to(tensor.device)
+            if tensor.dtype.itemsize == 1:  # not every torch build can index fp8
+                tensor = tensor.view(torch.uint8).index_select(dim, chosen).view(tensor.dtype)
+            else:
+                tensor = tensor.index_select(dim, chosen)
+    return tensor
+
+
+def rows_of(target: Tensor, first_row: int, part: StoredPart | None) -> Sequence[Index]:
+    """Where in a stored tensor the rows of `target` are, which are those from first_row on."""
+    if part is not None:
+        return part.rows(first_row, len(target))
+    return (range(first_row, first_row + len(target)),) if target.ndim else ()
+
+
+def neighbours(chosen: Tensor) -> range | Tensor:
+    """The same as a range, if it is one."""
+    first, count = int(chosen[0]), len(chosen)
+    is_range = int(chosen[-1]) - first == count - 1 and bool((chosen.diff() == 1).all())
+    return range(first, first + count) if is_range else chosen
+
+
+def indices(chosen: range | Tensor) -> Tensor:
+    """int64, on the host"""
+    if isinstance(chosen, Tensor):
+        return chosen
+    return torch.arange(chosen.start, chosen.stop, device="cpu")

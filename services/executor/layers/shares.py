@@ -1,0 +1,41 @@
+"""How ranks share the outputs or the inputs of a layer: as neighbours, in the order of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.services.executor.parallel.communicator import Communicator
+
+_MOST_RANKS = 64  # that are suggested
+
+
+def even_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> range:
+    """As many for each rank, in multiples of `unit`; what: for the error, e.g. "intermediate_size".
+
+    Raises ModelLoadError naming the numbers of ranks that would do.
+    """
+
+    def fits(size: int) -> bool:
+        return total % (size * unit) == 0
+
+    if not fits(ranks.size):
+        of = f" in multiples of {unit}" if unit > 1 else ""
+        raise refusal(ranks, f"{what} ({total}) cannot be split{of}", fits)
+    count = total // ranks.size
+    return range(ranks.rank * count, (ranks.rank + 1) * count)
+
+
+def padded_share(what: str, total: int, ranks: Communicator) -> range:
+    """As many for each rank but the last, which has what remains."""
+    count = -(-total // ranks.size)
+    share = range(min(ranks.rank * count, total), min((ranks.rank + 1) * count, total))
+    if count * (ranks.size - 1) >= total:
+        raise refusal(ranks, f"{what} ({total}) cannot be split", lambda size: -(-total // size) * (size - 1) < total)
+    return share
+
+
+def refusal(ranks: Communicator, reason: str, fits: Callable[[int], bool]) -> ModelLoadError:
+    """fits: whether a number of ranks would do."""
+    others = [str(size) for size in range(1, _MOST_RANKS + 1) if fits(size)]
+    return ModelLoadError(f"--tensor-parallel-size {ranks.size}: {reason}; possible are {', '.join(others)}")
