@@ -24,8 +24,8 @@ _SERVICE = "pagewire.v1.ExecutorService"
 class Spec:
     """What is to run. node, user: of the keeper: an executor beside it is reached by a unix socket.
 
-    command: what takes the place of `pagewire executor` and its flags, by default; LISTEN in it stands for the addresses
-    to listen on.
+    command: arguments of Python that take the place of `-m pagewire.cli executor` and its flags, if there are any;
+    LISTEN stands for the addresses to listen on.
     """
 
     name: str

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # Nothing of ours goes through it; Ray wants at least 75 MiB.
 _OBJECT_STORE_BYTES = 80 * 2**20
+_REACHABLE_S = 5.0
 
 
 def connect(config: RayExecutorsConfig) -> None:
@@ -26,6 +28,8 @@ def connect(config: RayExecutorsConfig) -> None:
             f"--ray-address {given}: executors are reached directly, not by a Ray client: serve on a machine of the "
             "cluster (`ray start --address`), and give HOST:PORT of its head"
         )
+    if given and given not in ("local", "auto"):
+        _check_reachable(given)
     common: dict[str, Any] = {"configure_logging": False, "log_to_driver": True}
     try:
         if given != "local":
@@ -48,6 +52,18 @@ def connect(config: RayExecutorsConfig) -> None:
         raise StartupError(
             f"the Ray cluster {given or 'local'} cannot be joined: {error}. `ray status` says whether it runs; all of "
             "its machines need the same versions of Ray and Python"
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for some minutes. Raises StartupError."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHABLE_S).close()
+    except (OSError, ValueError) as error:
+        raise StartupError(
+            f"no Ray cluster answers at {address} ({error}): give HOST:PORT as `ray start --head` prints it, or leave "
+            "--ray-address and RAY_ADDRESS out for the one that this machine is part of"
         ) from error
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -20,20 +21,20 @@ from pagewire.supervisor import STOP_MARGIN_S
 _FORWARDED = ("HF_TOKEN", "HF_ENDPOINT")
 
 
-async def serve(config: RayExecutorsConfig) -> None:
+async def serve(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> None:
     """Keeps the executors until a signal ends it, and them: actors die with the driver that has made them.
 
-    Raises StartupError if there is no cluster, or no executor can start on it.
+    command: see `Spec`. Raises StartupError if there is no cluster, or no executor can start on it.
     """
     file = AddressFile(Path(config.address_file))
     await asyncio.to_thread(cluster.connect, config)
     try:
-        await _keep([Keeper(spec, demand, file) for spec, demand in plan(config)], config)
+        await _keep([Keeper(spec, demand, file) for spec, demand in plan(config, command)], config)
     finally:
         await asyncio.to_thread(ray.shutdown)
 
 
-def plan(config: RayExecutorsConfig) -> list[tuple[Spec, dict[str, float]]]:
+def plan(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> list[tuple[Spec, dict[str, float]]]:
     """What each executor is, and what it needs."""
     demand = cluster.demand(config, ray.nodes())
     executor = ExecutorConfig(**{one.name: getattr(config, one.name) for one in fields(ExecutorConfig)})
@@ -41,10 +42,11 @@ def plan(config: RayExecutorsConfig) -> list[tuple[Spec, dict[str, float]]]:
         executor = replace(executor, num_threads=int(demand["num_cpus"]))
     count = config.data_parallel_size
     names = ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
-    common = {
+    common: dict[str, Any] = {
         "config": replace(executor, metrics_port=None, cpu_share=1 / count),
         "node": ray.get_runtime_context().get_node_id(),
         "user": os.geteuid(),
+        "command": command,
         "environment": {name: os.environ[name] for name in _FORWARDED if name in os.environ},
     }
     return [(Spec(name=name, **common), demand) for name in names]
