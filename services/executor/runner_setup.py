@@ -52,19 +52,19 @@ class Setup:
             num_blocks,
             self.device,
             attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits) if self.record_steps else None,
+            graphs=_recorded_steps(limits, self.pooling) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
         )
 
 
-def _recorded_steps(limits: Limits) -> Steps:
-    from pagewire.services.executor.recorded_steps import (
-        RecordedSteps,  # compiles the C++ kernels, which a GPU has no use for
-    )
+def _recorded_steps(limits: Limits, pooling: Pooling) -> Steps:
+    # Compiles the C++ kernels, which a GPU has no use for.
+    from pagewire.services.executor.recorded_steps import REQUESTS, RecordedSteps
 
-    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens)
+    requests = REQUESTS if pooling.generates else ()
+    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests)
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:

@@ -16,6 +16,7 @@ from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process import predecessor_failed, release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.limits import Limits
@@ -121,7 +122,7 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         release_unused_memory()  # what loading and packing have left
     if setup.graph_sizes:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
-            runner.capture_graphs(setup.graph_sizes, progress)
+            capture_graphs(runner, setup.graph_sizes, progress)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     logger.info("ready: %s", phases)
     info = replace(_describe(setup, runner), weights_digest=served.digest)

@@ -11,18 +11,19 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import grpc
 
 from pagewire.services.executor import convert, stats
 from pagewire.services.executor.clock import Clock
+from pagewire.services.executor.idle_recording import QUIET_S, IdleRecording
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
 from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step
-from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, StepWatch
+from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, RECORDING_S, StepWatch
 from pagewire.services.executor.work import Called, Closed, Doubted, Item, Launched, Opened, Submitted
 from pagewire.watchdog import Pulse
 
@@ -33,13 +34,19 @@ class Worker:
     """Owns the device thread. `loaded` resolves when steps can be executed, `failed` with a fatal device error."""
 
     def __init__(
-        self, start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]], *, on_cuda: bool, pulse: Pulse | None = None
+        self,
+        start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]],
+        *,
+        on_cuda: bool,
+        pulse: Pulse | None = None,
+        quiet: float = QUIET_S,
     ) -> None:
         """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
-        that is done on."""
+        that is done on. quiet: seconds without a request after which steps are recorded."""
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
+        self.quiet = quiet
         self._submitted: SimpleQueue[Item | None] = SimpleQueue()
         self._launched: SimpleQueue[Launched | Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
@@ -115,14 +122,26 @@ class Worker:
         self._launched.put(None)
 
     def _serve(self, runner: ModelRunner) -> None:
+        recording = IdleRecording(runner)
         try:
-            while (item := self._submitted.get()) is not None:
+            while (item := self._next(recording)) is not None:
                 self._watch.begin(_allowance(item, runner))
                 self._handle(runner, item)
                 self._watch.end()
         except BaseException as error:
             self._fail(error)
         self._end_session(None, "the executor stops")
+
+    def _next(self, recording: IdleRecording) -> Item | None:
+        """Waits; while nobody is served, the time is used."""
+        while not (self._num_requests or recording.is_done):
+            try:
+                return self._submitted.get(timeout=self.quiet)
+            except Empty:
+                self._watch.begin(RECORDING_S)
+                recording.record_next()
+                self._watch.end()
+        return self._submitted.get()
 
     def _handle(self, runner: ModelRunner, item: Item) -> None:
         if isinstance(item, Called):
