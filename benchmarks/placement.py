@@ -58,7 +58,7 @@ class Fleet:
     and one request at a time."""
 
     num_replicas: int = 4
-    num_blocks: int = 2048
+    num_blocks: int = 3072
     max_num_seqs: int = 32
     load: float = 1.0
 

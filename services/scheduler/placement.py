@@ -119,11 +119,13 @@ class Placement:
         left: who is to be computed where, so that what they share with it will be found there.
         """
         near: list[Replica] = []
+        num_fresh = 0  # to whom nobody is left; the others may be the least busy still
         for replica in self._by_load():
-            if len(near) == _NUM_LEAST_LOADED:
+            if num_fresh == _NUM_LEAST_LOADED:
                 break
             if replica.suits(request) and not replica.is_leaving and not replica.has_suspect:
                 near.append(replica)
+                num_fresh += replica.replica_id not in left
         if not near:
             near = [replica for replica in self._by_load() if replica.suits(request)][:_NUM_LEAST_LOADED]
             staying = [replica for replica in near if not replica.is_leaving]
