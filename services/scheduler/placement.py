@@ -23,6 +23,7 @@ from pagewire.services.scheduler.suspicion import is_suspect
 # Replicas that are looked at: of those with the longest prefix, and of those with the fewest requests.
 _NUM_HOLDERS = 4
 _NUM_LEAST_LOADED = 4
+_MAX_NEAR = 16
 # Replicas to which others were left of late, and of each so many of these, that a request may share its beginning with.
 _NUM_LEFT = 8
 _UNKNOWN_COSTS = UnknownCosts()
@@ -139,11 +140,13 @@ class Placement:
         left: who is to be computed where, so that what they share with it will be found there.
         """
         near: list[Replica] = []
+        num_fresh = 0  # to whom nobody is left; the others may be the least busy still
         for replica in self._by_load():
-            if len(near) == _NUM_LEAST_LOADED:
+            if num_fresh == _NUM_LEAST_LOADED or len(near) == _MAX_NEAR:
                 break
             if replica.suits(request) and not replica.is_leaving and not replica.has_suspect:
                 near.append(replica)
+                num_fresh += replica.replica_id not in left
         if not near:
             near = [replica for replica in self._by_load() if replica.suits(request)][:_NUM_LEAST_LOADED]
             staying = [replica for replica in near if not replica.is_leaving]
@@ -152,12 +155,12 @@ class Placement:
         if decider is not None and (not decider.is_leaving or all(one.is_leaving for one in near)):
             takers[decider.replica_id] = decider
         depths: dict[int, int] = {}
-        tokens_per_block = 0
-        if (asked := decider or next(iter(near), None)) is not None:
-            hashes, tokens_per_block = self._hashes(asked, request), asked.place.tokens_per_hash
-            depths = self.index.depths(hashes, len(hashes), takers, _NUM_HOLDERS)
+        hashes: Sequence[bytes] = ()
+        if self._is_by_prefix and (asked := decider or next(iter(near), None)) is not None:
+            hashes = asked.place.indexed_hashes(request)
+            depths = self.index.depths(hashes, takers, _NUM_HOLDERS)
             for replica_id, others in islice(reversed(left.items()), _NUM_LEFT) if hashes else ():
-                shared = max(_num_shared(hashes, self._hashes(asked, other)) for other in others[-_NUM_LEFT:])
+                shared = max(_num_shared(hashes, asked.place.indexed_hashes(other)) for other in others[-_NUM_LEFT:])
                 depths[replica_id] = max(depths.get(replica_id, 0), shared)
         for replica_id in depths.keys() - takers.keys():
             holder = self._replicas[replica_id]
@@ -165,7 +168,7 @@ class Placement:
                 takers[replica_id] = holder
         output_tokens = min(self._outputs.mean, max(1.0, request.max_num_tokens - request.num_tokens))
         return {
-            replica_id: replica.place.newcomer(request, depths.get(replica_id, 0) * tokens_per_block, output_tokens)
+            replica_id: replica.place.newcomer(request, hashes[: depths.get(replica_id, 0)], output_tokens)
             for replica_id, replica in takers.items()
         }
 
@@ -200,9 +203,6 @@ class Placement:
     @property
     def _is_by_prefix(self) -> bool:
         return True
-
-    def _hashes(self, replica: Replica, request: Request) -> Sequence[bytes]:
-        return replica.place.indexed_hashes(request) if self._is_by_prefix else ()
 
     def _by_load(self) -> Iterator[Replica]:
         return (self._replicas[rank[-1]] for rank in self._order)

@@ -35,7 +35,7 @@ class RoundRobin(LeastLoad):
     def candidates(self, request: Request, decider: Replica | None, left: Left = NO_LEFT) -> dict[int, Newcomer]:
         suiting = [one for one in self._by_load() if one.suits(request) and not one.has_suspect]
         takers = [one for one in suiting if not one.is_leaving] or suiting
-        return {one.replica_id: one.place.newcomer(request, 0, 1.0) for one in takers}
+        return {one.replica_id: one.place.newcomer(request, (), 1.0) for one in takers}
 
     def rank(self, replica_id: int, newcomer: Newcomer, queued: Queued) -> tuple[float, ...]:
         turn = (replica_id - self._last - 1) % (max(self._replicas) + 1)
