@@ -113,6 +113,10 @@ def _service(name: str, argv: list[str]) -> int:
         return gateways.run(settings)
     process.spare_grpc_threads()
     process.raise_descriptor_limit()
+    if isinstance(settings, config.ExecutorConfig):
+        from pagewire import followers
+
+        followers.start(settings)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -46,4 +46,5 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 SET_BY_STACK = (
     *("listen", "public_listen", "public_admin", "metrics_port", "reuse_port"),
     *("tokenizer_address", "scheduler_address", "executor_address", "executor_discovery", "cpu_share"),
+    *("rank", "leader", "group_secret"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ LONGEST_S = 0.2
 class IdleRecording:
     """One shape after the other, the smallest first. All calls come from the device thread."""
 
-    def __init__(self, runner: ModelRunner, longest: float = LONGEST_S) -> None:
+    def __init__(self, runner: Runner, longest: float = LONGEST_S) -> None:
         """longest: seconds; when two in turn have taken longer, they are the last: one may have been unlucky."""
         self._runner = runner
         self._longest = longest

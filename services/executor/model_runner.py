@@ -25,13 +25,14 @@ from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.pipeline import ONE_STAGE, OneStage
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.prompt_lines import PromptPart
 from pagewire.services.executor.prompt_logprobs import PromptLogprobs
 from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
+from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.step import PendingResults, Step, StepOutput
 from pagewire.services.executor.step_context import StepImages
 from pagewire.services.executor.upload import upload
@@ -54,6 +55,7 @@ class ModelRunner:
         pooling: Pooling = LAST_STATE,
         image_cache_bytes: int = 0,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        tokens: Tokens = OWN_TOKENS,
         stage: OneStage = ONE_STAGE,
     ) -> None:
         """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
@@ -61,8 +63,8 @@ class ModelRunner:
         attention_split_size: see the reference of `paged_attention`. pooling: what requests for vectors get.
 
         graphs: how steps are launched; by default eagerly, until `use_graphs`. proposer: who drafts tokens; without
-        one, no step may have drafts. image_cache_bytes: see `ImageInputs`. stage: how its part of the
-        model works together with the others'.
+        one, no step may have drafts. image_cache_bytes: see `ImageInputs`. tokens: who draws them, of several ranks.
+        stage: how its part of the model works together with the others'.
         """
         self.limits = limits
         self._model = model
@@ -83,6 +85,7 @@ class ModelRunner:
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
         self._logprobs_mode = logprobs_mode
+        self._tokens = tokens
         self._stage = stage
         self._prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
         self._inputs = InputBuffers(
@@ -202,11 +205,12 @@ class ModelRunner:
         if extras is None:
             tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
             return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
-        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))[:num_sampled]
         rows = self._inputs.sample_rows(num_sampled)
         offsets = self._inputs.offsets(num_sampled) if has_drafts else None
         columns, token_ids = self._state.columns, self._state.token_ids
         sampled = sample(logits, rows, columns, token_ids, extras, offsets, self._logprobs_mode)
+        self._tokens.tell(sampled.token_ids, shape.num_sampled)
         if has_drafts:
             self._inputs.accept(sampled.token_ids, shape, self._state)
         return sampled
@@ -227,7 +231,7 @@ class ModelRunner:
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
         offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
-        sampled = sample_tokens(logits, rows, self._state.columns, self._state.token_ids, offsets)
+        sampled = self._tokens.sample(logits, rows, self._state.columns, self._state.token_ids, offsets)
         if has_drafts:
             self._inputs.accept(sampled, shape, self._state)
         return sampled

@@ -18,8 +18,9 @@ import grpc
 from pagewire.services.executor import convert, stats
 from pagewire.services.executor.clock import Clock
 from pagewire.services.executor.idle_recording import QUIET_S, IdleRecording
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.parallel.group import RankLost
 from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
+from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step
@@ -35,7 +36,7 @@ class Worker:
 
     def __init__(
         self,
-        start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]],
+        start_runner: Callable[[], tuple[Runner, ExecutorInfo]],
         *,
         on_cuda: bool,
         pulse: Pulse | None = None,
@@ -51,7 +52,7 @@ class Worker:
         self._launched: SimpleQueue[Launched | Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
         self._num_requests = 0  # with a row
-        self._runner: ModelRunner | None = None
+        self._runner: Runner | None = None
         self._spans = stats.RequestSpans()
         self.is_ending = False  # the process is about to
         self.loaded: Future[ExecutorInfo] = Future()
@@ -97,7 +98,7 @@ class Worker:
         """Whether no request has a row and no step waits. May be asked on any thread."""
         return not self._num_requests and self._submitted.empty()
 
-    def between_steps(self, function: Callable[[ModelRunner], None], reason: str) -> Future[None]:
+    def between_steps(self, function: Callable[[Runner], None], reason: str) -> Future[None]:
         """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
         in it is one of the device."""
         called = Called(function, reason)
@@ -105,7 +106,7 @@ class Worker:
         return called.done
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> Runner:
         """Once it is `loaded`; to look at."""
         assert self._runner is not None
         return self._runner
@@ -121,7 +122,7 @@ class Worker:
             self._serve(runner)
         self._launched.put(None)
 
-    def _serve(self, runner: ModelRunner) -> None:
+    def _serve(self, runner: Runner) -> None:
         recording = IdleRecording(runner)
         try:
             while (item := self._next(recording)) is not None:
@@ -129,7 +130,7 @@ class Worker:
                 self._handle(runner, item)
                 self._watch.end()
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
         self._end_session(None, "the executor stops")
 
     def _next(self, recording: IdleRecording) -> Item | None:
@@ -143,7 +144,7 @@ class Worker:
                 self._watch.end()
         return self._submitted.get()
 
-    def _handle(self, runner: ModelRunner, item: Item) -> None:
+    def _handle(self, runner: Runner, item: Item) -> None:
         if isinstance(item, Called):
             self._call(runner, item)
         elif isinstance(item, Opened):
@@ -160,7 +161,7 @@ class Worker:
         else:
             self._execute_or_end(runner, item)
 
-    def _call(self, runner: ModelRunner, item: Called) -> None:
+    def _call(self, runner: Runner, item: Called) -> None:
         session = self._session
         self._end_session(None, item.reason)
         try:
@@ -173,7 +174,7 @@ class Worker:
             self._hand_over(Closed(session))
         item.done.set_result(None)
 
-    def _execute_or_end(self, runner: ModelRunner, item: Submitted) -> None:
+    def _execute_or_end(self, runner: Runner, item: Submitted) -> None:
         try:
             self._hand_over(self._execute(runner, item.session, item.step, item.received_ns))
         except InvalidStep as error:
@@ -181,10 +182,12 @@ class Worker:
             self._end_session(None, str(error))
             runner.reset()
             self._hand_over(Closed(item.session, error))
+        except RankLost:
+            raise
         except Exception as error:
             self._retreat(runner, item.session, error)
 
-    def _retreat(self, runner: ModelRunner, session: Session, error: Exception) -> None:
+    def _retreat(self, runner: Runner, session: Session, error: Exception) -> None:
         """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
         cause is the device, or the model."""
         logger.error("a step failed", exc_info=error)
@@ -209,7 +212,7 @@ class Worker:
         self._session = successor
         self._num_requests = 0
 
-    def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> Launched:
+    def _execute(self, runner: Runner, session: Session, step: Step, received_ns: int) -> Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
@@ -235,7 +238,7 @@ class Worker:
                 except Exception as error:
                     self._doubt(launched.session, error)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
     def _doubt(self, session: Session, error: Exception) -> None:
         """Has the device thread find out whose fault it is."""
@@ -261,11 +264,17 @@ class Worker:
         session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
-    def _fail(self, cause: BaseException) -> None:
-        """The device is in an unknown state: the stream ends with the error and the process is to be restarted."""
-        logger.critical("fatal error on the device thread", exc_info=cause)
+    def fail(self, cause: BaseException) -> None:
+        """The device is in an unknown state: the stream ends with the error and the process is to be restarted. On any
+        thread; the first cause counts."""
+        if self.is_ending:
+            return
+        self.is_ending = True
+        logger.critical("fatal error of the device", exc_info=None if isinstance(cause, RankLost) else cause)
         if isinstance(cause, BrokenModel):
             error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
+        elif isinstance(cause, RankLost):
+            error = DeviceError(str(cause), grpc.StatusCode.UNAVAILABLE)
         else:
             error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
         self.tell(error)
@@ -273,7 +282,7 @@ class Worker:
             self.failed.set_exception(error)
 
 
-def _allowance(item: Item, runner: ModelRunner) -> float:
+def _allowance(item: Item, runner: Runner) -> float:
     """Seconds that it may take to handle, apart from a step."""
     if isinstance(item, Called):
         return INSTALL_S
