@@ -84,6 +84,7 @@ def test_executors_on_ray_are_kept_by_one_process_and_found_by_its_file(tmp_path
         RayExecutorsConfig, command[command.index("ray-executors") + 1 :], prog="", description="", environ={}
     )
     assert kept.distributed_executor_backend == "mp", "the ranks of an executor are on one node"
+    assert "Executors on a Ray cluster: 3" in banner(found, None, 1.0)
 
 
 CHAT = inference_pb2.Model(has_chat_template=True)
