@@ -46,5 +46,6 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
 # What the stack itself sets for its services: not flags of `pagewire serve`.
 SET_BY_STACK = (
     *("listen", "public_listen", "public_admin", "metrics_port", "reuse_port"),
-    *("tokenizer_address", "scheduler_address", "executor_address", "executor_discovery", "cpu_share"),
+    *("tokenizer_discovery", "scheduler_discovery", "executor_discovery"),
+    *("tokenizer_address", "scheduler_address", "executor_address", "cpu_share"),
 )
