@@ -109,14 +109,14 @@ class Line:
             self._end(request)
         self.wake()
 
-    def on_step(self, step: ScheduledStep) -> None:
+    def on_step(self, driver: "Driver", step: ScheduledStep) -> None:
         self.num_steps += 1
         self.num_scheduled += len(step.request_ids)
         if self.num_steps % _WIRE_EVERY == 0:
             self.meter.time("messages", step_to_wire, step, times=_WIRE_EVERY)
             result = wire_result_of(step)
             self.meter.time("messages", convert.to_step_result, result, times=_WIRE_EVERY)
-        self.meter.time("metrics", self._stats.on_step, sum(step.num_scheduled_tokens), 0.0)
+        self.meter.time("metrics", self._stats.on_step, driver.replica, sum(step.num_scheduled_tokens), 0.0)
         for request in step.admitted:
             stream = self.streams[request.request_id]
             if stream.first_step is None:
@@ -184,7 +184,7 @@ class Driver:
             if step is None:
                 return
             pacer.on_sent(sum(step.num_scheduled_tokens), self._timeline.now)
-            line.on_step(step)
+            line.on_step(self, step)
             self._execute(step)
 
     def _on_timer(self, timer: int) -> None:

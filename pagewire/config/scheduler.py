@@ -78,6 +78,13 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         group="scheduling",
         valid=NOT_NEGATIVE,
     )
+    placement: str = flag(
+        "cache_aware",
+        "which executor takes a request: cache_aware = where it costs all requests the least time, found prefixes "
+        "included; least_load = where the fewest run; round_robin = one after the other",
+        group="scheduling",
+        choices=("cache_aware", "least_load", "round_robin"),
+    )
     pipeline_depth: int = flag(
         2,
         "steps in flight, 1 or 2; of a pipeline of S stages S - 1 more",

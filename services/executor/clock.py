@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Of one step, nanoseconds, by stage."""
+
+    busy: tuple[int, ...]
+    waited: tuple[int, ...]  # with a step at hand: for the stage before, or for ids of tokens
+    late: int  # the first stage had no step at hand
 
 
 class Clock:

@@ -15,7 +15,7 @@ from pagewire.kernels import ops
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import InvalidStep, Step
-from pagewire.services.executor.step_context import StepContext, StepImages
+from pagewire.services.executor.step_context import StepContext, StepImages, Stream
 from pagewire.services.executor.upload import upload_into
 
 PADDING_ROW = -1
@@ -243,6 +243,7 @@ class InputBuffers:
         block_size: int,
         split_size: int,
         images: StepImages | None = None,
+        stream: Stream | None = None,
     ) -> tuple[Tensor, StepContext]:
         """(input_ids, context) of the staged step; rows and block tables move on."""
         num_reqs, num_tokens, num_groups = shape.num_reqs, shape.num_tokens, block_tables.num_groups
@@ -277,6 +278,7 @@ class InputBuffers:
             shape.max_query_len,
             split_size,
             images=images,
+            stream=stream,
             position_deltas=state.columns.position_delta,
             second_text_start=state.columns.second_text_start,
         )

@@ -52,8 +52,8 @@ def check_drafts(model: Model, max_draft_tokens: int) -> None:
 
 
 def groups(model: Model) -> dict[CacheSpec, list[CachingLayer]]:
-    """Layers that keep the same, in layer order."""
-    found: dict[CacheSpec, list[CachingLayer]] = {}
+    """Layers that keep the same, in layer order; of a stage of a pipeline, the same groups as those of the model."""
+    found: dict[CacheSpec, list[CachingLayer]] = {spec: [] for spec in model.cache_order}
     for layer in model.caching_layers:
         found.setdefault(layer.kv_spec(), []).append(layer)
     return found
@@ -151,7 +151,10 @@ def allocate(
     caches = []
     for group, (spec, layers) in enumerate(groups(model).items()):
         shape = (num_blocks[group], len(layers), *spec.page_shape(block_size))
-        cache = _zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
+        if layers:
+            cache = _zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
+        else:
+            cache = torch.empty(shape, dtype=spec.dtype, device=device)  # those of the group are on other stages
         for index, layer in enumerate(layers):
             layer.bind(cache[:, index], group, state_tokens if isinstance(spec, StateSpec) else block_size)
         caches.append(cache)

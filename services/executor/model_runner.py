@@ -25,6 +25,7 @@ from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.pipeline import ONE_STAGE, OneStage
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.prompt_lines import PromptPart
 from pagewire.services.executor.prompt_logprobs import PromptLogprobs
@@ -53,13 +54,15 @@ class ModelRunner:
         pooling: Pooling = LAST_STATE,
         image_cache_bytes: int = 0,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        stage: OneStage = ONE_STAGE,
     ) -> None:
         """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
 
         attention_split_size: see the reference of `paged_attention`. pooling: what requests for vectors get.
 
         graphs: how steps are launched; by default eagerly, until `capture_graphs`. proposer: who drafts tokens; without
-        one, no step may have drafts. image_cache_bytes: see `ImageInputs`.
+        one, no step may have drafts. image_cache_bytes: see `ImageInputs`. stage: how its part of the
+        model works together with the others'.
         """
         self.limits = limits
         self._model = model
@@ -80,6 +83,7 @@ class ModelRunner:
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
         self._logprobs_mode = logprobs_mode
+        self._stage = stage
         self._prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
         self._inputs = InputBuffers(
             limits.max_num_seqs,
@@ -137,6 +141,7 @@ class ModelRunner:
         launching: called before the forward pass, when everything it reads is on its way to the device, with the step's
         load (`InputBatch.load`).
         """
+        self._stage.begin()
         self._state.settle()
         step = self._images.update(step)
         self._prompt_logprobs.update(step)
@@ -150,9 +155,13 @@ class ModelRunner:
         shape = graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_tables, shape)
         launching(batch.load)
+        self._stage.receive(batch, self._state)
         self._propose(batch)
         hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
+        if not self._stage.is_last:
+            return self._pass_on(step, batch)
         sampled = self._sample(hidden, batch, shape, graphs) if len(batch.sampled) else None
+        self._stage.tell(None if sampled is None else sampled.token_ids)
         results = self._results(hidden, batch, sampled)
         prompt_parts, lines = self._prompt_logprobs.compute(hidden, batch, step, self._state)
         stats.GRAPH_STEPS.labels(graphs.mode(shape)).inc()
@@ -180,8 +189,9 @@ class ModelRunner:
 
     def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
         """Hidden states [num_tokens, hidden_size] of the step that is staged."""
+        stream = self._stage.stream(shape.num_tokens)
         input_ids, context = self._inputs.gather(
-            shape, self._state, self._block_tables, self.limits.block_size, self._split_size, images
+            shape, self._state, self._block_tables, self.limits.block_size, self._split_size, images, stream
         )
         return self._model.forward(input_ids, context)
 
@@ -222,6 +232,12 @@ class ModelRunner:
             self._inputs.accept(sampled, shape, self._state)
         return sampled
 
+    def _pass_on(self, step: Step, batch: InputBatch) -> StepOutput:
+        """The last stage samples, and answers."""
+        self._stage.pass_on(batch, self._state)
+        self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
+        return StepOutput(step.step_id, [], [], batch.num_tokens, None)
+
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
         """What the host is to know, by the names of `HostTokens`, in memory of its own."""
         results = {} if sampled is None else sampled.tensors()
@@ -250,6 +266,7 @@ class ModelRunner:
             failures={request.request_id: request.failure for request in step.new_requests if request.failure}
             | {step.request_ids[batch.sampled[i]]: Failure(Cause.GRAMMAR, error) for i, error in errors.items()},
             prompt_parts=prompt_parts,
+            stages=self._stage.times,
         )
         self._state.sampling.constraints.follow(output, batch.sampled_rows)
         return output

@@ -66,6 +66,10 @@ class RequestState:
     def __len__(self) -> int:
         return len(self._row_of)
 
+    def admissions(self, rows: np.ndarray) -> np.ndarray:
+        """int64 [n], how many requests each row has had"""
+        return self._admissions[rows]
+
     def rows(self, request_ids: Sequence[int]) -> np.ndarray:
         """batch index -> row, int64 [n]. Raises InvalidStep naming an unknown or repeated request."""
         try:

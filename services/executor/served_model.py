@@ -16,6 +16,7 @@ from pagewire.services.executor.loading.weights.identity import content_digest
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.pooling import Pooling
 
 DUMMY = "dummy"  # --load-format
@@ -35,8 +36,9 @@ def load_served(
     load_format: str,
     progress: Progress | None = None,
     tensor: Communicator = ALONE,
+    stage: Stage = WHOLE,
 ) -> ServedModel:
-    """path: of the model's files. load_format: as `--load-format`. tensor: as for `load_model`.
+    """path: of the model's files. load_format: as `--load-format`. tensor, stage: as for `load_model`.
 
     Raises StartupError, also for what does not fit into memory, or ModelLoadError.
     """
@@ -54,6 +56,7 @@ def load_served(
         seed=config.seed,
         hf_overrides=overrides,
         tensor=tensor,
+        stage=stage,
         progress=progress,
     )
     pooling = pooling_of(model, path, config.runner, config.convert, device, overrides)

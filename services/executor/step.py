@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.failures import Failure, find_failures
 from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.prompt_lines import PromptLines, PromptPart, take_lines
@@ -117,6 +118,7 @@ class StepOutput:
     vocab_size: int = 0
     failures: Mapping[int, Failure] = field(default_factory=dict)  # by id: known before there are results
     prompt_parts: Sequence[PromptPart] = ()  # what the results have of log probabilities of prompts
+    stages: StageTimes | None = None  # of a pipeline
 
     def wait(self) -> HostTokens:
         results = {} if self.pending is None else self.pending.wait()

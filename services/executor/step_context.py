@@ -22,6 +22,14 @@ class StepImages:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """What goes from stage to stage of a pipeline. The memory is the same in each step of a size."""
+
+    hidden: Tensor  # [num_tokens, hidden_size], the output of the last layer before
+    residual: Tensor  # [num_tokens, hidden_size], what all layers before that have added up
+
+
+@dataclass(frozen=True)
 class StepContext:
     """One step's ragged batch. Request b's query tokens are `query_start_loc[b] : query_start_loc[b + 1]`.
 
@@ -52,4 +60,5 @@ class StepContext:
     # rotates by its position plus this; None = by its position.
     position_deltas: Tensor | None = None
     rope_table: Tensor | None = None  # fp32 [num_tokens, rotary_dim]: a rotary table for this step alone
+    stream: Stream | None = None  # a stage but the first finds it here, and all but the last leave it here
     second_text_start: Tensor | None = None  # int64 [max_num_seqs], row -> position; beyond all where there is one text

@@ -7,7 +7,9 @@ blocks may be evicted, is at the same time the prefix cache.
 import array
 import enum
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+
+from pagewire.services.scheduler.prefix_index import IndexedBlocks
 
 ROOT_HASH = bytes(32)
 
@@ -123,6 +125,7 @@ class BlockPool:
         for block in self._blocks:
             self._free.append(block)
         self._by_hash: dict[bytes, Block] = {}
+        self.index: IndexedBlocks | None = None  # that is to know what can be found
         self.num_cached_blocks = 0  # that nobody holds, with contents that can be found
         self.num_shared_blocks = 0  # of several holders
 
@@ -134,6 +137,11 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds, cached contents or not."""
         return len(self._free)
+
+    @property
+    def hashes(self) -> Collection[bytes]:
+        """Of all contents that can be found."""
+        return self._by_hash.keys()
 
     def find(self, block_hash: bytes) -> Block | None:
         return self._by_hash.get(block_hash)
@@ -152,6 +160,8 @@ class BlockPool:
         block = self._free.pop()
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
+            if self.index is not None:
+                self.index.remove(block.block_hash)
             block.block_hash = None
             self.num_cached_blocks -= 1
         block.ref_count = 1
@@ -162,6 +172,8 @@ class BlockPool:
         if block_hash not in self._by_hash:
             self._by_hash[block_hash] = block
             block.block_hash = block_hash
+            if self.index is not None:
+                self.index.add(block_hash)
 
     def forget(self, block_hash: bytes) -> None:
         """Nobody finds these contents from now on; who holds them keeps them."""
@@ -169,6 +181,8 @@ class BlockPool:
         if block is not None:
             block.block_hash = None
             self.num_cached_blocks -= block.ref_count == 0
+            if self.index is not None:
+                self.index.remove(block_hash)
 
     def release(self, block_table: list[Block]) -> None:
         """Drops one holder of each block. Tails are evicted before the prefixes that lead to them; blocks without

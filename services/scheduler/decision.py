@@ -19,6 +19,9 @@ from pagewire.services.scheduler.step_budget import StepBudget
 from pagewire.services.scheduler.suspicion import is_suspect
 from pagewire.services.scheduler.waiting import Turns, WaitingQueue
 
+# Requests that are left to other replicas, after which a step takes no more: it goes through no longer queue.
+_MAX_LEFT = 32
+
 # Whether the replica that asks takes a waiting request whose turn it is.
 Takes = Callable[[Request], bool]
 
@@ -189,12 +192,12 @@ class Decision:
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
         """Admits waiting requests in their turns until one does not fit. Who waits for another's blocks is passed over,
-        but keeps a row free.
+        but keeps a row free; who is another replica's is passed over, too.
 
         first: a running prompt, of which nobody but those is to go ahead that have less to compute.
         """
         rows, kv, step = self._rows, self._kv, self._step
-        turns, num_passed = self._turns(), 0
+        turns, num_passed, num_left = self._turns(), 0, 0
         while num_passed < rows.num_open and not self._budget.is_spent and step.takes_more:
             request = turns.next()
             if request is None:
@@ -203,10 +206,16 @@ class Decision:
                 turns.pass_over(request)
                 num_passed += 1
                 continue
+            if not self._takes(request):
+                turns.pass_over(request)
+                num_left += 1
+                if num_left == _MAX_LEFT:
+                    return
+                continue
             if not rows.quarantine.admits(request, is_alone=self._is_idle and not step.request_ids):
                 return
             computed = rows.find_room(request)
-            if computed is None or not self._takes(request):
+            if computed is None:
                 return
             # A suspect, for which the others pause, would wait for them.
             if not is_suspect(request) and kv.awaits(request, computed):

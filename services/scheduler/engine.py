@@ -184,6 +184,11 @@ class Engine:
     def before_step(self) -> None:
         self._expiry.check()
 
+    def on_decision(self) -> None:
+        if wanted := self.scheduler.placement.take_wanted():
+            for replica in wanted:
+                self._drivers[replica.replica_id].wake()
+
     def on_step(self, step: ScheduledStep) -> list[str]:
         traceparents = self._delivery.on_admitted(step.admitted)
         if len(self._drivers) > 1 and self.scheduler.num_waiting:
@@ -244,7 +249,6 @@ class Engine:
         self._entrance.on_failure(self._delivery.live.values())
         loss = loss_of(reason)
         self._condemn(self.scheduler.detach(replica, loss), loss, reason)
-        self._stats.refresh()
         self.executors.on_progress()
         self.availability.note(self.scheduler.info)
         self.rollout.notify()

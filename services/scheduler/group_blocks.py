@@ -68,6 +68,15 @@ class GroupBlocks:
         found = [self.find_block(hashes[i]) for i in range(first, num_blocks)]
         return HeldBlocks(first, [block for block in found if block is not None])
 
+    def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of a request's hashes under which blocks of this group are found."""
+        return hashes
+
+    @property
+    def num_admissible_blocks(self) -> int:
+        """That a newcomer may take while others run."""
+        return self.pool.num_free_blocks - self._watermark
+
     def find_block(self, block_hash: bytes) -> Block | None:
         """The block of these contents that may be read from the next step on."""
         return self.pool.find(block_hash)

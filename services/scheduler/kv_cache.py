@@ -11,6 +11,8 @@ from itertools import chain
 from pagewire.services.scheduler.block_pool import Block, computed_root, hash_block
 from pagewire.services.scheduler.executor_info import KVGroup
 from pagewire.services.scheduler.group_blocks import GroupBlocks, HeldBlocks
+from pagewire.services.scheduler.indexed_group import IndexedGroup
+from pagewire.services.scheduler.prefix_index import IndexedBlocks
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.state_blocks import StateBlocks
 from pagewire.services.scheduler.upcoming import UpcomingBlocks
@@ -45,8 +47,9 @@ class KVCacheManager:
         enable_prefix_caching: bool,
         max_num_batched_tokens: int,
         weights_version: str = "",
+        index: IndexedBlocks | None = None,
     ) -> None:
-        """weights_version: of the weights that compute what the blocks hold."""
+        """weights_version: of the weights that compute what the blocks hold. index: that is to know of them."""
         self._weights_version = weights_version
         self.block_size = block_size
         self.no_blocks = NewBlocks([0] * len(groups), [])
@@ -60,6 +63,7 @@ class KVCacheManager:
         self._upcoming = UpcomingBlocks(
             block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
         )
+        self.indexed = IndexedGroup(self._groups, index if self._enable_prefix_caching else None) if groups else None
         self._refused: Request | None = None  # by find_room, when so many blocks were free
         self._num_free_at_refusal: list[int] = []
 
@@ -133,8 +137,10 @@ class KVCacheManager:
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
         if request.hashed_for != self._weights_version:
+            if request.block_hashes:
+                request.other_hashes[request.hashed_for] = request.block_hashes
             request.hashed_for = self._weights_version
-            request.block_hashes.clear()
+            request.block_hashes = request.other_hashes.pop(self._weights_version, [])
         hashes, size = request.block_hashes, self.block_size
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
@@ -142,6 +148,13 @@ class KVCacheManager:
             parent = hashes[-1] if hashes else computed_root(request.root_hash, self._weights_version)
             hashes.append(hash_block(parent, token_ids, extra_keys))
         return hashes
+
+    def indexed_hashes(self, request: Request) -> Sequence[bytes]:
+        """Under which the index has blocks of a request's tokens but the last."""
+        if self.indexed is None or not self._enable_prefix_caching or request.wants_prompt_logprobs:
+            return ()
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        return self.indexed.keys(self._hashes(request, num_blocks)[:num_blocks])
 
     def keeps_waiting(self, request: Request) -> bool:
         """Whether what a waiting request waits for is still to come, since `awaits` was last true; no look-up."""
@@ -191,6 +204,8 @@ class KVCacheManager:
         request.num_slots = self._num_slots(computed.held)
         if self._enable_prefix_caching:
             self._upcoming.announce(request)
+        if self.indexed is not None:
+            self.indexed.expect(request)
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
@@ -252,6 +267,8 @@ class KVCacheManager:
         self.cache_blocks(request)
         for group, held in zip(self._groups, request.held_blocks, strict=True):
             group.release(held.blocks)
+        if self.indexed is not None:
+            self.indexed.stop_expecting(request)
         request.forget_blocks()
 
     def forget(self, request: Request) -> None:
@@ -270,3 +287,5 @@ class KVCacheManager:
         for index, group in enumerate(self._groups):
             blocks: Iterable[Block] = chain.from_iterable(request.held_blocks[index].blocks for request in requests)
             group.check_integrity(blocks)
+        if self.indexed is not None:
+            self.indexed.check_integrity(requests)

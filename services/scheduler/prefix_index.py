@@ -54,10 +54,13 @@ class PrefixIndex:
                 break
         return found
 
-    def holders(self, block_hash: bytes) -> set[int]:
-        """To look at."""
-        present = self._holders.get(block_hash, set())
-        return set(present) if isinstance(present, set) else {present}
+    def hashes_of(self, replica_id: int) -> set[bytes]:
+        """To look at; goes through all."""
+        return {
+            block_hash
+            for block_hash, present in self._holders.items()
+            if present == replica_id or (isinstance(present, set) and replica_id in present)
+        }
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -77,6 +80,10 @@ class IndexedBlocks:
 
     def remove(self, block_hash: bytes) -> None:
         self._index.remove(self._replica_id, block_hash)
+
+    def hashes(self) -> set[bytes]:
+        """To look at."""
+        return self._index.hashes_of(self._replica_id)
 
     def remove_all(self, block_hashes: Iterable[bytes]) -> None:
         for block_hash in block_hashes:

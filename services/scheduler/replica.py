@@ -19,6 +19,7 @@ from pagewire.services.scheduler.group_blocks import GroupBlocks
 from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs, outcome
 from pagewire.services.scheduler.pacing import Pacer
+from pagewire.services.scheduler.place import Place
 from pagewire.services.scheduler.prefill_budget import NO_LIMIT, PrefillTarget
 from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
@@ -41,6 +42,7 @@ class Replica:
         self._ledger = ledger
         self._target = PrefillTarget(config)
         self._rows = Rows(replica_id, config, ledger)
+        self.place = Place(self._rows, self.prompt_room)
         # Incarnation of the last executor, and who was alone in a step when it was lost without a word.
         self._doubtful: tuple[int, list[Request]] | None = None
         self._start_over(None)
@@ -113,24 +115,6 @@ class Replica:
         """Whether its weights may compute a waiting request."""
         return self._rows.suits(request)
 
-    def has_room_for(self, request: Request) -> bool:
-        """Whether the request could be admitted to a step that is decided now: there is a row, there are blocks, and
-        those that run leave some of the token budget."""
-        rows = self._rows
-        if (
-            self._info is None
-            or not rows.suits(request)
-            or not rows.num_open
-            or not rows.quarantine.admits(request, not rows.running)
-        ):
-            return False
-        computed = rows.find_room(request)
-        if computed is None:
-            return False
-        outstanding = sum(max(1, running.num_tokens - running.num_computed_tokens) for running in rows.running)
-        budget = rows.limits.max_num_batched_tokens - outstanding
-        return budget > 0 and rows.limits.chunk(request.num_tokens - computed.num_tokens, budget, False) > 0
-
     def abort(self, request: Request) -> None:
         """Takes a running request out at any moment; its blocks are free at once, its row with the next step."""
         self._rows.remove(request)
@@ -154,10 +138,12 @@ class Replica:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         step = ScheduledStep(self._last_step_id + 1)
         rows = self._rows
+        rows.load = None
         Decision(rows, self._ledger, self._target, waiting, takes, self._in_flight).fill(step)
         # An idle executor hears of its free rows at once, a busy one with its next step.
         if not step.request_ids and (self._in_flight or not rows.finished_request_ids):
             return None
+        rows.load = None
         step.finished_request_ids, rows.finished_request_ids = rows.finished_request_ids, []
         self._last_step_id = step.step_id
         self._in_flight.append(step)
@@ -173,6 +159,7 @@ class Replica:
         if not self._in_flight:
             raise InvalidResult(f"the executor answered step {result.step_id}, but no step is in flight")
         step = self._in_flight[0]
+        self._rows.load = None
         step.check(result)  # before it is let go: who is in it is charged if the executor is given up
         self._in_flight.popleft()
         refused = self._end_refused(step, result) if step.num_image_bytes or result.errors else []

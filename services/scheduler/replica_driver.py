@@ -35,6 +35,9 @@ class ReplicaListener(Protocol):
     def before_step(self) -> None:
         """The next step may be decided now."""
 
+    def on_decision(self) -> None:
+        """A replica has looked who waits, and may have left some to others."""
+
     def on_step(self, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
@@ -122,13 +125,13 @@ class ReplicaDriver:
                 self._listener.before_step()
                 start = time.perf_counter()
                 step = self._scheduler.schedule(self._replica)
+                self._listener.on_decision()
                 if step is None:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
                 self._replica.pacer.on_sent(num_tokens, time.monotonic())
-                self._stats.on_step(num_tokens, schedule_seconds)
+                self._stats.on_step(self._replica, num_tokens, schedule_seconds)
                 await self._client.send(step, self._listener.on_step(step))
-            self._stats.refresh()
 
     def _holds_back(self) -> bool:
         """Whether the next step is better decided later; there will be work again then."""

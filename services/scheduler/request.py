@@ -90,6 +90,7 @@ class Request:
         "num_slots",
         "num_tokens_to_cache",
         "order",
+        "other_hashes",
         "replica_id",
         "request_id",
         "root_hash",
@@ -179,6 +180,7 @@ class Request:
         # Owned by the replica's KVCacheManager.
         self.block_hashes: list[bytes] = []
         self.hashed_for = ""  # the version of the weights that they are for
+        self.other_hashes: dict[str, list[bytes]] = {}  # those for other weights, while these are replaced
         self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 
@@ -188,6 +190,11 @@ class Request:
         self.num_slots = 0  # tokens that the block tables of all groups have room for
         self.num_cached_blocks = 0  # those in front, which can be found
         self.num_tokens_to_cache = 0  # how many must be computed for one more; before that `cache_blocks` does nothing
+
+    def forget_hashes(self) -> None:
+        """Blocks may be of another size from now on."""
+        self.block_hashes.clear()
+        self.other_hashes.clear()
 
     @property
     def num_certain_tokens(self) -> int:

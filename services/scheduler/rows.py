@@ -11,6 +11,8 @@ from pagewire.services.scheduler.kv_cache import ComputedBlocks, KVCacheManager
 from pagewire.services.scheduler.limits import StepLimits
 from pagewire.services.scheduler.policy import by_order
 from pagewire.services.scheduler.prefill_budget import Allowance
+from pagewire.services.scheduler.prefix_index import IndexedBlocks
+from pagewire.services.scheduler.replica_load import Load
 from pagewire.services.scheduler.request import Request, RequestStatus
 from pagewire.services.scheduler.suspicion import Quarantine
 from pagewire.services.scheduler.waiting import WaitingQueue
@@ -27,20 +29,27 @@ class Rows:
         self.num_prefix_queries = 0  # tokens looked up in the prefix cache
         self.num_prefix_hits = 0  # tokens found
         self.running: list[Request] = []
+        self.kv: KVCacheManager | None = None
+        self.index: IndexedBlocks | None = None  # that is to know which blocks are here
         self.start_over(None)
 
     def start_over(self, info: ExecutorInfo | None) -> None:
         """On an executor with empty rows and an empty KV cache; None: there is none."""
+        if self.kv is not None and self.kv.indexed is not None:
+            self.kv.indexed.leave(self.running)
         for request in self.running:
             self._ledger.count(request.account, running=-1)
         self.limits = StepLimits(self._config, info)
         self.weights_version = "" if info is None else info.weights.version
         self.is_draining = False  # nobody enters but who needs these weights
-        self.kv: KVCacheManager | None = None
+        self.kv = None
+        self.load: Load | None = None  # until somebody begins or ends, or a step is decided
         if info is not None:
             prefix_caching = self._config.enable_prefix_caching and not info.whole_prompts
             max_tokens = self.limits.max_num_batched_tokens
-            self.kv = KVCacheManager(info.kv_groups, info.block_size, prefix_caching, max_tokens, self.weights_version)
+            self.kv = KVCacheManager(
+                *(info.kv_groups, info.block_size, prefix_caching, max_tokens, self.weights_version, self.index)
+            )
         self.running = []
         self.quarantine = Quarantine()
         self.num_stages = 1 if info is None else info.pipeline_stages
@@ -80,6 +89,7 @@ class Rows:
             self.num_prefix_hits += computed.num_tokens
             self._ledger.charge_prompt(request.account, request.num_tokens - computed.num_tokens)
         insort(self.running, request, key=by_order)
+        self.load = None
         self.quarantine.enter(request)
         self.kv.admit(request, computed)
 
@@ -88,6 +98,7 @@ class Rows:
         next step."""
         assert self.kv is not None
         self.kv.free(request)
+        self.load = None
         self.finished_request_ids.append(request.request_id)
         self._ledger.count(request.account, running=-1)
 

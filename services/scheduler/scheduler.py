@@ -18,7 +18,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Account, Ledger
 from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
-from pagewire.services.scheduler.placement import is_placed_on
+from pagewire.services.scheduler.placement import PLACEMENTS
 from pagewire.services.scheduler.policy import POLICIES
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -45,6 +45,7 @@ class Scheduler:
         self._ledger = Ledger()
         self._waiting = WaitingQueue(self._ledger)
         self._has_leftovers = False  # the last step could not take all that waited
+        self.placement = PLACEMENTS[config.placement]()
         self._replicas: dict[int, Replica] = {}
         self._num_replicas_made = 0
         self.replicas: tuple[Replica, ...] = ()  # in the order in which they were added
@@ -62,11 +63,13 @@ class Scheduler:
         self._num_replicas_made += 1
         self._replicas[replica.replica_id] = replica
         self.replicas = tuple(self._replicas.values())
+        self.placement.add(replica)
         return replica
 
     def remove_replica(self, replica: Replica) -> None:
         """A replica that has no executor, any more, is gone for good."""
         assert replica.info is None, "a replica is removed with its executor"
+        self.placement.remove(replica)
         del self._replicas[replica.replica_id]
         self.replicas = tuple(self._replicas.values())
 
@@ -88,10 +91,11 @@ class Scheduler:
                 "--block-size"
             )
         replica.attach(info)
+        self.placement.note(replica)
         ended: list[tuple[Request, InvalidRequest | None]] = []
         for request in list(self._waiting):
             if present is None:
-                request.block_hashes.clear()  # the block size may be another
+                request.forget_hashes()  # the block size may be another
             try:
                 self._resolve(request)
             except InvalidRequest as error:
@@ -122,6 +126,7 @@ class Scheduler:
             self.abort(request, FinishReason.ERROR)
         for request in replica.detach():
             self._waiting.push(request)
+        self.placement.note(replica)
         self._has_leftovers = bool(self._waiting)
         return condemned
 
@@ -157,7 +162,9 @@ class Scheduler:
         if request.replica_id is None:
             self._waiting.remove(request)
         else:
-            self._replicas[request.replica_id].abort(request)
+            replica = self._replicas[request.replica_id]
+            replica.abort(request)
+            self.placement.note(replica)
         request.finish(reason)
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -166,15 +173,20 @@ class Scheduler:
         """Decides the replica's next step, or None if nobody can run now or enough steps are in flight."""
         if not replica.can_schedule:
             return None
-        step = replica.schedule(self._waiting, lambda request: is_placed_on(replica, request, self.replicas))
+        step = replica.schedule(self._waiting, self.placement.look(replica).takes)
+        self.placement.on_step(replica, step)
         left = next((request for request in self._waiting if request.awaited is None), None)
-        others = [other for other in self.replicas if other is not replica] if left else []
-        self._has_leftovers = left is not None and not any(other.has_room_for(left) for other in others)
+        others = self.placement.least_loaded() if left is not None else []
+        self._has_leftovers = left is not None and not any(
+            other.place.has_room_for(left) for other in others if other is not replica
+        )
         return step
 
     def update(self, replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in what the replica's oldest step in flight brought; see `Replica.update`."""
-        return replica.update(result, seconds)
+        outputs = replica.update(result, seconds)
+        self.placement.on_result(replica, outputs)
+        return outputs
 
     # -- what is going on --------------------------------------------------------------------------------------------
 
@@ -218,6 +230,7 @@ class Scheduler:
         """Raises AssertionError unless blocks, rows and queues agree."""
         for replica in self.replicas:
             replica.check_integrity()
+        self.placement.check_integrity()
         for request in self._waiting:
             assert not request.held_blocks, "a waiting request holds blocks"
             assert request.replica_id is None, "a waiting request runs"
@@ -252,8 +265,11 @@ class Scheduler:
         return request.find_end() if request.num_output_tokens else None
 
     def _is_long(self, request: Request) -> bool:
-        """Whether it would be on every replica that has an executor."""
-        return self.info is not None and all(replica.is_long(request) for replica in self.replicas if replica.info)
+        """Whether it would be on every replica that might take it."""
+        first = self.placement.least_loaded(1)
+        if not first or not first[0].is_long(request):
+            return False
+        return all(replica.is_long(request) for replica in self.placement.near(request))
 
     def _num_open_rows(self) -> int:
         """Rows that newcomers would get in the next steps. If a step left requests behind, newcomers wait too."""

@@ -32,6 +32,9 @@ class StateBlocks(GroupBlocks):
         block = super().find_block(block_hash)
         return None if block in self._written else block
 
+    def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        return self._at_ends(hashes)
+
     def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
         return super().longest_hit(self._at_ends(hashes), most // self._ratio) * self._ratio
 

@@ -71,16 +71,23 @@ INFERENCE_TIME = Histogram(
 GENERATION_RATE = Rate()
 PROMPT_RATE = Rate()
 _COUNTERS = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS, LATE_STEPS)
+_NOTHING = (0,) * len(_COUNTERS)
 _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in FinishReason}
 
 
 class Stats:
-    """Turns the running totals of the scheduler's replicas into metrics."""
+    """Turns the running totals of the scheduler's replicas into metrics. Gauges are read when somebody asks, so that a
+    step costs the same however many replicas there are."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._totals = [0] * len(_COUNTERS)
+        self._known: dict[Replica, tuple[int, ...]] = {}  # of each replica, as counted so far
         self._of_removed = [0] * len(_COUNTERS)
+        NUM_RUNNING.set_function(lambda: scheduler.num_running)
+        NUM_WAITING.set_function(lambda: scheduler.num_waiting)
+        NUM_EXECUTORS.set_function(lambda: len(self._present()))
+        STEP_LEAD.set_function(lambda: max((replica.pacer.lead for replica in self._present()), default=0))
+        KV_CACHE_USAGE.set_function(self._kv_usage)
 
     def totals(self) -> list[int]:
         """Preemptions, prefix tokens looked up, those found, late steps: of all replicas, also those that are gone."""
@@ -91,18 +98,21 @@ class Stats:
         return totals
 
     def on_removed(self, replica: Replica) -> None:
-        self._of_removed = [one + other for one, other in zip(self._of_removed, _totals_of(replica), strict=True)]
+        self._count(replica)
+        self._of_removed = [one + other for one, other in zip(self._of_removed, self._known.pop(replica), strict=True)]
 
-    def on_step(self, num_tokens: int, schedule_seconds: float) -> None:
+    def on_step(self, replica: Replica, num_tokens: int, schedule_seconds: float) -> None:
         STEPS.inc()
         STEP_TOKENS.observe(num_tokens)
         SCHEDULE_TIME.observe(schedule_seconds)
-        totals = self.totals()
-        if totals != self._totals:
-            for counter, new, old in zip(_COUNTERS, totals, self._totals, strict=True):
+        self._count(replica)
+
+    def _count(self, replica: Replica) -> None:
+        totals, known = _totals_of(replica), self._known.get(replica, _NOTHING)
+        if totals != known:
+            for counter, new, old in zip(_COUNTERS, totals, known, strict=True):
                 counter.inc(new - old)
-            self._totals = totals
-        self.refresh()
+        self._known[replica] = totals
 
     def on_result(self, num_tokens: int, clock: StepClock) -> None:
         GENERATION_TOKENS.inc(num_tokens)
@@ -113,14 +123,12 @@ class Stats:
     def on_end(self, reason: FinishReason) -> None:
         _REASONS[reason].inc()
 
-    def refresh(self) -> None:
-        """Brings the gauges up to date."""
-        replicas = [replica for replica in self._scheduler.replicas if replica.info]
-        NUM_RUNNING.set(self._scheduler.num_running)
-        NUM_WAITING.set(self._scheduler.num_waiting)
-        NUM_EXECUTORS.set(len(replicas))
-        STEP_LEAD.set(max((replica.pacer.lead for replica in replicas), default=0))
-        KV_CACHE_USAGE.set(sum(replica.kv_usage for replica in replicas) / len(replicas) if replicas else 0)
+    def _present(self) -> list[Replica]:
+        return [replica for replica in self._scheduler.replicas if replica.info]
+
+    def _kv_usage(self) -> float:
+        replicas = self._present()
+        return sum(replica.kv_usage for replica in replicas) / len(replicas) if replicas else 0.0
 
 
 def _totals_of(replica: Replica) -> tuple[int, ...]:

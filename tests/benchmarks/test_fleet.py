@@ -17,7 +17,7 @@ MEASURED = ("cores", "max_cores", "cpu_us", "max_rss_mib", "wall_seconds")
 
 def run(**case: object) -> Report:
     """`Fleet` itself raises AssertionError if a request or a token is lost, or if blocks and rows do not agree."""
-    return Fleet(Case(num_requests=200, device="cpu", num_blocks=1024, shape=SHAPE, **case)).run()  # type: ignore[arg-type]
+    return Fleet(Case(num_requests=200, device="cpu", num_blocks=4096, shape=SHAPE, **case)).run()  # type: ignore[arg-type]
 
 
 def simulated(report: Report) -> dict[str, object]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagewire.services.executor.layers.weight_format import Quantization, WeightFormat
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,14 @@ class Placement:
     quantization: Quantization | None = None
     prefix: str = ""
     tensor: Communicator = ALONE  # with the ranks that have the other parts of each layer
+    stage: Stage = WHOLE  # which layers are here
 
     def within(self, module: str) -> Placement:
         return replace(self, prefix=f"{self.prefix}{module}.")
+
+    def where(self, is_here: bool) -> Placement:
+        """For a module that is on this stage, or is not: then it takes no memory and has no weights."""
+        return self if is_here else replace(self, device=torch.device("meta"))
 
     def name(self, module: str) -> str:
         return self.prefix + module

@@ -26,6 +26,7 @@ from pagewire.services.executor.loading.quantization.install import (
     tensor_specs,
 )
 from pagewire.services.executor.loading.quantization.registry import check_requested
+from pagewire.services.executor.loading.stages import stage_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.dummy import fill_random
@@ -36,6 +37,7 @@ from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +55,12 @@ def load_own(
     weights_cache: str | None,
     fp8_kv_cache: bool = False,
     tensor: Communicator = ALONE,
+    stage: Stage = WHOLE,
     progress: Progress,
 ) -> OwnModel:
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's. fp8_kv_cache: it will
-    have one, which a layer that cannot refuses with ModelLoadError. tensor: as of `Placement`."""
+    have one, which a layer that cannot refuses with ModelLoadError. tensor: as of `Placement`. stage: of how many; its
+    layers are chosen here."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -80,8 +84,14 @@ def load_own(
         layer.kv_scales = torch.ones(0)
         layer.kv_spec()
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
+    cache_order = [layer.kv_spec() for layer in shapes.caching_layers] if stage.count > 1 else []
+    if stage.count > 1:
+        placement = replace(placement, stage=stage_of(shapes, stage))
+        shapes = _make(checkpoint, config, length, replace(placement, device=torch.device("meta")))
+        stored = 0 if weights is None else _quantized_bytes(weights, shapes)
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
     model = _make(checkpoint, config, length, placement)
+    model.cache_order = tuple(dict.fromkeys(cache_order))
     filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
     if weights is not None and weights_cache is not None:
@@ -93,6 +103,7 @@ def load_own(
             dequantize=dequantize,
             overrides=checkpoint.overrides,
             tensor=tensor,
+            stage=placement.stage,
         )
     if cache is None or not cache.load(model, filler.num_threads, progress):
         if weights is None:
@@ -165,6 +176,11 @@ def _stored_bytes(weights: WeightSource, shard: Shard) -> int:
     suffixes = ("weight",) if shard.format is None else tensor_specs(shard)
     names = [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
     return int(sum(map(weights.stored_bytes, names)) * shard.share)
+
+
+def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
+    shards = (shard for module in model.quantized_modules() for shard in module.shards)
+    return sum(_stored_bytes(weights, shard) for shard in shards if shard.format is not None)
 
 
 def _dense_bytes(model: OwnModel) -> int:

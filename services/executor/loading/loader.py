@@ -12,6 +12,7 @@ import torch
 from pagewire.services.executor.layers.parts import select
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
+from pagewire.services.executor.loading.stages import check_one_stage
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
@@ -19,6 +20,7 @@ from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ def load_model(
     seed: int = 0,
     hf_overrides: Mapping[str, Any] | None = None,
     tensor: Communicator = ALONE,
+    stage: Stage = WHOLE,
     progress: Progress | None = None,
 ) -> Model:
     """Loads weights into a model on `device`.
@@ -49,8 +52,8 @@ def load_model(
     default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
     checkpoint's if it has them, else 1. quantization: None runs weights as they are stored, a method insists on it,
     "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: put over the
-    keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, which only our own
-    models can be split into. progress is called with the fraction done and what was read.
+    keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, stage: which of its
+    layers, of how many parts; both of our own models only. progress is called with the fraction done and what was read.
 
     Raises ModelLoadError with the cause and the remedy.
     """
@@ -67,6 +70,7 @@ def load_model(
     if model_impl == "transformers" or not own:
         _check_dense(quantization, checkpoint.architecture)
         _check_alone(tensor, checkpoint.architecture)
+        check_one_stage(stage, checkpoint.architecture)
         # Imported here: transformers costs seconds that our own models do without.
         from pagewire.services.executor.loading.load_transformers import load_transformers_model
 
@@ -85,6 +89,7 @@ def load_model(
             weights_cache=weights_cache,
             fp8_kv_cache=kv_scales,
             tensor=tensor,
+            stage=stage,
             progress=progress,
         )
     if kv_scales:

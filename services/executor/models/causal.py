@@ -12,6 +12,7 @@ from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import LayerNorm, RMSNorm
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.step_context import StepContext
 
 
@@ -54,28 +55,43 @@ class CausalModel(OwnModel):
     lm_head: Linear | None  # None: the embedding is the head
     head_name: str = "lm_head"  # what the checkpoint calls it
     stream_dtype: torch.dtype | None = None  # of what layers add to; None: the model's
+    stage: Stage = WHOLE  # `layers` are its; what other stages have takes no memory
 
     def leaves(self) -> Iterator[Leaf]:
-        yield self.embed
+        if self.stage.is_first or (self.stage.is_last and self.lm_head is None):
+            yield self.embed
         for layer in self.layers:
             yield from layer.leaves()
-        yield self.norm
-        if self.lm_head is not None:
-            yield self.lm_head
+        if self.stage.is_last:
+            yield self.norm
+            if self.lm_head is not None:
+                yield self.lm_head
 
     def embedded(self, input_ids: Tensor, context: StepContext) -> Tensor:
         """What the first layer receives."""
         return self.embed(input_ids)
 
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        return self.decode(self.embedded(input_ids, context), context)
+        stream = context.stream
+        if stream is None:
+            return self.decode(self.embedded(input_ids, context), context)
+        if self.stage.is_first:
+            stream.residual.zero_()
+            hidden = self.through(self.embedded(input_ids, context), stream.residual, context)
+        else:
+            hidden = self.through(stream.hidden, stream.residual, context)
+        return self.norm.add(hidden, stream.residual) if self.stage.is_last else stream.hidden.copy_(hidden)
 
     def decode(self, hidden: Tensor, context: StepContext) -> Tensor:
         """As `forward`, from embeddings [num_tokens, hidden_size]."""
         residual = torch.zeros_like(hidden, dtype=self.stream_dtype)
+        return self.norm.add(self.through(hidden, residual, context), residual)
+
+    def through(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        """What the layers here make of hidden, the output of what was before them."""
         for layer in self.layers:
             hidden = layer(hidden, residual, context)
-        return self.norm.add(hidden, residual)
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.embed.project(hidden) if self.lm_head is None else self.lm_head(hidden)

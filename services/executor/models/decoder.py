@@ -66,23 +66,23 @@ class DecoderModel(CausalModel):
         head_name: str = "lm_head",
     ) -> None:
         """body_name, head_name: what the checkpoint calls the decoder and its output projection."""
-        body = placement.within(body_name)
+        body, stage, tied = placement.within(body_name), placement.stage, config.tie_word_embeddings
         self.config: DecoderConfig = config
+        self.stage = stage
         self.head_name = head_name
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
+        has_embedding = stage.is_first or (tied and stage.is_last)
         self.embed = Embedding(
-            "embed_tokens", config.vocab_size, config.hidden_size, body, projects=config.tie_word_embeddings, split=True
+            "embed_tokens", config.vocab_size, config.hidden_size, body.where(has_embedding), projects=tied, split=True
         )
+        rotaries = self.rotaries(config, max_model_len, placement.device)
         self.layers = [
-            self.layer(config, layer_idx, rotary, body.within(f"layers.{layer_idx}"))
-            for layer_idx, rotary in enumerate(self.rotaries(config, max_model_len, placement.device))
+            self.layer(config, layer_idx, rotaries[layer_idx], body.within(f"layers.{layer_idx}"))
+            for layer_idx in stage.layers(config.num_layers)
         ]
-        self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, body)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else Linear(config.hidden_size, {head_name: config.vocab_size}, placement, bias=False, split=Split.GATHERED)
-        )
+        self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, body.where(stage.is_last))
+        head, sizes = placement.where(stage.is_last), {head_name: config.vocab_size}
+        self.lm_head = None if tied else Linear(config.hidden_size, sizes, head, bias=False, split=Split.GATHERED)
 
     def rotaries(
         self, config: DecoderConfig, max_model_len: int, device: torch.device

@@ -78,33 +78,36 @@ class GemmaLayer:
 
 
 class GemmaModel(OwnModel):
-    """A decoder of `GemmaLayer`s; `rotary` has the positions of each."""
+    """A decoder of `GemmaLayer`s; `rotary` has the positions of each.
+
+    What goes from one stage to the next is normalised for its reader, too.
+    """
 
     def __init__(self, config: GemmaConfig, rotary: Sequence[RotaryEmbedding], placement: Placement) -> None:
-        size = config.hidden_size
+        size, stage, tied = config.hidden_size, placement.stage, config.tie_word_embeddings
         body = placement.within("model")
         self.config: GemmaConfig = config
-        self.embed = Embedding(
-            "embed_tokens", config.vocab_size, size, body, projects=config.tie_word_embeddings, split=True
-        )
+        self.stage = stage
+        embedding = body.where(stage.is_first or (tied and stage.is_last))
+        self.embed = Embedding("embed_tokens", config.vocab_size, size, embedding, projects=tied, split=True)
         self.embedding_scale = float(torch.tensor(size**0.5, dtype=config.dtype))
         self.layers = [
             GemmaLayer(config, layer_idx, rotary[layer_idx], body.within(f"layers.{layer_idx}"))
-            for layer_idx in range(config.num_layers)
+            for layer_idx in stage.layers(config.num_layers)
         ]
-        self.norm = UnitOffsetRMSNorm("norm", size, config.rms_norm_eps, body)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else Linear(size, {"lm_head": config.vocab_size}, placement, bias=False, split=Split.GATHERED)
-        )
+        # Of whoever reads what the last layer here gives: the model's, or that of the next stage's first layer.
+        reader = ("norm", body) if stage.is_last else ("input_layernorm", body.within(f"layers.{stage.end_layer}"))
+        self.norm = UnitOffsetRMSNorm(reader[0], size, config.rms_norm_eps, reader[1])
+        head, sizes = placement.where(stage.is_last), {"lm_head": config.vocab_size}
+        self.lm_head = None if tied else Linear(size, sizes, head, bias=False, split=Split.GATHERED)
 
     def leaves(self) -> Iterator[Leaf]:
-        yield self.embed
+        if self.stage.is_first or (self.stage.is_last and self.lm_head is None):
+            yield self.embed
         for layer in self.layers:
             yield from layer.leaves()
         yield self.norm
-        if self.lm_head is not None:
+        if self.lm_head is not None and self.stage.is_last:
             yield self.lm_head
 
     def finish_loading(self) -> None:
@@ -113,13 +116,18 @@ class GemmaModel(OwnModel):
                 leaf.finish_loading()
 
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        hidden = self.embed(input_ids).mul_(self.embedding_scale)
-        residual = torch.zeros_like(hidden)
-        hidden = self.layers[0].input_norm.add(hidden, residual)
+        stream = context.stream
+        if self.stage.is_first:
+            hidden = self.embed(input_ids).mul_(self.embedding_scale)
+            residual = torch.zeros_like(hidden) if stream is None else stream.residual.zero_()
+            hidden = self.layers[0].input_norm.add(hidden, residual)
+        else:
+            assert stream is not None
+            hidden, residual = stream.hidden, stream.residual
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         for layer, next_norm in zip(self.layers, next_norms, strict=True):
             hidden = layer(hidden, residual, next_norm, context)
-        return hidden
+        return hidden if stream is None or self.stage.is_last else stream.hidden.copy_(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = self.embed.project(hidden) if self.lm_head is None else self.lm_head(hidden)

@@ -70,7 +70,8 @@ class GPT2Model(LayerNormModel):
     def __init__(self, config: GPT2Config, max_model_len: int, placement: Placement) -> None:
         super().__init__(config, max_model_len, placement)
         body = placement.within(self.body_name)
-        self.positions = Embedding("wpe", config.max_position_embeddings, config.hidden_size, body)
+        first = body.where(self.stage.is_first)
+        self.positions = Embedding("wpe", config.max_position_embeddings, config.hidden_size, first)
 
     def layer(self, layer_idx: int, placement: Placement) -> Layer:
         config, size, inner = self.config, self.config.hidden_size, self.config.intermediate_size
@@ -102,7 +103,8 @@ class GPT2Model(LayerNormModel):
         )
 
     def leaves(self) -> Iterator[Leaf]:
-        yield self.positions
+        if self.stage.is_first:
+            yield self.positions
         yield from super().leaves()
 
     def embedded(self, input_ids: Tensor, context: StepContext) -> Tensor:

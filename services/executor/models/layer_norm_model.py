@@ -44,22 +44,23 @@ class LayerNormModel(CausalModel):
     head_has_bias: bool = False
 
     def __init__(self, config: LayerNormConfig, max_model_len: int, placement: Placement) -> None:
-        body = placement.within(self.body_name)
+        body, stage = placement.within(self.body_name), placement.stage
         size, tied = config.hidden_size, config.tie_word_embeddings
         self.config: LayerNormConfig = config
+        self.stage = stage
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
-        self.embed = Embedding(self.embed_name, config.vocab_size, size, body, projects=tied, split=True)
+        embedding = body.where(stage.is_first or (tied and stage.is_last))
+        self.embed = Embedding(self.embed_name, config.vocab_size, size, embedding, projects=tied, split=True)
         self.layers = [
             self.layer(layer_idx, body.within(f"{self.layers_name}.{layer_idx}"))
-            for layer_idx in range(config.num_layers)
+            for layer_idx in stage.layers(config.num_layers)
         ]
-        self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, body, bias=self.norm_has_bias)
+        end, head = body.where(stage.is_last), placement.where(stage.is_last)
+        self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, end, bias=self.norm_has_bias)
         self.lm_head = (
             None
             if tied
-            else Linear(
-                size, {self.head_name: config.vocab_size}, placement, bias=self.head_has_bias, split=Split.GATHERED
-            )
+            else Linear(size, {self.head_name: config.vocab_size}, head, bias=self.head_has_bias, split=Split.GATHERED)
         )
 
     @abstractmethod

@@ -114,17 +114,20 @@ class Mamba2Model(CausalModel):
     unsplit = "its layers keep one state for all heads of a group; use replicas"
 
     def __init__(self, config: Mamba2Config, max_model_len: int, placement: Placement) -> None:
-        body, size = placement.within("backbone"), config.hidden_size
+        body, size, stage = placement.within("backbone"), config.hidden_size, placement.stage
+        tied = config.tie_word_embeddings
         self.config: Mamba2Config = config
+        self.stage = stage
         self.stream_dtype = torch.float32 if config.residual_in_fp32 else None
-        self.embed = Embedding("embeddings", config.vocab_size, size, body, projects=config.tie_word_embeddings)
+        has_embedding = stage.is_first or (tied and stage.is_last)
+        self.embed = Embedding("embeddings", config.vocab_size, size, body.where(has_embedding), projects=tied)
         self.layers: list[Mamba2Layer] = [
-            Mamba2Layer(layer_idx, config, body.within(f"layers.{layer_idx}")) for layer_idx in range(config.num_layers)
+            Mamba2Layer(layer_idx, config, body.within(f"layers.{layer_idx}"))
+            for layer_idx in stage.layers(config.num_layers)
         ]
-        self.norm = RMSNorm("norm_f", size, config.norm_eps, body)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(size, {"lm_head": config.vocab_size}, placement, bias=False)
-        )
+        self.norm = RMSNorm("norm_f", size, config.norm_eps, body.where(stage.is_last))
+        head = placement.where(stage.is_last)
+        self.lm_head = None if tied else Linear(size, {"lm_head": config.vocab_size}, head, bias=False)
 
     def finish_loading(self) -> None:
         for layer in self.layers:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pagewire.services.executor.layers.kv_spec import CachingLayer
+from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer
 from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.parts import SplitLayer, StoredPart
 from pagewire.services.executor.layers.pooling import Spans
@@ -34,6 +34,7 @@ class Model(Protocol):
     config: ModelConfig
     capturable: bool  # whether CUDA graphs may contain its steps: its Python never looks at values
     generates: bool  # whether tokens can be sampled from it; an encoder only reads
+    cache_order: Sequence[CacheSpec]  # what the layers of all stages keep, in layer order; empty: all layers are here
 
     @property
     def classifier(self) -> Classifier | None:
@@ -72,6 +73,7 @@ class OwnModel(Model, Protocol):
 
     capturable: bool = True
     generates: bool = True
+    cache_order: Sequence[CacheSpec] = ()
     classifier: Classifier | None = None
     unsplit: str | None = None  # why its layers cannot be shared by ranks, if they cannot
 

@@ -7,6 +7,7 @@ with one packed batch [1, num_tokens] and no mask (transformers builds none for 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.utils import ModelOutput
 
-from pagewire.services.executor.layers.kv_spec import KVSpec
+from pagewire.services.executor.layers.kv_spec import CacheSpec, KVSpec
 from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.step_context import StepContext
@@ -95,6 +96,7 @@ class TransformersModel:
 
     # Its modelling code may look at values on the host, which a CUDA graph cannot replay; on a CPU, recording notices.
     capturable = False
+    cache_order: Sequence[CacheSpec] = ()
     generates = True
     classifier = None
 

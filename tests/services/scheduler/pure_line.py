@@ -107,6 +107,25 @@ class PureLine:
         self._results[index].clear()
         self._in_flight[index].clear()
 
+    def join(self, executor: FakeExecutor) -> int:
+        """One more; returns its index."""
+        self.scheduler.add_replica()
+        self.executors.append(executor)
+        self._results.append(deque())
+        self._in_flight.append(deque())
+        self.attach(len(self.executors) - 1)
+        return len(self.executors) - 1
+
+    def leave(self, index: int) -> None:
+        """One fewer, whatever it ran; those behind it have another index from now on."""
+        replica = self.scheduler.replicas[index]
+        if replica.info is not None:
+            self.lose(index)
+        self.scheduler.remove_replica(replica)
+        for column in (self.executors, self._results, self._in_flight):
+            del column[index]
+        self._check_integrity()
+
     def die(self, successor: FakeExecutor | None = None, index: int = 0, loss: Loss = Loss.SILENT) -> None:
         """The executor loses everything, steps in flight included, and comes back, or another one does."""
         self.lose(index, loss)

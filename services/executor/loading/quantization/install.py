@@ -80,7 +80,7 @@ def read_shard(weights: WeightSource, shard: Shard, device: torch.device) -> Qua
                 if part is None
                 else weights.raw(name, spec.index(part, weights.shapes[name]), spec.view)
             )
-            tensors[suffix] = stored.to(device, copy=True)
+            tensors[suffix] = stored.to(device, copy=True, memory_format=torch.contiguous_format)
     outputs = shard.out_features if part is None else len(part.outputs)
     try:
         weight = to_device(shard.format.read(tensors, outputs, shard.num_inputs, part), device)

@@ -37,6 +37,7 @@ from pagewire.services.executor.loading.weights.tensor_file import TensorFileErr
 from pagewire.services.executor.memory import mib
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,10 @@ class WeightsCache:
         dequantize: bool,
         overrides: Mapping[str, Any],
         tensor: Communicator = ALONE,
+        stage: Stage = WHOLE,
     ) -> WeightsCache:
         """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config.
-        tensor: of the placement; each rank has an entry of its own."""
+        tensor, stage: of the placement; each rank has an entry of its own."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
         choices: dict[str, Any] = {
@@ -79,6 +81,8 @@ class WeightsCache:
             choices["rank"] = [tensor.rank, tensor.size]
         if overrides:
             choices["overrides"] = dict(overrides)
+        if stage.count > 1:
+            choices["stage"] = dataclasses.asdict(stage)
         software = {"pagewire": pagewire.__version__, "code": code_digest()}
         key = {"checkpoint": model_key(checkpoint), "software": software, "choices": choices}
         name = f"{checkpoint.name}-{_digest(key['checkpoint']['path'])}-{_digest(choices)}.safetensors"

@@ -1,0 +1,42 @@
+"""Which stage of a pipeline gets which of a model's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pagewire.services.executor.image_inputs import VisionModel
+from pagewire.services.executor.layers.weights import WeightModule
+from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.models.causal import CausalModel
+from pagewire.services.executor.models.gemma2 import GemmaModel
+from pagewire.services.executor.models.protocol import Leaf, OwnModel
+from pagewire.services.executor.parallel.stage import Stage, divide
+
+
+def stage_of(model: OwnModel, stage: Stage) -> Stage:
+    """The stage with its layers; model: the whole, whose weights need not be there. Layers cost as much as they have
+    weights, which is what a step with few tokens takes. Raises ModelLoadError if there cannot be so many stages."""
+    name = model.config.architecture
+    if not isinstance(model, CausalModel | GemmaModel) or isinstance(model, VisionModel):
+        raise ModelLoadError(f"--pipeline-parallel-size {stage.count}: {name} is not divided into stages; leave it out")
+    if stage.count > len(model.layers):
+        raise ModelLoadError(
+            f"--pipeline-parallel-size {stage.count}: the model has {len(model.layers)} layers; a stage needs one"
+        )
+    head = model.embed if model.lm_head is None else model.lm_head
+    costs = [_num_weights(layer.leaves()) for layer in model.layers]
+    return divide(costs, _num_weights([head]), stage.count)[stage.index]
+
+
+def check_one_stage(stage: Stage, architecture: str) -> None:
+    """Raises ModelLoadError unless the whole model is wanted."""
+    if stage.count > 1:
+        raise ModelLoadError(
+            f"--pipeline-parallel-size {stage.count}: {architecture} runs in transformers' code, which is not divided; "
+            "leave it out, or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
+        )
+
+
+def _num_weights(leaves: Iterable[Leaf]) -> float:
+    shards = (shard for leaf in leaves if isinstance(leaf, WeightModule) for shard in leaf.shards)
+    return float(sum(shard.out_features * shard.in_features for shard in shards))

@@ -1,0 +1,133 @@
+"""From one rank to another: what goes from stage to stage of a pipeline, and back from its end to its beginning.
+
+Who sends does not wait for who receives, as long as no more messages are under way than there may be; who receives
+waits. On one machine the tensors are in memory that both have mapped, and a socket says that they are there: whoever
+waits sleeps, and wakes if the other one is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64  # bytes
+
+
+class PeerLost(RuntimeError):
+    """The other rank is gone."""
+
+
+class Pipe(Protocol):
+    """One end. Messages come in order, and both ends know what the tensors are."""
+
+    def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """The tensors may be overwritten afterwards. Raises PeerLost."""
+
+    def receive(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """Waits, writes to the tensors, which have the shapes and dtypes of those that were sent, and returns the
+        numbers. Raises PeerLost."""
+
+
+class LocalPipe:
+    """Both ends, of two threads of one process."""
+
+    def __init__(self) -> None:
+        self._messages: SimpleQueue[tuple[tuple[int, ...], list[Tensor]] | None] = SimpleQueue()
+
+    def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        self._messages.put((tuple(numbers), [tensor.clone() for tensor in tensors]))
+
+    def receive(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        message = self._messages.get()
+        if message is None:
+            raise PeerLost("the other end is closed")
+        for target, tensor in zip(tensors, message[1], strict=True):
+            target.copy_(tensor)
+        return message[0]
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that were not received yet."""
+        return self._messages.qsize()
+
+    def close(self) -> None:
+        self._messages.put(None)
+
+
+class SharedPipe:
+    """Of two processes of one machine. A ring of messages is in memory without a name, a byte back frees a place."""
+
+    def __init__(self, connection: socket.socket, descriptor: int, num_places: int) -> None:
+        """connection: one end of a pair of stream sockets; descriptor: as `memory_for` has made it for num_places."""
+        self._connection = connection
+        self._memory = torch.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), dtype=torch.uint8)
+        self._place_bytes, self._num_places = len(self._memory) // num_places, num_places
+        self._next = 0
+        self._num_free = num_places  # to the sender
+
+    def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        if not self._num_free:
+            self._num_free += len(self._receive_bytes(1))
+        self._num_free -= 1
+        for place, tensor in zip(self._places(tensors), tensors, strict=True):
+            place.copy_(_as_bytes(tensor))
+        try:
+            self._connection.sendall(struct.pack(f"<q{len(numbers)}q", len(numbers), *numbers))
+        except OSError as error:
+            raise PeerLost(str(error)) from error
+
+    def receive(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        (count,) = struct.unpack("<q", self._receive_bytes(8))
+        numbers = struct.unpack(f"<{count}q", self._receive_bytes(8 * count))
+        for place, tensor in zip(self._places(tensors), tensors, strict=True):
+            _as_bytes(tensor).copy_(place)
+        try:
+            self._connection.sendall(b"\0")
+        except OSError as error:
+            raise PeerLost(str(error)) from error
+        return numbers
+
+    def _places(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Where the next message has these tensors."""
+        start, places = self._next * self._place_bytes, []
+        self._next = (self._next + 1) % self._num_places
+        for tensor in tensors:
+            places.append(self._memory[start : start + tensor.nbytes])
+            start += _padded(tensor.nbytes)
+        return places
+
+    def _receive_bytes(self, count: int) -> bytes:
+        received = b""
+        while len(received) < count:
+            try:
+                part = self._connection.recv(count - len(received))
+            except OSError as error:
+                raise PeerLost(str(error)) from error
+            if not part:
+                raise PeerLost("it has closed its end")
+            received += part
+        return received
+
+
+def memory_for(tensor_bytes: Sequence[int], num_places: int) -> int:
+    """The descriptor of memory for so many messages of tensors that have so many bytes at most."""
+    descriptor = os.memfd_create("pagewire-pipe", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, max(1, num_places * sum(map(_padded, tensor_bytes))))
+    return descriptor
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    assert tensor.is_contiguous()
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,55 @@
+"""Which layers a rank has, where the layers of a model are divided among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a pipeline. The first has the embedding, the last the norm behind all layers and the head."""
+
+    index: int = 0
+    count: int = 1
+    first_layer: int = 0
+    end_layer: int | None = None  # None: all that follow
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Those of the model's layers that it has."""
+        return range(num_layers)[self.first_layer : self.end_layer]
+
+
+WHOLE = Stage()
+
+
+def divide(layer_costs: Sequence[float], head_cost: float, count: int) -> list[Stage]:
+    """Stages of at least one layer each, such that the slowest is as fast as can be. A step takes as long as that one.
+
+    layer_costs: of each layer; head_cost: of what the last stage does beside its layers; in any unit.
+    """
+    num_layers = len(layer_costs)
+
+    @cache
+    def best(start: int, left: int) -> tuple[float, int]:
+        """(the cost of the slowest of `left` stages that have the layers from `start` on, the first one's end)"""
+        if left == 1:
+            return sum(layer_costs[start:]) + head_cost, num_layers
+        ends = range(start + 1, num_layers - left + 2)
+        return min((max(sum(layer_costs[start:end]), best(end, left - 1)[0]), end) for end in ends)
+
+    stages, start = [], 0
+    for index in range(count):
+        end = best(start, count - index)[1]
+        stages.append(Stage(index, count, start, end))
+        start = end
+    return stages

@@ -1,0 +1,105 @@
+"""A pipeline in one process: each stage is a model runner of its own, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.pipe import LocalPipe
+from pagewire.services.executor.parallel.stage import Stage
+from pagewire.services.executor.pipeline import PipelineStage, stream_of
+from pagewire.services.executor.step import HostTokens, Step, StepOutput
+
+CPU = torch.device("cpu")
+
+
+class Staged:
+    """What a `Driver` takes for a runner. A step is given to all stages; they work at their own pace."""
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        limits: Limits,
+        num_blocks: int,
+        make_graphs: Callable[[], Steps | None] = lambda: None,
+    ) -> None:
+        """models: of the stages, first to last."""
+        count = len(models)
+        self.forward, self.tokens = [LocalPipe() for _ in models], LocalPipe()
+        self.runners = []
+        for index, model in enumerate(models):
+            stage = PipelineStage(
+                Stage(index, count),
+                stream_of(model, limits.max_num_batched_tokens, CPU),
+                before=self.forward[index - 1] if index else None,
+                behind=self.forward[index] if index < count - 1 else None,
+                tokens=[self.tokens] if index in (0, count - 1) else [],
+            )
+            self.runners.append(ModelRunner(model, limits, num_blocks, CPU, graphs=make_graphs(), stage=stage))
+        self._steps: list[SimpleQueue[tuple[Step, Future[StepOutput]] | None]] = [SimpleQueue() for _ in models]
+        self._threads = [
+            threading.Thread(target=self._serve, args=pair, daemon=True)
+            for pair in zip(self.runners, self._steps, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def kv_groups(self) -> Any:
+        first, *others = (runner.kv_groups for runner in self.runners)
+        assert all(groups == first for groups in others), "stages have other groups than each other"
+        return first
+
+    def execute(self, step: Step) -> Pending:
+        """Of the last stage, at once."""
+        futures: list[Future[StepOutput]] = [Future() for _ in self._steps]
+        for steps, future in zip(self._steps, futures, strict=True):
+            steps.put((step, future))
+        return Pending(step.step_id, futures)
+
+    def stop(self) -> None:
+        for steps in self._steps:
+            steps.put(None)
+        for thread in self._threads:
+            thread.join(10)
+
+    def _serve(self, runner: ModelRunner, steps: SimpleQueue[tuple[Step, Future[StepOutput]] | None]) -> None:
+        torch.set_num_threads(1)
+        while (item := steps.get()) is not None:
+            step, future = item
+            try:
+                future.set_result(runner.execute(step))
+            except BaseException as error:
+                future.set_exception(error)
+
+
+class Pending:
+    """A step on its way through the stages."""
+
+    def __init__(self, step_id: int, futures: Sequence[Future[StepOutput]]) -> None:
+        self.step_id = step_id
+        self._futures = futures
+
+    def wait(self) -> HostTokens:
+        *earlier, last = self._futures
+        host = last.result(30).wait()
+        for future in earlier:
+            assert future.result(30).request_ids == []
+        return host
+
+    @property
+    def request_ids(self) -> list[int]:
+        return self._futures[-1].result(30).request_ids
+
+    @property
+    def times(self) -> Any:
+        return self._futures[-1].result(30).stages
