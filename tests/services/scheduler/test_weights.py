@@ -420,11 +420,11 @@ async def test_those_of_several_schedulers_are_replaced_by_one_call(tmp_path: Pa
         replace = replace_behind(lambda: neighbours)
         replaced = await replace(admin_pb2.ReplaceWeightsRequest(model="b"))
         assert (replaced.version, replaced.previous_version, replaced.num_executors) == ("new", "old", 2)
-        second.executor.checkpoints.pop("c")
+        second.executor.checkpoints = {"a": "old", "b": "new"}
         with pytest.raises(RpcError, match=f"weights newer are in force at {first.scheduler_address} only") as caught:
             await replace(admin_pb2.ReplaceWeightsRequest(model="c"))
         assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-        second.executor.checkpoints["c"] = "newer"
+        second.executor.checkpoints = FILES
         assert (await replace(admin_pb2.ReplaceWeightsRequest(model="c"))).num_executors == 2
         neighbours.clear()
         with pytest.raises(RpcError, match="no scheduler is there"):
