@@ -18,6 +18,7 @@ _SERVICES: dict[str, tuple[str, type[config.ServiceConfig], str]] = {
     "tokenizer": ("pagewire.services.tokenizer.main", config.TokenizerConfig, "model"),
     "scheduler": ("pagewire.services.scheduler.main", config.SchedulerConfig, ""),
     "executor": ("pagewire.services.executor.main", config.ExecutorConfig, "model"),
+    "ray-executors": ("pagewire.ray_executors.main", config.RayExecutorsConfig, "model"),
 }
 
 _HELP = """\
@@ -52,6 +53,7 @@ One service each, as containers run them:
   tokenizer          text to tokens and back; the public gRPC API
   scheduler          continuous batching over paged KV memory
   executor           runs the model on a device
+  ray-executors      executors as actors of a Ray cluster
 
   pagewire <command> --help    flags of a command
   pagewire --version           version
@@ -111,10 +113,14 @@ def _service(name: str, argv: list[str]) -> int:
         return gateways.run(settings)
     process.spare_grpc_threads()
     process.raise_descriptor_limit()
+    if isinstance(settings, config.ExecutorConfig):
+        from pagewire import followers
+
+        followers.start(settings)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise _missing(name, error) from error
+        raise _missing("ray" if name == "ray-executors" else name, error) from error
     from pagewire import rpc, telemetry
 
     telemetry.setup(name, settings)

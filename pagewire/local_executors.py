@@ -15,8 +15,10 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def names(config: ServeConfig) -> list[str]:
-    """One alone is "executor"."""
+    """Of those that are processes of this machine. One alone is "executor"."""
     count = config.data_parallel_size
+    if config.distributed_executor_backend == "ray":
+        return []
     return ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
 
 
@@ -34,13 +36,13 @@ def devices(
 
     Raises StartupError if there are too few.
     """
-    count = config.data_parallel_size
+    count = len(names(config))
     visible = environ.get(_VISIBLE)
     if visible is not None:
         present = [one for one in visible.split(",") if one.strip() not in ("", "-1")]
     else:
         present = [str(number) for number in range(len(list(driver.iterdir())) if driver.is_dir() else 0)]
-    if count == 1 or config.device == "cpu" or not present:
+    if count <= 1 or config.device == "cpu" or not present:
         return [{} for _ in range(count)]
     if len(present) < count:
         raise StartupError(

@@ -17,11 +17,13 @@ from pagewire import launch, local_executors, logs, running
 from pagewire.banner import banner, served_model
 from pagewire.config import (
     GatewayConfig,
+    RayExecutorsConfig,
     SchedulerConfig,
     ServeConfig,
     ServiceConfig,
     TokenizerConfig,
 )
+from pagewire.discovery.file import has_addresses
 from pagewire.errors import StartupError
 from pagewire.launch import available_port, endpoint, is_loopback
 from pagewire.models import default_served_name, find_model
@@ -37,6 +39,8 @@ _FULL_NAMES = {
 }
 # A unix socket's path has at most 104 bytes on macOS, 108 on Linux.
 _MAX_SOCKET_PATH = 100
+# Of the executors on a Ray cluster, in the directory of the sockets.
+_ADDRESSES = "executors.txt"
 
 
 def run(config: ServeConfig) -> int:
@@ -44,7 +48,7 @@ def run(config: ServeConfig) -> int:
     started = time.monotonic()
     logs.setup("serve", config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
-        config = _resolved(config, directory)
+        given, config = config, _resolved(config, directory)
         _check_ports(config)
         certificates_of(config)  # what is wrong with them is said before anything starts
         _warn_of_plain_text(config)
@@ -54,7 +58,7 @@ def run(config: ServeConfig) -> int:
             print(banner(config, model, time.monotonic() - started), flush=True)
 
         supervisor = Supervisor(
-            services(config, directory), shutdown_timeout=config.time_to_end, hang_timeout=config.hang_timeout
+            services(config, directory, given), shutdown_timeout=config.time_to_end, hang_timeout=config.hang_timeout
         )
         local = _address(directory, "tokenizer") if config.ssl_certfile else ""
         with running.announced(config, shared=True, local=local):
@@ -70,9 +74,9 @@ def run_for(
     """
     logs.setup("serve", config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
-        config = _resolved(config, directory)
+        given, config = config, _resolved(config, directory)
         supervisor = Supervisor(
-            services(config, directory)[0 if with_rest else 1 :],
+            services(config, directory, given)[0 if with_rest else 1 :],
             shutdown_timeout=config.time_to_end,
             hang_timeout=config.hang_timeout,
         )
@@ -145,8 +149,10 @@ def _warn_of_plain_text(config: ServeConfig) -> None:
         )
 
 
-def services(config: ServeConfig, directory: Path) -> list[Service]:
-    """Every process of the stack, in the order in which they are stopped."""
+def services(config: ServeConfig, directory: Path, given: ServeConfig | None = None) -> list[Service]:
+    """Every process of the stack, in the order in which they are stopped. given: the configuration before anything was
+    found out; other machines find their own files."""
+    on_ray = config.distributed_executor_backend == "ray"
     executors = local_executors.names(config)
     address = {name: _address(directory, name) for name in names_of(config)}
     public = endpoint(config.host, config.grpc_port)
@@ -164,7 +170,8 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         SchedulerConfig,
         listen=address["scheduler"],
         public_listen=tokens,
-        executor_address=",".join(address[name] for name in executors),
+        executor_discovery="file" if on_ray else "static",
+        executor_address=str(directory / _ADDRESSES) if on_ray else ",".join(address[name] for name in executors),
         metrics_port=None,
     )
 
@@ -177,6 +184,7 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
         launch.service("gateway", gateway, partial(launch.http_ready, config)),
         grpc_service("tokenizer", tokenizer),
         grpc_service("scheduler", scheduler),
+        *_ray_executors(config, directory, given or config),
         *(
             grpc_service("executor", local_executors.part(config, address[name]), name, **devices)
             for name, devices in zip(executors, local_executors.devices(config), strict=True)
@@ -184,8 +192,23 @@ def services(config: ServeConfig, directory: Path) -> list[Service]:
     ]
 
 
+def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> list[Service]:
+    """The process that keeps executors on a Ray cluster, if they are there: ready as soon as one of them is."""
+    if config.distributed_executor_backend != "ray":
+        return []
+    addresses = directory / _ADDRESSES
+    if not Path(given.model).expanduser().exists():  # one that each node finds for itself
+        config = replace(config, model=given.model, revision=given.revision)
+    part = config.part(RayExecutorsConfig, address_file=str(addresses), metrics_port=None)
+
+    async def ready() -> bool:
+        return has_addresses(addresses)
+
+    return [launch.service("ray-executors", part, ready)]
+
+
 def names_of(config: ServeConfig) -> list[str]:
-    """Of the processes that have a socket."""
+    """Of the processes that have a socket here."""
     return ["tokenizer", "scheduler", *local_executors.names(config)]
 
 

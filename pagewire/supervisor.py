@@ -169,6 +169,7 @@ class Supervisor:
         stop_together: bool = False,
         hang_timeout: float = 0.0,
         stable_after: float = STABLE_S,
+        takes_signals: bool = True,
     ) -> None:
         """shutdown_timeout: seconds that a service may take to let its requests end.
 
@@ -176,8 +177,11 @@ class Supervisor:
 
         stable_after: seconds of being ready after which one that dies is started again without more delay than the
         first time.
+
+        takes_signals: False where the process, or its main thread, is somebody else's; then only stop() ends it.
         """
         self._services = services
+        self._takes_signals = takes_signals
         self._stable_after, self._hang_timeout = stable_after, hang_timeout
         self._stop_together = stop_together
         self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
@@ -198,6 +202,8 @@ class Supervisor:
         signals = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the terminal may go
             signals.append(signal.SIGHUP)
+        if not self._takes_signals:
+            signals = []
         for number in signals:
             loop.add_signal_handler(number, self._on_signal, number)
         self._keepers = [_Keeper(service, self._stable_after, self._hang_timeout) for service in self._services]

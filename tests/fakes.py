@@ -555,8 +555,9 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
 
 async def serve_fake_executor(address: str, servicer: FakeExecutorServicer) -> rpc.Server:
-    """Serves a fake executor at an address such as "unix:/path"; `await server.stop()` is its death."""
-    server = rpc.Server([address], shutdown_timeout=0)
+    """Serves a fake executor at an address such as "unix:/path", or several with commas; `await server.stop()` is its
+    death."""
+    server = rpc.Server(address.split(","), shutdown_timeout=0)
     name = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, name)
     server.add_admin("executor")

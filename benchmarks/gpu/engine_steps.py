@@ -17,6 +17,7 @@ from torch import Tensor
 from pagewire.bench.report import percentile
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Graph
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
@@ -70,7 +71,7 @@ class Driver:
 
     def capture_graphs(self, sizes: Sequence[int]) -> None:
         record = None if self._device.type == "cuda" else _Rerun
-        self.runner.capture_graphs(sizes, lambda fraction, text: None, record)
+        capture_graphs(self.runner, sizes, lambda fraction, text: None, record)
 
     def prefill(self) -> float:
         """Fills the cache with the prompts' keys and values; prompt tokens per second."""

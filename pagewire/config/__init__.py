@@ -9,6 +9,7 @@ Each service has a file; `shared.py` has what several of them have, `serve.py` w
 
 from pagewire.config.executor import ExecutorConfig
 from pagewire.config.gateway import GatewayConfig
+from pagewire.config.ray import RayExecutorsConfig
 from pagewire.config.scheduler import SchedulerConfig
 from pagewire.config.serve import SET_BY_STACK, ServeConfig
 from pagewire.config.shared import (
@@ -34,6 +35,7 @@ __all__ = [
     "ListenConfig",
     "ModelConfigFlags",
     "PublicListenConfig",
+    "RayExecutorsConfig",
     "RecoveryConfig",
     "SchedulerConfig",
     "ServeConfig",

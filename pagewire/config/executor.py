@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
+from pagewire.config.parallel import ParallelConfig
 from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutorConfig(ModelConfigFlags, BatchConfig, ListenConfig):
-    """One device: weights, KV cache, steps."""
+class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, ListenConfig):
+    """One copy of the model: weights, KV cache, steps."""
 
     listen: str = flag(
         "0.0.0.0:50053",

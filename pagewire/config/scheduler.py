@@ -22,9 +22,9 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         "static",
         "how executors are found; static: where --executor-address says, dns: at all addresses that the names there "
         "have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
-        "LABEL=VALUE:PORT",
+        "LABEL=VALUE:PORT, file: as the lines of the file there, whenever they change",
         group="network",
-        choices=("static", "dns", "kubernetes"),
+        choices=("static", "dns", "kubernetes", "file"),
     )
     target_itl_ms: float | None = flag(
         None,

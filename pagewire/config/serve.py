@@ -6,14 +6,15 @@ from typing import Any
 
 from pagewire.config.executor import ExecutorConfig
 from pagewire.config.gateway import GatewayConfig
+from pagewire.config.ray import RayConfig
 from pagewire.config.scheduler import SchedulerConfig
 from pagewire.config.shared import ServiceConfig
 from pagewire.config.tokenizer import TokenizerConfig
-from pagewire.fields import PORT, Range, flag
+from pagewire.fields import PORT, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig):
+class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, ExecutorConfig):
     """The whole local stack: every flag of every service, and the stack's own."""
 
     grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network", valid=PORT)
@@ -23,13 +24,11 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
         group="network",
         valid=PORT,
     )
-    data_parallel_size: int = flag(
-        1,
-        "executors, each with the whole model and a KV cache of its own; on CUDA each with a device of its own, on a "
-        "CPU each with its share of cores and memory",
+    distributed_executor_backend: str = flag(
+        "mp",
+        "who starts executors: mp = processes of this machine; ray = a Ray cluster, as actors on any of its nodes",
         group="executor",
-        valid=Range(minimum=1, maximum=1024),
-        short="dp",
+        choices=("mp", "ray"),
     )
     uds_dir: str | None = flag(
         None,
@@ -39,7 +38,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfi
 
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
         """The configuration of one service: this one's values for its fields, then the overrides."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service)}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service) if f.name not in overrides}
         return service(**(values | overrides))
 
 
@@ -48,4 +47,5 @@ SET_BY_STACK = (
     *("listen", "public_listen", "public_admin", "metrics_port", "reuse_port"),
     *("tokenizer_discovery", "scheduler_discovery", "executor_discovery"),
     *("tokenizer_address", "scheduler_address", "executor_address", "cpu_share"),
+    *("rank", "leader", "group_secret"),
 )

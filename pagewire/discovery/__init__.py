@@ -1,13 +1,16 @@
-"""Where services find those behind them: the addresses as they are given, what DNS says, or what Kubernetes says.
+"""Where services find those behind them: the addresses as they are given, what a file, DNS or Kubernetes says.
 
 A `Discovery` yields the whole list, again whenever it is another one. Who follows it uses a newcomer at once, and gives
 one that has left the list nothing new.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from pagewire.discovery.dns import Dns
+from pagewire.discovery.file import AddressesInFile
 from pagewire.discovery.listed import Discovery, Listed, Static, split_addresses
+from pagewire.errors import StartupError
 
 __all__ = ["KINDS", "Discovery", "Listed", "Static", "discover"]
 
@@ -18,6 +21,12 @@ def _static(flag: str, addresses: tuple[str, ...]) -> Discovery:
     return Static(addresses)
 
 
+def _file(flag: str, addresses: tuple[str, ...]) -> Discovery:
+    if len(addresses) > 1:
+        raise StartupError(f"{flag} {','.join(addresses)}: name one file, which has one address a line")
+    return AddressesInFile(Path(addresses[0]))
+
+
 def _kubernetes(flag: str, addresses: tuple[str, ...]) -> Discovery:
     # Nobody else needs an HTTP client for it.
     from pagewire.discovery.kubernetes import Kubernetes
@@ -26,7 +35,7 @@ def _kubernetes(flag: str, addresses: tuple[str, ...]) -> Discovery:
     return Kubernetes(flag, addresses, Api.of_pod(flag))
 
 
-_MAKERS: dict[str, _Make] = {"static": _static, "dns": Dns, "kubernetes": _kubernetes}
+_MAKERS: dict[str, _Make] = {"static": _static, "dns": Dns, "kubernetes": _kubernetes, "file": _file}
 KINDS = tuple(_MAKERS)
 
 

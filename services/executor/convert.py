@@ -68,6 +68,50 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
     )
 
 
+def step_to_proto(step: Step) -> executor_pb2.StepRequest:
+    """For other ranks, of a step that is valid: without what only who samples needs to know, and without images of
+    prompts that fail."""
+    drafts = step.num_draft_tokens
+    return executor_pb2.StepRequest(
+        step_id=step.step_id,
+        request_ids=step.request_ids,
+        num_scheduled_tokens=step.num_scheduled_tokens.tolist(),
+        num_new_blocks=step.num_new_blocks.ravel().tolist(),
+        new_block_ids=step.new_block_ids.tolist(),
+        finished_request_ids=step.finished_request_ids,
+        new_requests=[_new_request_to_proto(request) for request in step.new_requests],
+        num_draft_tokens=[] if drafts is None else drafts.tolist(),
+    )
+
+
+def _new_request_to_proto(request: NewRequest) -> executor_pb2.NewRequest:
+    sampling = common_pb2.SamplingParams(temperature=0)
+    if request.sampling.HasField("prompt_logprobs"):
+        sampling.prompt_logprobs = request.sampling.prompt_logprobs  # all ranks compute the logits
+    return executor_pb2.NewRequest(
+        request_id=request.request_id,
+        token_ids=request.token_ids.tolist(),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        blocks=[executor_pb2.Blocks(first=blocks.first, ids=blocks.ids.tolist()) for blocks in request.blocks],
+        sampling_params=sampling,
+        yields_vector=request.yields_vector,
+        second_text_start=request.second_text_start,
+        images=[
+            common_pb2.PromptImage(
+                hash=image.hash,
+                offset=image.offset,
+                num_tokens=image.num_tokens,
+                tensors={
+                    name: common_pb2.Tensor(dtype=str(tensor.dtype), shape=tensor.shape, data=tensor.tobytes())
+                    for name, tensor in image.tensors.items()
+                },
+            )
+            for image in request.images
+        ],
+    )
+
+
 def _new_request(message: executor_pb2.NewRequest, traceparent: str, vocab_size: int) -> NewRequest:
     images, failure = _images(message.images)
     token_ids = np.array(message.token_ids, dtype=np.int32)

@@ -26,6 +26,9 @@ class Steps(Protocol):
     def padded(self, shape: BatchShape) -> BatchShape:
         """The shape that a step of this one is launched with, no smaller; the same if it runs eagerly."""
 
+    def missing(self) -> BatchShape | None:
+        """A padded shape that a step of nobody would add, so that no request has to wait for that."""
+
     def mode(self, shape: BatchShape) -> str:
         """How a step of this padded shape runs, or has just run: captured, replayed or eager."""
 
@@ -82,6 +85,10 @@ class CudaGraphs:
         sizes = self._sizes.get(shape.max_query_len, [])
         index = bisect.bisect_left(sizes, shape.num_reqs)
         return BatchShape.uniform(sizes[index], shape.max_query_len) if index < len(sizes) else shape
+
+    def missing(self) -> BatchShape | None:
+        """None: all were captured before there was a request."""
+        return None
 
     def mode(self, shape: BatchShape) -> str:
         """How a step of this padded shape runs: captured, replayed or eager."""

@@ -9,6 +9,14 @@ from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.step import Blocks, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
 
+# In which nobody runs
+NO_STEP = Step(
+    step_id=0,
+    request_ids=[],
+    num_scheduled_tokens=np.empty(0, dtype=np.int64),
+    num_new_blocks=np.empty((0, 1), dtype=np.int64),
+    new_block_ids=np.empty(0, dtype=np.int32),
+)
 DUMMY_SAMPLING = with_defaults(SamplingParams(seed=0, top_k=50, top_p=0.9))
 
 

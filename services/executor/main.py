@@ -20,6 +20,9 @@ from pagewire.errors import StartupError
 from pagewire.models import find_model
 from pagewire.secure_rpc import ServiceTls
 from pagewire.services.executor.grammars import Grammars
+from pagewire.services.executor.ranks.follower import follow
+from pagewire.services.executor.ranks.leader import Leader
+from pagewire.services.executor.ranks.start import LeadersStart
 from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.session import DeviceError
@@ -65,23 +68,34 @@ async def serve(config: ExecutorConfig) -> None:
 
     Raises StartupError if the model cannot be served, or if the device fails later: the process has to end then.
     """
+    if config.rank > 0:
+        await follow(config)
+        return
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
     watchdog = Watchdog(config.hang_timeout, lambda message: _end_hung(worker, message))
+    leader = Leader(config, lambda error: worker.fail(error)) if config.num_ranks > 1 else None
+    ranks = None if leader is None else LeadersStart(config, leader)
+    start = partial(start_runner, config) if ranks is None else ranks.runner
     worker = Worker(
-        lambda: start_runner(config, str(find_model(config)), progress),
+        lambda: start(str(find_model(config)), progress),
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
     )
     listen = config.listen.split(",")
     server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
     servicer = ExecutorServicer(
-        worker, lambda info: make_grammars(config, info), partial(load_weights, config), config.revision or ""
+        worker,
+        lambda info: make_grammars(config, info),
+        partial(load_weights, config) if ranks is None else ranks.weights,
+        config.revision or "",
     )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     server.add_admin("executor")
     await server.start()
     telemetry.serve_metrics(config)
+    if leader is not None:
+        leader.start()
     worker.start()
     watchdog.start()
     stopping = asyncio.create_task(rpc.wait_for_signal())
@@ -102,6 +116,9 @@ async def serve(config: ExecutorConfig) -> None:
         await asyncio.to_thread(worker.stop)
         watchdog.stop()
         servicer.close()
+        if leader is not None:
+            leader.stop()
+            leader.end_as_it_was_ended()
 
 
 def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:

@@ -24,6 +24,7 @@ from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Function, Graph, cuda_recorder
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
 from pagewire.services.executor.model_runner import ModelRunner
@@ -130,7 +131,7 @@ def measure(
         # Capturing releases what torch keeps of earlier steps: before it, that would look like the graphs' memory.
         meter.release()
         free = meter.now().free
-        runner.capture_graphs([size], lambda fraction, text: None, record)
+        capture_graphs(runner, [size], lambda fraction, text: None, record)
         meter.release()
         taken.append(free - meter.now().free)
     largest, second = (*taken, 0, 0)[:2]

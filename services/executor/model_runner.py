@@ -9,29 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from pagewire.services.executor import kv_cache, stats
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps, cuda_recorder
-from pagewire.services.executor.dummy_step import DUMMY_SAMPLING, dummy_step
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.dummy_step import DUMMY_SAMPLING, NO_STEP, dummy_step
 from pagewire.services.executor.failures import Cause, Failure
 from pagewire.services.executor.image_inputs import ImageInputs
-from pagewire.services.executor.input_batch import BatchShape, InputBatch, InputBuffers, make_batch
+from pagewire.services.executor.input_batch import NO_REQUESTS, BatchShape, InputBatch, make_batch
+from pagewire.services.executor.input_buffers import InputBuffers
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.pipeline import ONE_STAGE, OneStage
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.prompt_lines import PromptPart
 from pagewire.services.executor.prompt_logprobs import PromptLogprobs
 from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
+from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.step import PendingResults, Step, StepOutput
 from pagewire.services.executor.step_context import StepImages
 from pagewire.services.executor.upload import upload
@@ -54,15 +55,16 @@ class ModelRunner:
         pooling: Pooling = LAST_STATE,
         image_cache_bytes: int = 0,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        tokens: Tokens = OWN_TOKENS,
         stage: OneStage = ONE_STAGE,
     ) -> None:
         """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
 
         attention_split_size: see the reference of `paged_attention`. pooling: what requests for vectors get.
 
-        graphs: how steps are launched; by default eagerly, until `capture_graphs`. proposer: who drafts tokens; without
-        one, no step may have drafts. image_cache_bytes: see `ImageInputs`. stage: how its part of the
-        model works together with the others'.
+        graphs: how steps are launched; by default eagerly, until `use_graphs`. proposer: who drafts tokens; without
+        one, no step may have drafts. image_cache_bytes: see `ImageInputs`. tokens: who draws them, of several ranks.
+        stage: how its part of the model works together with the others'.
         """
         self.limits = limits
         self._model = model
@@ -83,6 +85,7 @@ class ModelRunner:
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
         self._logprobs_mode = logprobs_mode
+        self._tokens = tokens
         self._stage = stage
         self._prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
         self._inputs = InputBuffers(
@@ -202,11 +205,12 @@ class ModelRunner:
         if extras is None:
             tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
             return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
-        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden)[:num_sampled])
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))[:num_sampled]
         rows = self._inputs.sample_rows(num_sampled)
         offsets = self._inputs.offsets(num_sampled) if has_drafts else None
         columns, token_ids = self._state.columns, self._state.token_ids
         sampled = sample(logits, rows, columns, token_ids, extras, offsets, self._logprobs_mode)
+        self._tokens.tell(sampled.token_ids, shape.num_sampled)
         if has_drafts:
             self._inputs.accept(sampled.token_ids, shape, self._state)
         return sampled
@@ -227,7 +231,7 @@ class ModelRunner:
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
         offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
-        sampled = sample_tokens(logits, rows, self._state.columns, self._state.token_ids, offsets)
+        sampled = self._tokens.sample(logits, rows, self._state.columns, self._state.token_ids, offsets)
         if has_drafts:
             self._inputs.accept(sampled, shape, self._state)
         return sampled
@@ -271,27 +275,22 @@ class ModelRunner:
         self._state.sampling.constraints.follow(output, batch.sampled_rows)
         return output
 
-    def capture_graphs(
-        self,
-        sizes: Sequence[int],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph] | None = None,
-    ) -> None:
-        """Captures steps of these numbers of requests, without and with as many drafts as there may be.
-
-        The largest first: the others fit into its memory.
-        """
-        record, graphs = record or cuda_recorder(), CudaGraphs()
+    def use_graphs(self, graphs: Steps) -> None:
+        """Of now on."""
         self._graphs = graphs
-        lens, max_tokens = {1, 1 + self.max_draft_tokens}, self.limits.max_num_batched_tokens
-        shapes = [BatchShape.uniform(size, query_len) for size in sizes for query_len in lens]
-        falling = sorted((s for s in shapes if s.num_tokens <= max_tokens), key=lambda s: s.num_tokens, reverse=True)
-        # Before there is a larger graph that it would be padded to: compiles what is recorded.
-        for shape in falling:
-            self.uniform_run(shape)
-        for index, shape in enumerate(falling):
-            progress(index / len(falling), f"CUDA graph of {shape.num_reqs} requests")
-            graphs.capture(shape, record, partial(self.uniform_run, shape))
+
+    @torch.inference_mode()
+    def record_missing(self) -> bool:
+        """Runs a step of nobody, so that the next of its shape finds it recorded; between steps, whoever has a row.
+        False: there is none to be recorded. Other stages would have to take part."""
+        shape = self._graphs.missing()
+        if shape is None or self._stage is not ONE_STAGE:
+            return False
+        self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
+        hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
+        if shape.is_uniform:
+            self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts=False))
+        return True
 
     def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:
         """A dummy run of a uniform step."""

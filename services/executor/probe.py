@@ -17,7 +17,7 @@ from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import stats
 from pagewire.services.executor.dummy_step import dummy_step
 from pagewire.services.executor.failures import Cause, Failure
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.runner import Runner
 from pagewire.v1.common_pb2 import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class BrokenModel(RuntimeError):
     """The model yields no numbers, whatever it is asked."""
 
 
-def probe(runner: ModelRunner, vocab_size: int) -> None:
+def probe(runner: Runner, vocab_size: int) -> None:
     """Runs a fixed prompt through all of the device's part of a step. Empties the rows; writes to block 0.
 
     Raises:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import torch
@@ -27,7 +28,9 @@ from pagewire.rpc import RpcError
 from pagewire.services.executor import memory, stats
 from pagewire.services.executor.loading.twins import Differs, Pairs, twins
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.probe import BrokenModel, probe
+from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.served_model import DUMMY, ServedModel, digest_of, load_served
 from pagewire.services.executor.worker import Worker
 from pagewire.v1.executor_pb2 import Weights
@@ -44,9 +47,12 @@ class LoadedWeights:
 
     weights: Weights
     pairs: Pairs
+    others: Others | None = None  # with the same weights loaded
 
-    def install(self, runner: ModelRunner) -> None:
+    def install(self, runner: Runner) -> None:
         """Call it on the device thread, between two steps. What is in rows and KV cache is void."""
+        if self.others is not None:
+            self.others.install()
         with torch.inference_mode():
             for target, source in self.pairs:
                 target.copy_(source)
@@ -56,17 +62,39 @@ class LoadedWeights:
         runner.on_other_weights()
 
 
+class Others(Protocol):
+    """The other ranks of the group."""
+
+    def install(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+
 # Reads the weights that are wanted, for the model of a runner. Raises as `load_weights`.
-Load = Callable[[ModelRunner, Weights], LoadedWeights]
+Load = Callable[[Runner, Weights], LoadedWeights]
 
 
-def load_weights(config: ExecutorConfig, runner: ModelRunner, wanted: Weights) -> LoadedWeights:
-    """Reads weights beside the runner's own. On a thread of its own.
+def load_weights(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group = ALONE_GROUP) -> LoadedWeights:
+    """Reads weights beside the runner's own. On a thread of its own, and on all ranks of the group at the same time.
 
     Raises:
         RpcError: FAILED_PRECONDITION, they are not those of the digest that is wanted.
-        StartupError, Differs, BrokenModel, OSError: they cannot replace the runner's own.
+        StartupError, Differs, BrokenModel, OSError: they cannot replace the runner's own, or another rank's.
+        RankLost
     """
+    try:
+        served, pairs, digest, error = *_read(config, runner, wanted, group), None
+    except Exception as raised:
+        error = raised
+    group.without_error(error)  # of any rank: what follows they do together
+    _check_numbers(runner, served)
+    weights = Weights()
+    weights.CopyFrom(wanted)
+    weights.digest, weights.version = digest, wanted.version or digest
+    return LoadedWeights(weights, pairs)
+
+
+def _read(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group) -> tuple[ServedModel, Pairs, str]:
     path = Path(resolve_model(wanted.model, wanted.revision or None, config.download_dir, config.accept_license))
     load_format = config.load_format
     if load_format == DUMMY and wanted.model != config.model:
@@ -79,21 +107,18 @@ def load_weights(config: ExecutorConfig, runner: ModelRunner, wanted: Weights) -
             "weights again",
         )
     # Without the cache of packed weights: each replacement would leave an entry there.
-    served = load_served(dataclasses.replace(config, weights_cache=""), path, runner.device, load_format)
+    settings = dataclasses.replace(config, weights_cache="")
+    served = load_served(settings, path, runner.device, load_format, tensor=group.loading)
     if served.digest != digest:
         raise StartupError(f"{path} was written to while it was read; replace the weights once it is complete")
     pairs = twins(runner.model, served.model) + twins(runner.pooling, served.pooling, "pooling")
-    _check_numbers(runner, served, pairs)
-    weights = Weights()
-    weights.CopyFrom(wanted)
-    weights.digest, weights.version = digest, wanted.version or digest
-    return LoadedWeights(weights, pairs)
-
-
-def _check_numbers(runner: ModelRunner, served: ServedModel, pairs: Pairs) -> None:
-    """Raises BrokenModel for weights that are, or yield, no numbers."""
     if any(source.dtype in _CHECKED_FOR_NAN and bool(source.isnan().any()) for _, source in pairs):
         raise BrokenModel("some of them are not a number (NaN): they are damaged, or their training failed")
+    return served, pairs, digest
+
+
+def _check_numbers(runner: Runner, served: ServedModel) -> None:
+    """Raises BrokenModel for weights that yield no numbers."""
     limits = dataclasses.replace(runner.limits, max_num_seqs=1)
     trial = ModelRunner(served.model, limits, 1, runner.device, pooling=served.pooling)
     probe(trial, served.model.config.vocab_size)
@@ -164,6 +189,8 @@ class Replacements:
         return seconds
 
     def drop(self) -> None:
+        if self._loaded is not None and self._loaded.others is not None:
+            self._loaded.others.drop()
         self._loaded = None
 
     def close(self) -> None:

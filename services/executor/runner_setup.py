@@ -24,6 +24,8 @@ from pagewire.services.executor.memory import MemoryProfile, mib
 from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_or_measured
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
+from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 
@@ -41,6 +43,7 @@ class Setup:
     device: torch.device
     record_steps: bool = False  # on a CPU
     pooling: Pooling = LAST_STATE
+    group: Group = ALONE_GROUP
 
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
         make: Callable[..., ModelRunner] = ModelRunner
@@ -52,19 +55,20 @@ class Setup:
             num_blocks,
             self.device,
             attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits) if self.record_steps else None,
+            graphs=_recorded_steps(limits, self.pooling) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
+            tokens=tokens_of(self.group, limits.max_num_seqs, self.device),
         )
 
 
-def _recorded_steps(limits: Limits) -> Steps:
-    from pagewire.services.executor.recorded_steps import (
-        RecordedSteps,  # compiles the C++ kernels, which a GPU has no use for
-    )
+def _recorded_steps(limits: Limits, pooling: Pooling) -> Steps:
+    # Compiles the C++ kernels, which a GPU has no use for.
+    from pagewire.services.executor.recorded_steps import REQUESTS, RecordedSteps
 
-    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens)
+    requests = REQUESTS if pooling.generates else ()
+    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests)
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
@@ -103,7 +107,10 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
     progress(1.0, "memory profile")
     notes: list[str] = []
     with phases("memory_profile", notes):
-        profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
+        if setup.group.size > 1:  # all ranks measure, or none does
+            profile, was_known = measure(), False
+        else:
+            profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
         notes += ["cached"] * was_known
     kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
     num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images

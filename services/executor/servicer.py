@@ -13,9 +13,9 @@ from pagewire.rpc import RpcError, cancel
 from pagewire.services.executor import convert
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammars import Grammars, is_restricted
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.recorded_steps import MOST_TOKENS
 from pagewire.services.executor.replacement import Load, LoadedWeights, Replacements
+from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.session import DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
@@ -208,5 +208,5 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             self._worker.close(session)
 
 
-def _load_none(runner: ModelRunner, wanted: executor_pb2.Weights) -> LoadedWeights:
+def _load_none(runner: Runner, wanted: executor_pb2.Weights) -> LoadedWeights:
     raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "this executor's weights cannot be replaced")

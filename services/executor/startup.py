@@ -16,6 +16,7 @@ from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process import predecessor_failed, release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.limits import Limits
@@ -23,6 +24,7 @@ from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pooling import Pooling
 from pagewire.services.executor.probe import BrokenModel, probe
@@ -80,12 +82,16 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[ModelRunner, ExecutorInfo]:
+def start_runner(
+    config: ExecutorConfig, model_path: str, progress: Progress, group: Group = ALONE_GROUP
+) -> tuple[ModelRunner, ExecutorInfo]:
     """Loads the model and makes it ready. Call it on the thread that will execute steps.
 
-    model_path is where the files of `config.model` are. Raises StartupError (also for what does not fit into memory) or
-    ModelLoadError.
+    model_path is where the files of `config.model` are. group: the ranks that serve the model together, each of which
+    calls this, as they take their steps together. Raises StartupError (also for what does not fit into memory),
+    ModelLoadError or RankLost.
     """
+    config = replace(config, cpu_share=config.cpu_share / group.num_local)
     device, phases = resolve_device(config.device), Phases()
     if device.type == "cuda":
         _check_cuda(config, device)
@@ -97,15 +103,16 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or max(1, int(usable_cores() * config.cpu_share)))
     with phases("weights"):
-        served = load_served(config, Path(model_path), device, config.load_format, progress)
+        served = load_served(config, Path(model_path), device, config.load_format, progress, group.tensor)
+        group.check_same("weights", served.digest)
     model, pooling = served.model, served.pooling
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
     graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()
     records = _records_steps(config, model, device)
-    setup = Setup(config, model, limits, graph_sizes, device, records, pooling)
-    size = num_blocks(setup, Path(model_path), phases, progress)
+    setup = Setup(config, model, limits, graph_sizes, device, records, pooling, group)
+    size = group.least(num_blocks(setup, Path(model_path), phases, progress))
     progress(1.0, "KV cache")
     with phases("kv_cache"):
         longest = kv_cache.longest_request(kv_cache.kv_groups(model, size, limits), limits)
@@ -121,9 +128,10 @@ def start_runner(config: ExecutorConfig, model_path: str, progress: Progress) ->
         release_unused_memory()  # what loading and packing have left
     if setup.graph_sizes:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
-            runner.capture_graphs(setup.graph_sizes, progress)
+            capture_graphs(runner, setup.graph_sizes, progress)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     logger.info("ready: %s", phases)
+    group.check()
     info = replace(_describe(setup, runner), weights_digest=served.digest)
     _report_bytes(info, runner, device)
     return runner, info
@@ -235,8 +243,8 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=name,
         dtype=str(model.config.dtype).removeprefix("torch."),
-        weight_bytes=model.weight_bytes,
-        kv_cache_bytes=sum(cache.nbytes for cache in runner.kv_caches),
+        weight_bytes=sum(setup.group.of_all(model.weight_bytes)),
+        kv_cache_bytes=sum(setup.group.of_all(sum(cache.nbytes for cache in runner.kv_caches))),
         max_draft_tokens=runner.max_draft_tokens,
         kind=setup.pooling.kind,
         labels=setup.pooling.labels,

@@ -15,6 +15,8 @@ _FIRST_S = 60.0
 IMAGES_S = 120.0
 # For what copies all of the model's weights.
 INSTALL_S = 120.0
+# For a step of nobody that is recorded.
+RECORDING_S = 60.0
 _DECAY = 0.98  # of the slowest step of a size, with each that follows
 
 

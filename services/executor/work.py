@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from pagewire.services.executor.clock import Clock
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.session import Session
 from pagewire.services.executor.step import Step, StepOutput
 
@@ -41,7 +41,7 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Called:
-    function: Callable[[ModelRunner], None]
+    function: Callable[[Runner], None]
     reason: str  # for the end of the session
     done: Future[None] = field(default_factory=Future)
 

@@ -11,18 +11,20 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import grpc
 
 from pagewire.services.executor import convert, stats
 from pagewire.services.executor.clock import Clock
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.idle_recording import QUIET_S, IdleRecording
+from pagewire.services.executor.parallel.group import RankLost
 from pagewire.services.executor.probe import BrokenModel, NoNumbers, probe
+from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.session import Deliver, DeviceError, Session, StepFailed
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step
-from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, StepWatch
+from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, RECORDING_S, StepWatch
 from pagewire.services.executor.work import Called, Closed, Doubted, Item, Launched, Opened, Submitted
 from pagewire.watchdog import Pulse
 
@@ -33,18 +35,24 @@ class Worker:
     """Owns the device thread. `loaded` resolves when steps can be executed, `failed` with a fatal device error."""
 
     def __init__(
-        self, start_runner: Callable[[], tuple[ModelRunner, ExecutorInfo]], *, on_cuda: bool, pulse: Pulse | None = None
+        self,
+        start_runner: Callable[[], tuple[Runner, ExecutorInfo]],
+        *,
+        on_cuda: bool,
+        pulse: Pulse | None = None,
+        quiet: float = QUIET_S,
     ) -> None:
         """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
-        that is done on."""
+        that is done on. quiet: seconds without a request after which steps are recorded."""
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
+        self.quiet = quiet
         self._submitted: SimpleQueue[Item | None] = SimpleQueue()
         self._launched: SimpleQueue[Launched | Closed | None] = SimpleQueue()
         self._session: Session | None = None  # of the device thread
         self._num_requests = 0  # with a row
-        self._runner: ModelRunner | None = None
+        self._runner: Runner | None = None
         self._spans = stats.RequestSpans()
         self.is_ending = False  # the process is about to
         self.loaded: Future[ExecutorInfo] = Future()
@@ -90,7 +98,7 @@ class Worker:
         """Whether no request has a row and no step waits. May be asked on any thread."""
         return not self._num_requests and self._submitted.empty()
 
-    def between_steps(self, function: Callable[[ModelRunner], None], reason: str) -> Future[None]:
+    def between_steps(self, function: Callable[[Runner], None], reason: str) -> Future[None]:
         """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
         in it is one of the device."""
         called = Called(function, reason)
@@ -98,7 +106,7 @@ class Worker:
         return called.done
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> Runner:
         """Once it is `loaded`; to look at."""
         assert self._runner is not None
         return self._runner
@@ -114,17 +122,29 @@ class Worker:
             self._serve(runner)
         self._launched.put(None)
 
-    def _serve(self, runner: ModelRunner) -> None:
+    def _serve(self, runner: Runner) -> None:
+        recording = IdleRecording(runner)
         try:
-            while (item := self._submitted.get()) is not None:
+            while (item := self._next(recording)) is not None:
                 self._watch.begin(_allowance(item, runner))
                 self._handle(runner, item)
                 self._watch.end()
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
         self._end_session(None, "the executor stops")
 
-    def _handle(self, runner: ModelRunner, item: Item) -> None:
+    def _next(self, recording: IdleRecording) -> Item | None:
+        """Waits; while nobody is served, the time is used."""
+        while not (self._num_requests or recording.is_done):
+            try:
+                return self._submitted.get(timeout=self.quiet)
+            except Empty:
+                self._watch.begin(RECORDING_S)
+                recording.record_next()
+                self._watch.end()
+        return self._submitted.get()
+
+    def _handle(self, runner: Runner, item: Item) -> None:
         if isinstance(item, Called):
             self._call(runner, item)
         elif isinstance(item, Opened):
@@ -141,7 +161,7 @@ class Worker:
         else:
             self._execute_or_end(runner, item)
 
-    def _call(self, runner: ModelRunner, item: Called) -> None:
+    def _call(self, runner: Runner, item: Called) -> None:
         session = self._session
         self._end_session(None, item.reason)
         try:
@@ -154,7 +174,7 @@ class Worker:
             self._hand_over(Closed(session))
         item.done.set_result(None)
 
-    def _execute_or_end(self, runner: ModelRunner, item: Submitted) -> None:
+    def _execute_or_end(self, runner: Runner, item: Submitted) -> None:
         try:
             self._hand_over(self._execute(runner, item.session, item.step, item.received_ns))
         except InvalidStep as error:
@@ -162,10 +182,12 @@ class Worker:
             self._end_session(None, str(error))
             runner.reset()
             self._hand_over(Closed(item.session, error))
+        except RankLost:
+            raise
         except Exception as error:
             self._retreat(runner, item.session, error)
 
-    def _retreat(self, runner: ModelRunner, session: Session, error: Exception) -> None:
+    def _retreat(self, runner: Runner, session: Session, error: Exception) -> None:
         """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
         cause is the device, or the model."""
         logger.error("a step failed", exc_info=error)
@@ -190,7 +212,7 @@ class Worker:
         self._session = successor
         self._num_requests = 0
 
-    def _execute(self, runner: ModelRunner, session: Session, step: Step, received_ns: int) -> Launched:
+    def _execute(self, runner: Runner, session: Session, step: Step, received_ns: int) -> Launched:
         if step.step_id != session.last_step_id + 1:
             raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
         session.last_step_id = step.step_id
@@ -216,7 +238,7 @@ class Worker:
                 except Exception as error:
                     self._doubt(launched.session, error)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
     def _doubt(self, session: Session, error: Exception) -> None:
         """Has the device thread find out whose fault it is."""
@@ -242,11 +264,17 @@ class Worker:
         session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
-    def _fail(self, cause: BaseException) -> None:
-        """The device is in an unknown state: the stream ends with the error and the process is to be restarted."""
-        logger.critical("fatal error on the device thread", exc_info=cause)
+    def fail(self, cause: BaseException) -> None:
+        """The device is in an unknown state: the stream ends with the error and the process is to be restarted. On any
+        thread; the first cause counts."""
+        if self.is_ending:
+            return
+        self.is_ending = True
+        logger.critical("fatal error of the device", exc_info=None if isinstance(cause, RankLost) else cause)
         if isinstance(cause, BrokenModel):
             error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
+        elif isinstance(cause, RankLost):
+            error = DeviceError(str(cause), grpc.StatusCode.UNAVAILABLE)
         else:
             error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
         self.tell(error)
@@ -254,7 +282,7 @@ class Worker:
             self.failed.set_exception(error)
 
 
-def _allowance(item: Item, runner: ModelRunner) -> float:
+def _allowance(item: Item, runner: Runner) -> float:
     """Seconds that it may take to handle, apart from a step."""
     if isinstance(item, Called):
         return INSTALL_S

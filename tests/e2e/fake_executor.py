@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from pagewire import rpc
+from pagewire import process, rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer, serve_fake_executor
 
 # Of the built-in model, whose tokenizer makes text of the tokens.
@@ -31,6 +31,7 @@ async def serve(address: str, shutdown_timeout: float, step_seconds: float) -> N
 
 
 def main(arguments: Sequence[str]) -> None:
+    process.die_with_parent()
     address, *seconds = arguments
     rpc.run(serve(address, *map(float, seconds)))
 

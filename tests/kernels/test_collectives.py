@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import reduce
 from types import ModuleType
 from typing import Any
@@ -40,6 +40,9 @@ def on_ranks(size: int, function: Callable[[int], Any]) -> list[Any]:
 
     for rank in range(size):
         threading.Thread(target=run, args=(rank,), daemon=True).start()
+    done, _ = wait(results, timeout=60, return_when=FIRST_EXCEPTION)
+    for result in done:
+        result.result()  # what one has raised, the others wait for
     return [result.result(timeout=60) for result in results]
 
 

@@ -68,6 +68,19 @@ def test_several_gateways_are_one_service_of_the_stack(tmp_path: Path) -> None:
     assert [service.name for service in others] == ["tokenizer", "scheduler", "executor"]
 
 
+def test_executors_on_ray_are_kept_by_one_process_and_found_by_its_file(tmp_path: Path) -> None:
+    given = replace(CONFIG, model="owner/model", revision="v1", distributed_executor_backend="ray")
+    found = replace(given, model=str(tmp_path), revision=None, data_parallel_size=3, num_threads=2)
+    services = {service.name: service for service in stack.services(found, tmp_path, given)}
+    assert list(services) == ["gateway", "tokenizer", "scheduler", "ray-executors"]
+    addresses = str(tmp_path / "executors.txt")
+    assert {"--executor-discovery=file", f"--executor-address={addresses}"} <= set(services["scheduler"].command)
+    # Each node finds the model itself; this machine has it already.
+    assert f"--model={tmp_path}" in services["tokenizer"].command
+    expected = {"--model=owner/model", "--revision=v1", "--data-parallel-size=3", "--num-threads=2"}
+    assert expected | {f"--address-file={addresses}"} <= set(services["ray-executors"].command)
+
+
 CHAT = inference_pb2.Model(has_chat_template=True)
 
 

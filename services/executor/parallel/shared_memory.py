@@ -36,13 +36,17 @@ class SharedMemory:
         for index in range(len(self._sizes)):
             end_channel(self._part(index))
 
+    @property
+    def has_ended(self) -> bool:
+        return any(channel_ended(self._part(index)) for index in range(len(self._sizes)))
+
     def _part(self, index: int) -> Tensor:
         start = self._starts[index]
         return self._memory[start : start + channel_bytes(self._sizes[index])]
 
 
 class Channel:
-    """A `Communicator`. What it returns is worth nothing once `has_ended`."""
+    """A `Communicator`. What it returns is worth nothing once its memory `has_ended`."""
 
     def __init__(self, memory: Tensor, rank: int, size: int) -> None:
         """memory: uint8 [channel_bytes(size)], see `pagewire.kernels.channel`"""
@@ -61,10 +65,6 @@ class Channel:
         x = x.contiguous()
         ops.broadcast(x, root, self._memory, self.rank, self.size)
         return x
-
-    @property
-    def has_ended(self) -> bool:
-        return channel_ended(self._memory)
 
     @property
     def turns(self) -> list[int]:

@@ -7,12 +7,36 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
-from pagewire.kernels.ops import cpu_backend
-
+_groups: list[dist.ProcessGroup] = []
 # The same, by its name in torch 2.13 and before that.
-_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# Ops, so that a recorded step has them like any other of torch's; they know their group by its index.
+_library = torch.library.Library("pagewire_ranks", "DEF")
+
+
+def _all_reduce(x: Tensor, group: int) -> None:
+    dist.all_reduce(x, group=_groups[group])
+
+
+def _all_gather(parts: Tensor, x: Tensor, group: int) -> None:
+    _all_gather_single(parts, x, group=_groups[group])
+
+
+def _broadcast(x: Tensor, root: int, group: int) -> None:
+    dist.broadcast(x, group=_groups[group], group_src=root)
+
+
+for _schema, _function in (
+    ("all_reduce(Tensor(a!) x, int group) -> ()", _all_reduce),
+    ("all_gather(Tensor(a!) parts, Tensor x, int group) -> ()", _all_gather),
+    ("broadcast(Tensor(a!) x, int root, int group) -> ()", _broadcast),
+):
+    _library.define(_schema)
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_schema.partition("(")[0], _function, _device)
+_ops = torch.ops.pagewire_ranks
 
 
 class TorchCommunicator:
@@ -24,35 +48,21 @@ class TorchCommunicator:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.size = group.rank(), group.size()
-        self._group = group
+        self._index = len(_groups)
+        _groups.append(group)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        _run(lambda x: dist.all_reduce(x, group=self._group), x)
+        _ops.all_reduce.default(x, self._index)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
         rows, columns = x.shape
         parts = torch.empty((self.size * rows, columns), dtype=x.dtype, device=x.device)
-        _run(lambda parts, x: _all_gather(parts, x, group=self._group), parts, x)
+        _ops.all_gather.default(parts, x.contiguous(), self._index)
         return parts.view(self.size, rows, columns).transpose(0, 1).reshape(rows, self.size * columns)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         x = x.contiguous()
-        _run(lambda x: dist.broadcast(x, group=self._group, group_src=root), x)
+        _ops.broadcast.default(x, root, self._index)
         return x
-
-
-def _run(collective: Callable[..., object], *tensors: Tensor) -> None:
-    """In recorded steps of a CPU it is a call from Python: recorders know nothing of process groups."""
-    if tensors[0].device.type != "cpu" or cpu_backend() != "cpp":
-        collective(*tensors)
-        return
-    from pagewire.kernels.cpu.library import from_python  # compiles the C++ kernels, which a GPU has no use for
-
-    def run(*tensors: Tensor) -> None:
-        with _disable_current_modes():
-            collective(*tensors)
-
-    from_python(run, *tensors)

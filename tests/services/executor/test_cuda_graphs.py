@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire.services.executor.cuda_graphs import Function
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.stepping import (
@@ -51,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 def graph_driver(model: DecoderModel) -> Driver:
     """The KV cache holds NaN wherever no request has written, after the capture too."""
     runner = ModelRunner(model, LIMITS, 64, CPU)
-    runner.capture_graphs(SIZES, lambda fraction, text: None, ReplayedFunction)
+    capture_graphs(runner, SIZES, lambda fraction, text: None, ReplayedFunction)
     for layer in model.attention_layers:
         layer.kv_cache.fill_(float("nan"))
     return Driver(runner, 64)

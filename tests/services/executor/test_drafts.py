@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.ops import cpu_backend
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.step import InvalidStep, StepOutput
@@ -114,7 +115,7 @@ def recorded_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
 
 def graph_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
     runner = ModelRunner(model, LIMITS, 64, CPU, proposer=proposer)
-    runner.capture_graphs((1, 2, 4, 7), lambda fraction, text: None, ReplayedFunction)
+    capture_graphs(runner, (1, 2, 4, 7), lambda fraction, text: None, ReplayedFunction)
     return Driver(runner, 64)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pagewire.kernels.ops import cpu_backend
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.mamba2 import Mamba2Model
 from tests.services.executor.models.tiny import load
@@ -44,7 +45,7 @@ def generate(directory: Path) -> dict[int, list[int]]:
         if not name.endswith(("norm.weight", "A_log")):
             target.normal_(0.0, 0.5, generator=generator)
     runner = ModelRunner(model, LIMITS, 32, CPU)
-    runner.capture_graphs((2,), lambda fraction, text: None, ReplayedFunction)
+    capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction)
     driver = Driver(runner, 32)
     driver.add(0, prompt(11))
     driver.step({0: 7})

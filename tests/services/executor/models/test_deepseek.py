@@ -174,9 +174,11 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def test_steps_are_recorded_and_change_no_token(lite: Model) -> None:
     from pagewire.services.executor.recorded_steps import RecordedSteps
 
-    runner = ModelRunner(lite, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64))
+    runner = ModelRunner(lite, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64, requests=(2, 5)))
     for layer in lite.attention_layers:
         layer.kv_cache.fill_(float("nan"))
+    while runner.record_missing():
+        pass
     before = graph_steps("replayed")
     check_random_steps(lite, Driver(runner, 64), seed=3)
     assert graph_steps("replayed") > before

@@ -123,8 +123,10 @@ def test_requests_come_and_go_and_each_has_the_tokens_it_has_alone(model: Model)
 def test_steps_are_recorded_and_change_no_token(model: Model) -> None:
     from pagewire.services.executor.recorded_steps import RecordedSteps
 
-    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64))
+    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64, requests=(2, 5)))
     make_states_nan(runner)
+    while runner.record_missing():
+        pass
     before = graph_steps("replayed")
     check_random_steps(model, Driver(runner, 64), seed=4)
     assert graph_steps("replayed") > before

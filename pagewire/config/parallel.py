@@ -1,0 +1,49 @@
+"""Flags of an executor that is a group of processes."""
+
+from dataclasses import dataclass
+
+from pagewire.fields import Range, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How one copy of the model is spread over devices."""
+
+    tensor_parallel_size: int = flag(
+        1,
+        "devices that share every layer, each in a process of its own; on a CPU they share the cores",
+        group="executor",
+        valid=Range(minimum=1, maximum=1024),
+        short="tp",
+    )
+    distributed_executor_backend: str = flag(
+        "mp",
+        "who starts the processes of an executor with several devices: mp = the executor itself, on this machine; "
+        "external = somebody else, each with --rank and --leader",
+        group="executor",
+        choices=("mp", "external"),
+    )
+    rank: int = flag(
+        0,
+        "with --distributed-executor-backend external: which of the processes this is, from 0; rank 0, the leader, "
+        "serves gRPC, the others only compute",
+        group="executor",
+        valid=Range(minimum=0, maximum=65535),
+    )
+    leader: str = flag(
+        "",
+        "with --distributed-executor-backend external: where the leader listens and the others find it, host:port, or "
+        "unix:/path where all are on one machine",
+        group="executor",
+    )
+    group_secret: str | None = flag(
+        None,
+        "with --leader host:port: what all processes of the group know, and nobody else",
+        group="executor",
+        secret=True,
+    )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of one executor."""
+        return self.tensor_parallel_size

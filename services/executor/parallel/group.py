@@ -1,0 +1,104 @@
+"""The processes of one executor, as one of them sees them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pagewire.errors import StartupError
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.shared_memory import SharedMemory
+
+LEADER = 0  # the rank that samples, and answers the scheduler
+# For the reason to arrive of what the collectives have shown.
+_REASON_S = 2.0
+
+
+class RankLost(RuntimeError):
+    """A process of the group has ended, hangs or failed: the others cannot go on without it."""
+
+
+class Failure:
+    """Why a group ends; the first reason counts. On any thread."""
+
+    def __init__(self, memory: SharedMemory | None = None) -> None:
+        """memory: that of the group, if it has some."""
+        self.reason: str | None = None
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._is_known = threading.Event()
+
+    def set(self, reason: str) -> bool:
+        """Whether it is the first."""
+        with self._lock:
+            if self.reason is not None:
+                return False
+            self.reason = reason
+        self._is_known.set()
+        if self._memory is not None:
+            self._memory.end()  # nobody waits for the others any more
+        return True
+
+    def check(self) -> None:
+        """Raises RankLost if there is a reason, or there must be one."""
+        if self.reason is None and not (self._memory is not None and self._memory.has_ended):
+            return
+        self._is_known.wait(_REASON_S)
+        raise RankLost(self.reason or "a rank was lost, or ranks did not do the same: the log of the leader says which")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Every rank makes the same calls in the same order. Once one is lost, what collectives return is worth nothing,
+    and `check` raises."""
+
+    rank: int = 0
+    size: int = 1
+    world: Communicator = ALONE  # of all ranks
+    tensor: Communicator = ALONE  # of those that have parts of the same layers
+    loading: Communicator = ALONE  # the same ones, for weights that are read while steps go on
+    num_local: int = 1  # ranks that share this machine
+    failure: Failure = field(default_factory=Failure)
+
+    def check(self) -> None:
+        """To be called before anybody is told what collectives have returned. Raises RankLost."""
+        self.failure.check()
+
+    def of_all(self, number: int) -> list[int]:
+        """Each rank's number. Raises RankLost."""
+        return self._gathered(self.world, number)
+
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers. Raises RankLost."""
+        return min(self.of_all(number))
+
+    def check_same(self, what: str, text: str) -> None:
+        """Raises StartupError if ranks differ in the text, RankLost."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+        digests = self.of_all(digest)
+        for rank, other in enumerate(digests):
+            if other != digests[0]:
+                raise StartupError(f"rank {rank} has other {what} than rank 0: give all ranks the same")
+
+    def without_error(self, error: Exception | None) -> None:
+        """While weights are read: raises this rank's own error, or StartupError if another rank has one."""
+        wrong = [rank for rank, failed in enumerate(self._gathered(self.loading, int(error is not None))) if failed]
+        if error is not None:
+            raise error
+        if wrong:
+            raise StartupError(f"rank {wrong[0]} of the executor cannot read them: its log says why")
+
+    def _gathered(self, communicator: Communicator, number: int) -> list[int]:
+        if communicator.size == 1:
+            return [number]
+        numbers = communicator.all_gather(torch.tensor([[number]], dtype=torch.int64)).tolist()
+        self.check()
+        gathered: Sequence[int] = numbers[0]
+        return list(gathered)
+
+
+ALONE_GROUP = Group()

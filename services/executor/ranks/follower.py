@@ -1,0 +1,168 @@
+"""A follower: a rank that computes its part of each step, as the leader tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from pagewire.models import find_model
+from pagewire.process import release_unused_memory
+from pagewire.services.executor import convert
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.parallel.group import Failure, Group, RankLost
+from pagewire.services.executor.ranks.formation import (
+    common_flags,
+    find_store,
+    group_with_memory,
+    group_with_torch,
+    make_memory,
+    secret_of,
+)
+from pagewire.services.executor.ranks.link import Link, connect, introduce
+from pagewire.services.executor.replacement import LoadedWeights, load_weights
+from pagewire.services.executor.startup import start_runner
+from pagewire.services.executor.step import StepOutput
+from pagewire.v1.executor_pb2 import StepRequest, Weights
+from pagewire.v1.rank_link_pb2 import RankCommand, RankReport
+from pagewire.watchdog import BEAT_S
+
+logger = logging.getLogger(__name__)
+
+_MOST_PENDING = 2  # steps whose outcome is not waited for yet; on a CPU it is there
+
+
+async def follow(config: ExecutorConfig) -> None:
+    """Until the leader ends, or says that this is the end. Raises StartupError if this rank cannot go on."""
+    follower = Follower(config)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, follower.on_signal, number)
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            follower.run()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    # A daemon: a device that hangs must not keep the process from ending.
+    threading.Thread(target=run, name="device", daemon=True).start()
+    try:
+        await asyncio.wrap_future(done)
+    except RankLost as error:
+        raise StartupError(str(error)) from error
+
+
+class Follower:
+    """One life of a rank. All but `on_signal` is the device thread's."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self._config = config
+        self._gives_up = threading.Event()
+        self._link: Link | None = None
+        self._has_ended = False
+        self._reader = ThreadPoolExecutor(1, "weights")
+        self._loading: Future[LoadedWeights] | None = None
+        self._pending: deque[StepOutput] = deque()
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """A group ends from its leader on, which lets requests end; a second signal ends this process at once."""
+        if self._link is None:
+            self._gives_up.set()
+            return
+        logger.info("this rank ends with its leader; a second %s ends it now", number.name)
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+    def run(self) -> None:
+        """Raises StartupError, RankLost, and whatever a broken device raises."""
+        config = self._config
+        link = connect(config.leader, self._gives_up)
+        try:
+            answer, descriptor = introduce(link, secret_of(config), config.rank, common_flags(config))
+            self._link = link
+            memory = None if descriptor is None else make_memory(config, descriptor)
+            failure = Failure(memory)
+            threading.Thread(target=self._watch, args=(link, failure), name="leader", daemon=True).start()
+            if memory is not None:
+                group = group_with_memory(config, config.rank, memory, failure)
+            else:
+                group = group_with_torch(config, config.rank, find_store(answer.store), failure)
+            self._serve(link, group)
+        except (EOFError, OSError) as error:
+            raise StartupError(f"the leader has gone: {error}") from error
+
+    def _serve(self, link: Link, group: Group) -> None:
+        try:
+            runner, _ = start_runner(self._config, str(find_model(self._config)), _no_progress, group)
+            link.send(RankReport(ready=True))
+            logger.info("rank %d of %d is ready", group.rank, group.size)
+            while not self._has_ended:
+                self._do(link.receive(RankCommand), runner, group)
+        except (RankLost, EOFError, ConnectionError):
+            raise
+        except Exception as error:
+            link.send(RankReport(failed=f"{type(error).__name__}: {error}" if _is_defect(error) else str(error)))
+            group.failure.set(str(error))
+            raise
+
+    def _do(self, command: RankCommand, runner: ModelRunner, group: Group) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "step":
+            self._execute(command.step, runner)
+            group.check()
+        elif kind == "reset":
+            self._pending.clear()
+            runner.reset()
+        elif kind == "load":
+            self._loading = self._reader.submit(self._load, command.load, runner, group)
+        elif kind == "install":
+            assert self._loading is not None
+            self._loading.result().install(runner)
+            self._loading = None
+            release_unused_memory()
+        elif kind == "drop":
+            self._loading = None
+        else:
+            self._has_ended = True
+
+    def _execute(self, request: StepRequest, runner: ModelRunner) -> None:
+        self._pending.append(runner.execute(convert.step_from_proto(request, runner.model.config.vocab_size)))
+        if len(self._pending) > _MOST_PENDING:
+            self._pending.popleft().wait()  # by which rows learn how many drafts were right
+
+    def _load(self, wanted: Weights, runner: ModelRunner, group: Group) -> LoadedWeights:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        try:
+            return load_weights(self._config, runner, wanted, group)
+        except Exception as error:
+            logger.error("these weights cannot replace those in force: %s", error)
+            raise
+
+    def _watch(self, link: Link, failure: Failure) -> None:
+        """Tells the leader that this process goes on, and ends it once the leader has gone."""
+        try:
+            while not link.has_gone(BEAT_S):
+                link.send(RankReport(alive=True))
+        except OSError:
+            pass  # it has gone
+        failure.set("the leader has ended")
+        if not self._has_ended:
+            logger.warning("the leader has ended, and so does rank %d", self._config.rank)
+            logging.shutdown()
+            os._exit(1)
+
+
+def _is_defect(error: Exception) -> bool:
+    return not isinstance(error, StartupError)
+
+
+def _no_progress(fraction: float, text: str) -> None:
+    pass

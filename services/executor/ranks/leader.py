@@ -1,0 +1,252 @@
+"""The leader's side of an executor group: starts the followers, lets them in, tells them what to do, and notices when
+one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pagewire import followers
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from pagewire.followers import ending
+from pagewire.services.executor import stats
+from pagewire.services.executor.parallel.group import Failure, Group, RankLost
+from pagewire.services.executor.ranks import link as links
+from pagewire.services.executor.ranks.formation import (
+    common_flags,
+    group_with_memory,
+    group_with_torch,
+    make_memory,
+    make_store,
+    secret_of,
+    shares_memory,
+)
+from pagewire.services.executor.ranks.link import Link, Refused
+from pagewire.v1.executor_pb2 import Weights
+from pagewire.v1.rank_link_pb2 import RankCommand, RankHello, RankReport
+from pagewire.watchdog import BEAT_S, Silence
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKE_S = 10.0
+_LOOK_EVERY_S = 0.2
+_END_S = 3.0  # for followers to end by themselves
+_EXIT_CODE_S = 1.0  # for a process whose connection is gone to have ended
+
+
+@dataclass
+class _Follower:
+    rank: int
+    process: subprocess.Popen[bytes] | None  # None: somebody else has started it
+    link: Link | None = None
+    name: str = ""  # for the log
+    is_ready: bool = False
+    failed: str = ""  # why, by its own words
+
+
+class Leader:
+    """Made, started and stopped on the main thread; `gather` and `send` are the device thread's."""
+
+    def __init__(self, config: ExecutorConfig, on_lost: Callable[[RankLost], None]) -> None:
+        """on_lost: called once, on any thread, when a rank is lost after all were ready."""
+        self._local = followers.started(config) if config.distributed_executor_backend == "mp" else None
+        if self._local is not None:
+            config = replace(config, leader=self._local.address, group_secret=self._local.secret)
+        elif not config.leader:
+            raise StartupError("--distributed-executor-backend external: --leader says where rank 0 listens; add it")
+        self._config = config
+        self._on_lost = on_lost
+        self._secret = secret_of(config)
+        self._memory = make_memory(config) if shares_memory(config) else None
+        self._store = make_store(config) if self._memory is None else None
+        self.failure = Failure(self._memory)
+        processes = {} if self._local is None else self._local.processes
+        self._followers = {rank: _Follower(rank, processes.get(rank)) for rank in range(1, config.num_ranks)}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._was_killed = False  # a rank, by somebody else
+
+    def start(self) -> None:
+        """Listens. Raises StartupError."""
+        self._listening = links.listen(self._config.leader)
+        if self._local is None:
+            logger.info("waiting for %d other ranks at %s", len(self._followers), self._config.leader)
+        threading.Thread(target=self._accept, name="ranks", daemon=True).start()
+
+    def gather(self) -> Group:
+        """Waits until all are there. Raises StartupError if one cannot be."""
+        with self._changed:
+            while any(follower.link is None for follower in self._followers.values()):
+                self._check_processes()
+                self.check_start()
+                self._changed.wait(_LOOK_EVERY_S)
+        if self._memory is not None:
+            return group_with_memory(self._config, 0, self._memory, self.failure)
+        assert self._store is not None
+        return group_with_torch(self._config, 0, self._store, self.failure)
+
+    def wait_ready(self) -> None:
+        """Waits until all can execute steps. Raises StartupError."""
+        with self._changed:
+            while not all(follower.is_ready for follower in self._followers.values()):
+                self.check_start()
+                self._changed.wait(_LOOK_EVERY_S)
+        stats.RANKS.set(1 + len(self._followers))
+
+    def send(self, command: RankCommand) -> None:
+        """To all followers. Raises RankLost."""
+        self.failure.check()
+        frame = links.frame_of(command)
+        for follower in self._followers.values():
+            assert follower.link is not None
+            try:
+                follower.link.send_frame(frame)
+            except OSError:
+                self._lost(follower, "the connection to it broke")
+                self.failure.check()
+
+    def load(self, weights: Weights) -> None:
+        self.send(RankCommand(load=weights))
+
+    def install(self) -> None:
+        self.send(RankCommand(install=True))
+
+    def drop(self) -> None:
+        with contextlib.suppress(RankLost):  # the device thread notices
+            self.send(RankCommand(drop=True))
+
+    def stop(self) -> None:
+        """Ends the followers."""
+        self._stopping = True
+        self._listening.close()
+        for follower in self._followers.values():
+            if follower.link is not None:
+                with contextlib.suppress(OSError):
+                    follower.link.send(RankCommand(end=True))
+        self.failure.set("the executor stops")
+        if self._local is not None:
+            self._local.stop()
+        for follower in self._followers.values():
+            if follower.link is not None:
+                follower.link.close()
+
+    def end_as_it_was_ended(self) -> None:
+        """If somebody killed a rank, this process ends in the same way, so that no request is blamed for it: its own
+        doing it was not."""
+        if self._was_killed:
+            logging.shutdown()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _check_processes(self) -> None:
+        for follower in self._followers.values():
+            code = None if follower.process is None else follower.process.poll()
+            if code is not None:
+                self._raise_reason(follower)
+                raise StartupError(f"rank {follower.rank} ended while it started ({ending(code)}): see its log above")
+
+    def _raise_reason(self, follower: _Follower) -> None:
+        if follower.failed:
+            raise StartupError(f"rank {follower.rank} cannot start: {follower.failed}")
+
+    def check_start(self) -> None:
+        """Raises StartupError, with the reason, if a rank is lost or cannot start."""
+        for follower in self._followers.values():
+            self._raise_reason(follower)
+        try:
+            self.failure.check()
+        except RankLost as error:
+            raise StartupError(str(error)) from error
+
+    def _accept(self) -> None:
+        while not self._stopping:
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:
+                return  # stopped
+            threading.Thread(target=self._let_in, args=(sock,), name="rank-joins", daemon=True).start()
+
+    def _let_in(self, sock: socket.socket) -> None:
+        sock.settimeout(_HANDSHAKE_S)
+        link = Link(sock)
+        try:
+            hello = links.let_in(link, self._secret, common_flags(self._config), self._config.num_ranks)
+            follower = self._followers[hello.rank]
+            with self._changed:
+                if follower.link is not None:
+                    raise Refused(f"there is a rank {hello.rank} already, {follower.name}: give each its own --rank")
+                self._welcome(link, hello)
+                sock.settimeout(None)
+                follower.name = f"process {hello.pid} on {hello.host}"
+                follower.link = link
+                self._changed.notify_all()
+        except Refused as refusal:
+            logger.error("a rank is refused: %s", refusal)
+            with contextlib.suppress(OSError):
+                links.refuse(link, str(refusal))
+        except (EOFError, OSError) as error:
+            logger.warning("somebody connected at %s and is no rank: %s", self._config.leader, error)
+        else:
+            logger.info("rank %d is there: %s", follower.rank, follower.name)
+            threading.Thread(target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True).start()
+
+    def _welcome(self, link: Link, hello: RankHello) -> None:
+        descriptor = None if self._memory is None else self._memory.descriptor
+        store = "" if self._store is None else f"{self._store.host}:{self._store.port}"
+        links.welcome(link, self._secret, hello, store, descriptor)
+
+    def _listen(self, follower: _Follower) -> None:
+        """Until the follower has gone."""
+        link, timeout = follower.link, self._config.hang_timeout
+        assert link is not None
+        # Sooner than the step that waits for it is found to hang: who is stopped gets the blame, not the step.
+        silence = Silence(max(timeout - 2 * BEAT_S, timeout / 2))
+        try:
+            while not self._stopping:
+                if link.has_something(silence.step):
+                    silence.broken()
+                    self._take(follower, link.receive(RankReport))
+                elif timeout and follower.is_ready and silence.lasts():
+                    self._was_killed = True  # as who is stopped is by the supervisor
+                    self._lost(
+                        follower, f"hangs: no sign of life for {silence.timeout:g} s (--hang-timeout {timeout:g})"
+                    )
+                    return
+        except (EOFError, OSError):
+            self._lost(follower, self._how_it_ended(follower))
+
+    def _take(self, follower: _Follower, report: RankReport) -> None:
+        with self._changed:
+            if report.WhichOneof("report") == "failed":
+                follower.failed = report.failed
+            elif report.WhichOneof("report") == "ready":
+                follower.is_ready = True
+            self._changed.notify_all()
+
+    def _how_it_ended(self, follower: _Follower) -> str:
+        if follower.failed:
+            return f"failed: {follower.failed}"
+        code = None
+        if follower.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = follower.process.wait(_EXIT_CODE_S)
+        if code in (-signal.SIGKILL, -signal.SIGTERM):
+            self._was_killed = True
+        return "ended" if code is None else f"ended ({ending(code)})"
+
+    def _lost(self, follower: _Follower, how: str) -> None:
+        reason = f"rank {follower.rank} of the executor ({follower.name}) {how}"
+        if self._stopping or not self.failure.set(reason):
+            return
+        logger.error("%s; all ranks start anew", reason)
+        with self._changed:
+            self._changed.notify_all()
+        if all(other.is_ready for other in self._followers.values()):
+            self._on_lost(RankLost(reason))

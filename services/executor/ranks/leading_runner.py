@@ -1,0 +1,69 @@
+"""The leader's runner: what it is told, its followers are told first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pagewire.services.executor import convert
+from pagewire.services.executor.kv_cache import KVGroup
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.pooling import Pooling
+from pagewire.services.executor.ranks.leader import Leader
+from pagewire.services.executor.runner import Runner
+from pagewire.services.executor.step import Step, StepOutput
+from pagewire.v1.rank_link_pb2 import RankCommand
+
+
+class LeadingRunner:
+    """A `Runner`. All of it raises RankLost once a rank is lost."""
+
+    def __init__(self, runner: Runner, leader: Leader, group: Group) -> None:
+        self._runner, self._leader, self._group = runner, leader, group
+
+    def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
+        self._leader.send(RankCommand(step=convert.step_to_proto(step)))
+        output = self._runner.execute(step, launching)
+        self._group.check()
+        return output
+
+    def reset(self) -> None:
+        self._leader.send(RankCommand(reset=True))
+        self._runner.reset()
+
+    def on_other_weights(self) -> None:
+        self._runner.on_other_weights()  # the followers do by themselves
+
+    def record_missing(self) -> bool:
+        return False  # all ranks record a step when it first occurs
+
+    @property
+    def model(self) -> Model:
+        return self._runner.model
+
+    @property
+    def device(self) -> torch.device:
+        return self._runner.device
+
+    @property
+    def pooling(self) -> Pooling:
+        return self._runner.pooling
+
+    @property
+    def limits(self) -> Limits:
+        return self._runner.limits
+
+    @property
+    def kv_groups(self) -> Sequence[KVGroup]:
+        return self._runner.kv_groups
+
+    @property
+    def num_requests(self) -> int:
+        return self._runner.num_requests
+
+    @property
+    def smallest_image(self) -> int:
+        return self._runner.smallest_image

@@ -1,0 +1,40 @@
+"""The leader's way from a configuration to a runner that all ranks follow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pagewire.config import ExecutorConfig
+from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.ranks.leader import Leader
+from pagewire.services.executor.ranks.leading_runner import LeadingRunner
+from pagewire.services.executor.replacement import LoadedWeights, load_weights
+from pagewire.services.executor.runner import Runner
+from pagewire.services.executor.startup import ExecutorInfo, start_runner
+from pagewire.v1.executor_pb2 import Weights
+
+
+class LeadersStart:
+    """What `Worker` and `Replacements` call, of an executor with several ranks."""
+
+    def __init__(self, config: ExecutorConfig, leader: Leader) -> None:
+        self._config, self._leader = config, leader
+        self._group = Group()
+
+    def runner(self, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
+        """As `start_runner`."""
+        self._group = self._leader.gather()
+        try:
+            runner, info = start_runner(self._config, model_path, progress, self._group)
+        except Exception:
+            self._leader.check_start()  # another rank may be the cause
+            raise
+        self._leader.wait_ready()
+        return LeadingRunner(runner, self._leader, self._group), info
+
+    def weights(self, runner: Runner, wanted: Weights) -> LoadedWeights:
+        """As `load_weights`."""
+        self._leader.load(wanted)
+        loaded = load_weights(self._config, runner, wanted, self._group)
+        return dataclasses.replace(loaded, others=self._leader)

@@ -1,0 +1,149 @@
+"""How ranks find the leader and are let in, over both kinds of sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pagewire.errors import StartupError
+from pagewire.services.executor.ranks import link as links
+from pagewire.services.executor.ranks.link import Link, Refused
+from pagewire.v1.rank_link_pb2 import RankCommand, RankReport, RankWelcome
+
+FLAGS = {"--dtype": "float32", "--block-size": "16"}
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "unix":
+        with tempfile.TemporaryDirectory(prefix="pw-") as directory:
+            yield f"unix:{directory}/leader.sock"
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def ends(address: str) -> Iterator[tuple[Link, Link]]:
+    """The leader's and the follower's."""
+    with links.listen(address) as listening, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(links.connect, address, threading.Event())
+        sock, _ = listening.accept()
+        leader, follower = Link(sock), connecting.result()
+    yield leader, follower
+    leader.close()
+    follower.close()
+
+
+def join(
+    ends: tuple[Link, Link], *, rank: int = 1, secret: str = "right", flags: dict[str, str] = FLAGS
+) -> tuple[RankWelcome, int | None]:
+    leader, follower = ends
+    with ThreadPoolExecutor(1) as pool:
+        introducing = pool.submit(links.introduce, follower, secret, rank, flags)
+        try:
+            hello = links.let_in(leader, "right", FLAGS, 3)
+        except Refused as refusal:
+            links.refuse(leader, str(refusal))
+        else:
+            assert hello.rank == rank and hello.pid == os.getpid()
+            links.welcome(leader, "right", hello, "host:1", None)
+        return introducing.result()
+
+
+def test_who_knows_the_secret_is_let_in(ends: tuple[Link, Link]) -> None:
+    welcome, descriptor = join(ends)
+    assert welcome.store == "host:1" and descriptor is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "secret", "flags", "message"),
+    [
+        (1, "wrong", FLAGS, "another --group-secret"),
+        (3, "right", FLAGS, "there is no rank 3 among 3"),
+        (0, "right", FLAGS, "there is no rank 0 among 3"),
+        (2, "right", FLAGS | {"--dtype": "auto"}, r"--dtype auto \(the leader's: float32\)"),
+        (2, "right", FLAGS | {"--new": "1"}, r"--new 1 \(the leader's: None\)"),
+    ],
+)
+def test_who_does_not_fit_is_told_why(
+    ends: tuple[Link, Link], rank: int, secret: str, flags: dict[str, str], message: str
+) -> None:
+    with pytest.raises(StartupError, match=message):
+        join(ends, rank=rank, secret=secret, flags=flags)
+
+
+def test_a_leader_that_does_not_know_the_secret_is_not_followed(ends: tuple[Link, Link]) -> None:
+    leader, follower = ends
+    with ThreadPoolExecutor(1) as pool:
+        introducing = pool.submit(links.introduce, follower, "mine", 1, FLAGS)
+        with pytest.raises(Refused):
+            links.let_in(leader, "yours", FLAGS, 3)
+        leader.send(RankWelcome(proof=b"forged"))
+        with pytest.raises(StartupError, match="who listens at --leader has another --group-secret"):
+            introducing.result()
+
+
+def test_frames_arrive_whole_and_in_order(ends: tuple[Link, Link]) -> None:
+    leader, follower = ends
+    reasons = ["", "a", "b" * 3_000_000]
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(lambda: [*map(follower.send, (RankReport(failed=reason) for reason in reasons))])
+        assert [leader.receive(RankReport).failed for _ in reasons] == reasons
+        sending.result()
+    assert not leader.has_something(0)
+    follower.close()
+    assert leader.has_gone(5) and leader.has_something(5)
+    with pytest.raises(EOFError):
+        leader.receive(RankReport)
+
+
+def test_what_is_no_frame_ends_the_link(ends: tuple[Link, Link]) -> None:
+    leader, follower = ends
+    follower.send_frame(b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises(EOFError, match="none of Pagewire's"):
+        leader.receive(RankReport)
+
+
+def test_a_file_is_handed_over(tmp_path: Path) -> None:
+    ours, theirs = map(Link, socket.socketpair())
+    path = tmp_path / "memory"
+    path.write_bytes(b"shared")
+    with path.open("rb") as file:
+        ours.send(RankCommand(reset=True), file.fileno())
+    command, descriptor = theirs.receive_with_descriptor(RankCommand)
+    assert command.reset and descriptor is not None
+    with os.fdopen(descriptor, "rb") as file:
+        assert file.read() == b"shared"
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("wrong", ["host", "host:port", "1234"])
+def test_an_address_that_is_none_is_refused(wrong: str) -> None:
+    with pytest.raises(StartupError, match="expected host:port or unix:/path"):
+        links.connect(wrong, threading.Event())
+    with pytest.raises(StartupError, match="expected host:port or unix:/path"):
+        links.listen(wrong)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StartupError, match=f"--leader {address}: cannot listen there"):
+            links.listen(address)
+
+
+def test_waiting_for_a_leader_can_be_given_up() -> None:
+    gives_up = threading.Event()
+    gives_up.set()
+    with pytest.raises(StartupError, match="stopped before the leader was found"):
+        links.connect("127.0.0.1:9", gives_up)
