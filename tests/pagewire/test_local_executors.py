@@ -61,6 +61,21 @@ def test_on_cuda_each_replica_has_a_device_of_its_own(tmp_path: Path) -> None:
         local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0"})
 
 
+def test_on_cuda_each_rank_has_a_device_of_its_own() -> None:
+    config = ServeConfig(data_parallel_size=2, tensor_parallel_size=2)
+    assert local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}) == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "2,3"},
+    ]
+    with pytest.raises(StartupError, match="--data-parallel-size 2 x 2 takes 4 CUDA devices, 3 are here"):
+        local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+
+
+def test_processes_that_others_start_are_not_the_stacks(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="start them with `pagewire executor`"):
+        stack.services(ServeConfig(grpc_port=9001, distributed_executor_backend="external"), tmp_path)
+
+
 def test_the_banner_names_them() -> None:
     assert "2 executors: executor-0 to executor-1" in banner(TWO, None, 1)
     assert "executors" not in banner(ServeConfig(served_model_name="m"), None, 1)

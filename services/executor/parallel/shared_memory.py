@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.kernels.channel import channel_bytes, channel_ended, channel_turns, channel_waited, end_channel
+from pagewire.kernels.channel import channel_bytes, channel_ended, channel_waited, end_channel
 
 
 class SharedMemory:
@@ -40,6 +40,10 @@ class SharedMemory:
     def has_ended(self) -> bool:
         return any(channel_ended(self._part(index)) for index in range(len(self._sizes)))
 
+    def waited(self, rank: int) -> float:
+        """Seconds that a rank, of channels that all ranks have, has waited for others."""
+        return sum(channel_waited(self._part(index), rank) for index in range(len(self._sizes)))
+
     def _part(self, index: int) -> Tensor:
         start = self._starts[index]
         return self._memory[start : start + channel_bytes(self._sizes[index])]
@@ -65,13 +69,3 @@ class Channel:
         x = x.contiguous()
         ops.broadcast(x, root, self._memory, self.rank, self.size)
         return x
-
-    @property
-    def turns(self) -> list[int]:
-        """Of each rank: the others wait for who has the fewest."""
-        return channel_turns(self._memory, self.size)
-
-    @property
-    def waited(self) -> float:
-        """Seconds that this rank has waited for others."""
-        return channel_waited(self._memory, self.rank)

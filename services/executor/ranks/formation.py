@@ -63,7 +63,7 @@ def group_with_memory(config: ExecutorConfig, rank: int, memory: SharedMemory, f
         world=memory.channel(_WORLD, rank),
         tensor=memory.channel(_TENSOR, rank),
         loading=memory.channel(_LOADING, rank),
-        num_local=config.num_ranks if config.distributed_executor_backend == "mp" else 1,
+        num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
     )
 
@@ -93,6 +93,6 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
         world=world,
         tensor=world,
         loading=TorchCommunicator(dist.new_group()),  # of a thread of its own
-        num_local=config.num_ranks if config.distributed_executor_backend == "mp" else 1,
+        num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
     )

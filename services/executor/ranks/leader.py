@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pagewire import followers
 from pagewire.config import ExecutorConfig
@@ -57,7 +58,7 @@ class Leader:
 
     def __init__(self, config: ExecutorConfig, on_lost: Callable[[RankLost], None]) -> None:
         """on_lost: called once, on any thread, when a rank is lost after all were ready."""
-        self._local = followers.started(config) if config.distributed_executor_backend == "mp" else None
+        self._local = followers.started(config) if config.starts_followers else None
         if self._local is not None:
             config = replace(config, leader=self._local.address, group_secret=self._local.secret)
         elif not config.leader:
@@ -89,6 +90,7 @@ class Leader:
                 self.check_start()
                 self._changed.wait(_LOOK_EVERY_S)
         if self._memory is not None:
+            stats.RANK_WAIT_SECONDS.set_function(partial(self._memory.waited, 0))
             return group_with_memory(self._config, 0, self._memory, self.failure)
         assert self._store is not None
         return group_with_torch(self._config, 0, self._store, self.failure)
