@@ -29,7 +29,7 @@ def test_each_replica_has_a_name_an_address_and_its_share(tmp_path: Path) -> Non
     assert list(parsed) == ["gateway", "tokenizer", "scheduler", "executor-0", "executor-1"]
     executors = [parsed["executor-0"], parsed["executor-1"]]
     assert all(isinstance(one, ExecutorConfig) and one.cpu_share == 0.5 for one in executors)
-    assert parsed["scheduler"].executor_addresses == tuple(one.listen for one in executors)
+    assert parsed["scheduler"].executor_address == ",".join(one.listen for one in executors)
     assert len({one.listen for one in executors}) == 2
 
 
