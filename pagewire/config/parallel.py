@@ -18,7 +18,7 @@ class ParallelConfig:
     )
     distributed_executor_backend: str = flag(
         "mp",
-        "who starts executors and their processes: mp = who needs them, on this machine; ray = a Ray cluster, as actors "
+        "who starts executors and their processes: mp = who needs them, here; ray = a Ray cluster, executors as actors "
         "on any of its nodes; external = somebody else, each process with --rank and --leader",
         group="executor",
         choices=("mp", "ray", "external"),
