@@ -28,9 +28,7 @@ from benchmarks.fleet.devices import DEVICES
 from benchmarks.fleet.front import FRONTS
 from benchmarks.fleet.simulation import Case, Fleet
 from benchmarks.fleet.workload import Shape
-from pagewire.config import SchedulerConfig
-
-_PLACEMENTS = ("cache_aware", "least_load", "round_robin")
+from pagewire.services.scheduler.placement import PLACEMENTS
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -40,12 +38,12 @@ def main(argv: list[str] | None = None) -> None:
     )
     print(table.HEADER, flush=True)
     found: list[dict[str, Any]] = []
-    for num_replicas, num_schedulers, placement in product(args.replicas, args.schedulers, args.placement or [None]):
+    for num_replicas, num_schedulers, placement in product(args.replicas, args.schedulers, args.placement):
         if num_schedulers > num_replicas:
             continue
         case = _case(args, num_replicas, num_schedulers, placement)
         report = Fleet(case).run()
-        print(table.row(report, placement or "", args.front if num_schedulers > 1 else ""), flush=True)
+        print(table.row(report, placement, args.front if num_schedulers > 1 else ""), flush=True)
         found.append({"case": dataclasses.asdict(case), "report": dataclasses.asdict(report)})
     print(table.parts([one["report"] for one in found]))
     if args.json_out:
@@ -61,7 +59,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default="h100-8b")
     parser.add_argument("--rate", type=float, help="requests per second and replica (default: about two thirds)")
     parser.add_argument("--num-blocks", type=int, help="KV blocks of a replica (default: the device's)")
-    parser.add_argument("--placement", type=lambda text: text.split(","), help="of the scheduler, comma separated")
+    parser.add_argument("--placement", type=_words, default=["cache_aware"], help="comma separated")
     parser.add_argument("--front", choices=FRONTS, default=FRONTS[0], help="what decides between schedulers")
     parser.add_argument("--deaths", type=int, default=0, help="of executors; each comes back after 10 s")
     parser.add_argument("--late", type=float, default=0.0, help="part of the replicas that join half-way")
@@ -74,17 +72,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.quick:
         args.replicas, args.requests = [1, 4], 300
-    known = {field.name for field in dataclasses.fields(SchedulerConfig)}
-    if args.placement and "placement" not in known:
-        parser.error("the scheduler has no --placement")
+    if unknown := set(args.placement) - PLACEMENTS.keys():
+        parser.error(f"--placement {', '.join(unknown)}: there are {', '.join(PLACEMENTS)}")
     return args
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def _case(args: argparse.Namespace, num_replicas: int, num_schedulers: int, placement: str | None) -> Case:
+def _case(args: argparse.Namespace, num_replicas: int, num_schedulers: int, placement: str) -> Case:
     return Case(
         num_replicas=num_replicas,
         num_requests=args.requests or max(4000, 400 * num_replicas),
@@ -97,7 +98,7 @@ def _case(args: argparse.Namespace, num_replicas: int, num_schedulers: int, plac
         late=args.late,
         shape=Shape(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Shape)}),
         seed=args.seed,
-        config={"placement": placement} if placement else {},
+        config={"placement": placement},
     )
 
 

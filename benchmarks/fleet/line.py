@@ -5,7 +5,7 @@ event loop is done here on a timeline, in the same order, and executors are form
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.stats import Stats
 from pagewire.services.scheduler.step import ScheduledStep
+from pagewire.services.scheduler.wakes import Wakes
 
 T = TypeVar("T")
 
@@ -31,16 +32,17 @@ _contexts = attrgetter("num_computed_tokens")
 
 
 class Meter:
-    """Processor time by name, seconds; other load on the machine does not count."""
+    """Seconds by name, those included in which something else had the core. Asking for processor time instead is a call
+    of the system, which may take longer than a decision."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def time(self, name: str, call: Callable[..., T], *args: Any, times: int = 1) -> T:
         """times: as many calls as this one stands for."""
-        start = time.thread_time()
+        start = time.perf_counter()
         result = call(*args)
-        self.seconds[name] = self.seconds.get(name, 0.0) + (time.thread_time() - start) * times
+        self.seconds[name] = self.seconds.get(name, 0.0) + (time.perf_counter() - start) * times
         return result
 
 
@@ -73,9 +75,11 @@ class Line:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, self.num_replicas)
+        self._wakes = Wakes(self.scheduler)
         self._stats = Stats(self.scheduler)
         self._admission = Admission()
         self.drivers = [Driver(self, replica) for replica in self.scheduler.replicas]
+        self._by_replica = {driver.replica: driver for driver in self.drivers}
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -84,22 +88,26 @@ class Line:
         self.meter.time("forecast", self._forecast, request)
         is_live = self.meter.time("add", self.scheduler.add_request, request)
         assert is_live, "it brings no tokens along"
-        self.wake()
+        self._wake(self._wakes.after_arrival, request)
 
     def _forecast(self, request: Request) -> None:
         self._admission.forecast(load_of(self.scheduler, request))
 
     # -- executors ---------------------------------------------------------------------------------------------------
 
-    def wake(self) -> None:
+    def _wake_all(self) -> None:
         for driver in self.drivers:
             driver.wake()
+
+    def _wake(self, whom: Callable[..., Iterable[Replica]], *args: Any) -> None:
+        for replica in self.meter.time("wakes", whom, *args):
+            self._by_replica[replica].wake()
 
     def attach(self, driver: "Driver") -> None:
         driver.start_over()
         ended = self.scheduler.attach(driver.replica, self.device.info(driver.incarnation))
         assert not ended, "all executors are alike"
-        self.wake()
+        self._wake_all()
 
     def lose(self, driver: "Driver") -> None:
         """Its executor dies without a word."""
@@ -107,7 +115,10 @@ class Line:
         for request in self.scheduler.detach(driver.replica, Loss.SILENT):
             self.num_failed += 1
             self._end(request)
-        self.wake()
+        self._wake_all()
+
+    def on_decision(self, driver: "Driver", step: ScheduledStep | None) -> None:
+        self._wake(self._wakes.after_decision, driver.replica, step)
 
     def on_step(self, driver: "Driver", step: ScheduledStep) -> None:
         self.num_steps += 1
@@ -125,14 +136,9 @@ class Line:
                 self._admission.on_first_step(
                     request.num_prompt_tokens, request.num_cached_tokens or 0, NOTHING_KNOWN, waited
                 )
-        if len(self.drivers) > 1 and self.scheduler.num_waiting:
-            self.wake()
 
     def on_result(self, driver: "Driver", outputs: Outputs) -> None:
-        if self.scheduler.num_waiting:
-            self.wake()
-        else:
-            driver.wake()
+        self._wake(self._wakes.after_result, driver.replica)
         self.num_tokens += len(outputs.token_ids)
         self._admission.on_tokens(len(outputs.token_ids))
         if self.num_steps % _WIRE_EVERY == 0:
@@ -181,6 +187,7 @@ class Driver:
                 self._timeline.at(self._timeline.now + seconds, self._on_timer, self._timer)
                 return
             step = line.meter.time("schedule", line.scheduler.schedule, self.replica)
+            line.on_decision(self, step)
             if step is None:
                 return
             pacer.on_sent(sum(step.num_scheduled_tokens), self._timeline.now)

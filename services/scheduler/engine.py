@@ -6,7 +6,7 @@ Everything runs on one event loop. Decisions are `scheduler.py`'s; this file mov
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import grpc
 
@@ -33,6 +33,7 @@ from pagewire.services.scheduler.request_output import RequestOutbox
 from pagewire.services.scheduler.rollout import Rollout
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.wakes import Wakes
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
@@ -46,14 +47,17 @@ class Engine:
         self._config = config
         self._discovery = discovery
         self.scheduler = Scheduler(config, 0)
+        self._wakes = Wakes(self.scheduler)
         self._entrance = Entrance(self.scheduler, config.max_queue_time)
         self._expiry = Expiry(self._expire)
         self._stats = self.stats = stats.Stats(self.scheduler)
         self._term = time.time_ns()  # a scheduler that starts later has a higher one
         self.executors = Executors(self.scheduler, connect, self._make_driver, self)
         self._drivers = self.executors.drivers
-        self.rollout = Rollout(self.scheduler, self._drivers, self._wake, self._end_request, config.recovery_timeout)
-        self._delivery = Delivery(self.scheduler, self._entrance, self._expiry, self._stats, self._wake)
+        self.rollout = Rollout(
+            self.scheduler, self._drivers, self._wake_all, self._end_request, config.recovery_timeout
+        )
+        self._delivery = Delivery(self.scheduler, self._entrance, self._expiry, self._stats, self._wake_after_end)
         self.availability = Availability(config, self._on_given_up)
         self._last_request_id = 0
 
@@ -91,7 +95,7 @@ class Engine:
         if request.has_grammar:
             live.compiling = asyncio.create_task(self._add_compiled(live), name="grammar")
         elif is_live:
-            self._wake()
+            self._wake(self._wakes.after_arrival(request))
         else:
             self._delivery.end(live)
         return live
@@ -111,7 +115,7 @@ class Engine:
             self._delivery.end(live, self._entrance.status_of(error, live.forecast))
             return
         if is_live:
-            self._wake()
+            self._wake(self._wakes.after_arrival(request))
         else:
             self._delivery.end(live)
 
@@ -129,7 +133,7 @@ class Engine:
         if (live := self._delivery.live.get(request.request_id)) is not None:
             self._stop(live, FinishReason.ERROR)
             self._delivery.end(live, error)
-            self._wake()
+            self._wake_after_end()
 
     def abort(self, live: LiveRequest) -> None:
         """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
@@ -137,7 +141,7 @@ class Engine:
             if not live.request.is_finished:
                 self._stop(live)
             self._delivery.close(live)
-            self._wake()
+            self._wake_after_end()
 
     def abort_external(self, external_ids: set[str], tenant: str | None = None) -> int:
         """Ends requests of a tenant, None: of all, by their client-given ids and tells their clients; how many."""
@@ -146,7 +150,7 @@ class Engine:
         for live in found:
             self._stop(live)
             self._delivery.end(live)
-        self._wake()
+        self._wake_after_end()
         return len(found)
 
     def _expire(self, request_id: int) -> None:
@@ -173,9 +177,16 @@ class Engine:
             self._expiry.stop()
             self.rollout.stop()
 
-    def _wake(self) -> None:
+    def _wake_all(self) -> None:
         for driver in self._drivers.values():
             driver.wake()
+
+    def _wake(self, replicas: Iterable[Replica]) -> None:
+        for replica in replicas:
+            self._drivers[replica.replica_id].wake()
+
+    def _wake_after_end(self) -> None:
+        self._wake(self._wakes.after_end())
 
     def _make_driver(self, replica: Replica, address: str, channel: grpc.aio.Channel) -> ReplicaDriver:
         hang_timeout = self._config.hang_timeout
@@ -184,16 +195,11 @@ class Engine:
     def before_step(self) -> None:
         self._expiry.check()
 
-    def on_decision(self) -> None:
-        if wanted := self.scheduler.placement.take_wanted():
-            for replica in wanted:
-                self._drivers[replica.replica_id].wake()
+    def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
+        self._wake(self._wakes.after_decision(replica, step))
 
     def on_step(self, step: ScheduledStep) -> list[str]:
-        traceparents = self._delivery.on_admitted(step.admitted)
-        if len(self._drivers) > 1 and self.scheduler.num_waiting:
-            self._wake()  # who waits now may be another replica's to take
-        return traceparents
+        return self._delivery.on_admitted(step.admitted)
 
     def weights_wanted(self, present: Weights) -> Weights:
         return self.rollout.wanted(present)
@@ -219,17 +225,13 @@ class Engine:
             self._delivery.end(self._delivery.live[request.request_id], status)
         self.availability.note(self.scheduler.info)
         self.rollout.on_attached()
-        self._wake()
+        self._wake_all()
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
         self._delivery.deliver()
         outputs = self.scheduler.update(replica, result, seconds)
-        # The sender wakes first: the device gets its next step before anybody is told about this one. Another replica
-        # may be the one to take who waits, now that this one runs somebody less.
-        if self.scheduler.num_waiting:
-            self._wake()
-        else:
-            self._drivers[replica.replica_id].wake()
+        # The sender wakes first: the device gets its next step before anybody is told about this one.
+        self._wake(self._wakes.after_result(replica))
         self._delivery.deliver_soon(outputs)
         if self.rollout.is_under_way:
             self.rollout.notify()
@@ -255,16 +257,17 @@ class Engine:
         self.rollout.watch_stranded(list(self.scheduler.waiting))
         if self.scheduler.info is None:
             self.availability.on_all_lost(reason != GOES_OVER)  # then it is back at once
-        self._wake()
+        self._wake_all()
 
     def on_listed(self) -> None:
         self.rollout.notify()
-        self._wake()
+        self._wake_all()
 
     def on_left(self, replica: Replica) -> None:
         self.on_lost(replica, LEFT)
 
     def on_removed(self, replica: Replica) -> None:
+        self._wakes.forget(replica)
         self._stats.on_removed(replica)
 
     def _condemn(self, requests: Sequence[Request], loss: Loss, reason: str) -> None:

@@ -35,7 +35,7 @@ class ReplicaListener(Protocol):
     def before_step(self) -> None:
         """The next step may be decided now."""
 
-    def on_decision(self) -> None:
+    def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
         """A replica has looked who waits, and may have left some to others."""
 
     def on_step(self, step: ScheduledStep) -> list[str]:
@@ -125,7 +125,7 @@ class ReplicaDriver:
                 self._listener.before_step()
                 start = time.perf_counter()
                 step = self._scheduler.schedule(self._replica)
-                self._listener.on_decision()
+                self._listener.on_decision(self._replica, step)
                 if step is None:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)

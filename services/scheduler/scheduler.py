@@ -165,6 +165,7 @@ class Scheduler:
             replica = self._replicas[request.replica_id]
             replica.abort(request)
             self.placement.note(replica)
+            self.placement.wanted.add(replica)
         request.finish(reason)
 
     # -- steps -------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ that are compiled ahead of time and run in Triton's interpreter but on [no GPU y
 - **Formats**: *quantized* stands for every format of [quantization.md](quantization.md).
 - **KV cache**: what layers keep of a request: keys and values of *all tokens* or of those that a *window* still sees,
   *latent vectors* (one of each token for all heads), or a *state* of constant size. Encoders keep nothing.
+- **Ranks**: whether several can share its layers (`--tensor-parallel-size`).
 - **Recorded**: decode steps are replayed, as CUDA graphs or recorded steps on a CPU.
 - **Load**: seconds per GB of 16-bit weights with files in the page cache, and the highest memory of the loading process
   relative to the weights, in a checkpoint of random weights ([how](../benchmarks/README.md)).
@@ -64,7 +65,7 @@ looks at values; the log says so where it does. Tests compare the logits of thes
 {foreign}
 """
 
-_HEADINGS = ("architecture", "formats", "KV cache", "prefix cache", "recorded", "tested against", "load")
+_HEADINGS = ("architecture", "formats", "KV cache", "prefix cache", "ranks", "recorded", "tested against", "load")
 
 
 def example_config(architecture: Architecture[Any]) -> dict[str, Any]:
@@ -99,6 +100,7 @@ def _row(architecture: Architecture[Any], loaded: Mapping[str, float] | None) ->
         ", ".join(formats),
         ", ".join(kinds) or "none",
         "yes" if kinds else "no",
+        "yes" if model.unsplit is None else "no",
         "yes" if model.capturable else "no",
         architecture.reference,
         "" if loaded is None else f"{loaded['seconds_per_gb']:.1f} s/GB, {loaded['peak']:.2f}x",

@@ -40,10 +40,6 @@ class SharedMemory:
     def has_ended(self) -> bool:
         return any(channel_ended(self._part(index)) for index in range(len(self._sizes)))
 
-    def waited(self, rank: int) -> float:
-        """Seconds that a rank, of channels that all ranks have, has waited for others."""
-        return sum(channel_waited(self._part(index), rank) for index in range(len(self._sizes)))
-
     def _part(self, index: int) -> Tensor:
         start = self._starts[index]
         return self._memory[start : start + channel_bytes(self._sizes[index])]
@@ -69,3 +65,8 @@ class Channel:
         x = x.contiguous()
         ops.broadcast(x, root, self._memory, self.rank, self.size)
         return x
+
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has waited for others."""
+        return channel_waited(self._memory, self.rank)

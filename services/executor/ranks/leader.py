@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pagewire import followers
 from pagewire.config import ExecutorConfig
@@ -20,6 +19,7 @@ from pagewire.errors import StartupError
 from pagewire.followers import ending
 from pagewire.services.executor import stats
 from pagewire.services.executor.parallel.group import Failure, Group, RankLost
+from pagewire.services.executor.parallel.shared_memory import Channel
 from pagewire.services.executor.ranks import link as links
 from pagewire.services.executor.ranks.formation import (
     common_flags,
@@ -31,6 +31,7 @@ from pagewire.services.executor.ranks.formation import (
     shares_memory,
 )
 from pagewire.services.executor.ranks.link import Link, Refused
+from pagewire.services.executor.ranks.piping import give_ends, make_ends, pipes_of
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankHello, RankReport
 from pagewire.watchdog import BEAT_S, Silence
@@ -68,6 +69,7 @@ class Leader:
         self._secret = secret_of(config)
         self._memory = make_memory(config) if shares_memory(config) else None
         self._store = make_store(config) if self._memory is None else None
+        self._ends = make_ends(config) if self._memory is not None else {}
         self.failure = Failure(self._memory)
         processes = {} if self._local is None else self._local.processes
         self._followers = {rank: _Follower(rank, processes.get(rank)) for rank in range(1, config.num_ranks)}
@@ -90,8 +92,11 @@ class Leader:
                 self.check_start()
                 self._changed.wait(_LOOK_EVERY_S)
         if self._memory is not None:
-            stats.RANK_WAIT_SECONDS.set_function(partial(self._memory.waited, 0))
-            return group_with_memory(self._config, 0, self._memory, self.failure)
+            pipes = pipes_of(self._ends, 0, self._config)
+            group = group_with_memory(self._config, 0, self._memory, self.failure, pipes)
+            channels = [channel for channel in (group.world, group.tensor) if isinstance(channel, Channel)]
+            stats.RANK_WAIT_SECONDS.set_function(lambda: sum(channel.waited for channel in channels))
+            return group
         assert self._store is not None
         return group_with_torch(self._config, 0, self._store, self.failure)
 
@@ -203,6 +208,7 @@ class Leader:
         descriptor = None if self._memory is None else self._memory.descriptor
         store = "" if self._store is None else f"{self._store.host}:{self._store.port}"
         links.welcome(link, self._secret, hello, store, descriptor)
+        give_ends(link, self._ends, hello.rank)
 
     def _listen(self, follower: _Follower) -> None:
         """Until the follower has gone."""

@@ -1,0 +1,76 @@
+"""Whom an arrival, a result or an end wakes, with few replicas and with many."""
+
+import pytest
+
+from benchmarks.fleet.devices import DEVICES
+from benchmarks.fleet.simulation import Case, Fleet
+from benchmarks.scheduler_step import result_of
+from pagewire.config import SchedulerConfig
+from pagewire.sampling_params import resolve
+from pagewire.services.scheduler.replica import Replica
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.scheduler import Scheduler
+from pagewire.services.scheduler.wakes import Wakes
+from pagewire.v1.common_pb2 import SamplingParams
+
+
+class Idle:
+    """So many replicas, all of which have found that there is nobody."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.scheduler = Scheduler(SchedulerConfig(), num_replicas)
+        self.wakes = Wakes(self.scheduler)
+        device = DEVICES["cpu"].with_blocks(256)
+        for replica in self.scheduler.replicas:
+            self.scheduler.attach(replica, device.info(1))
+            assert self.scheduler.schedule(replica) is None
+            self.wakes.after_decision(replica, None)
+
+    def add(self, request_id: int) -> Request:
+        request = Request(request_id, [request_id] * 40, resolve(SamplingParams(max_tokens=4, ignore_eos=True, seed=1)))
+        self.scheduler.add_request(request)
+        return request
+
+
+def test_few_that_rest_are_all_asked_and_those_at_work_are_not() -> None:
+    idle = Idle(3)
+    first = idle.add(1)
+    assert set(idle.wakes.after_arrival(first)) == set(idle.scheduler.replicas)
+    taker = next(one for one in idle.scheduler.replicas if _decides(idle, one))
+    others = set(idle.scheduler.replicas) - {taker}
+    assert set(idle.wakes.after_arrival(idle.add(2))) == others
+
+
+def test_of_many_that_rest_one_is_asked_and_takes_it() -> None:
+    idle = Idle(20)
+    for request_id in range(1, 6):
+        (named,) = idle.wakes.after_arrival(idle.add(request_id))
+        assert _decides(idle, named), f"request {request_id} is not taken"
+    assert idle.scheduler.num_waiting == 0 and idle.scheduler.num_running == 5
+
+
+def test_a_result_is_for_its_replica_first_and_an_end_for_whose_row_it_was() -> None:
+    idle = Idle(20)
+    request = idle.add(1)
+    (named,) = idle.wakes.after_arrival(request)
+    step = idle.scheduler.schedule(named)
+    assert step is not None and not idle.wakes.after_decision(named, step)
+    idle.scheduler.update(named, result_of(step))
+    assert list(idle.wakes.after_result(named)) == [named]
+    idle.scheduler.abort(request)
+    assert list(idle.wakes.after_end()) == [named], "its executor is to hear of the free row"
+
+
+@pytest.mark.parametrize("placement", ["cache_aware", "least_load", "round_robin"])
+def test_nobody_is_forgotten_among_many_replicas(placement: str) -> None:
+    """`Fleet` raises AssertionError if a request is."""
+    case = Case(16, 100, device="cpu", num_blocks=512, rate=20.0, num_deaths=4, config={"placement": placement})
+    report = Fleet(case).run()
+    assert report.num_ended == 100
+
+
+def _decides(idle: Idle, replica: Replica) -> bool:
+    """Whether it runs somebody."""
+    step = idle.scheduler.schedule(replica)
+    idle.wakes.after_decision(replica, step)
+    return step is not None
