@@ -251,10 +251,11 @@ class Leader:
 
     def _lost(self, follower: _Follower, how: str) -> None:
         reason = f"rank {follower.rank} of the executor ({follower.name}) {how}"
-        if self._stopping or not self.failure.set(reason):
+        in_a_step = bool(follower.failed)
+        if self._stopping or not self.failure.set(reason, in_a_step=in_a_step):
             return
         logger.error("%s; all ranks start anew", reason)
         with self._changed:
             self._changed.notify_all()
         if all(other.is_ready for other in self._followers.values()):
-            self._on_lost(RankLost(reason))
+            self._on_lost(RankLost(reason, in_a_step))
