@@ -28,7 +28,7 @@ from tests.services.executor.test_servicer import first_step, next_step
 
 NUM_TOKENS, PROMPT = 500, prompt(9)
 FLAGS = ["--device", "cpu", "--dtype", "float32", "--load-format", "dummy", "--max-model-len", "512"]
-FLAGS += ["--kv-cache-memory-bytes", "16MiB", "--hang-timeout", "3", "--tensor-parallel-size", "2"]
+FLAGS += ["--kv-cache-memory-bytes", "16MiB", "--hang-timeout", "6", "--tensor-parallel-size", "2"]
 
 
 @pytest.fixture(scope="module")
