@@ -226,6 +226,9 @@ class Leader:
                     self._lost(
                         follower, f"hangs: no sign of life for {silence.timeout:g} s (--hang-timeout {timeout:g})"
                     )
+                    if follower.process is not None:
+                        follower.process.kill()
+                    link.close()  # whoever sends to it may be waiting for it
                     return
         except (EOFError, OSError):
             self._lost(follower, self._how_it_ended(follower))
