@@ -21,6 +21,7 @@ from benchmarks.scheduling.simulation import cpu_seconds
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import resolve
 from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepResult
@@ -57,7 +58,7 @@ class Fleet:
     and one request at a time."""
 
     num_replicas: int = 4
-    num_blocks: int = 2048
+    num_blocks: int = 3072
     max_num_seqs: int = 32
     load: float = 1.0
 
@@ -171,7 +172,7 @@ class _Line:
         request = Request(self._num_requests, turn.prompt, params)
         self._turns[request] = turn
         self.scheduler.add_request(request)
-        self._decide()
+        self._decide(self.scheduler.placement.choice(request))
 
     def advance(self) -> list[tuple[Turn, list[int]]]:
         """Takes in the next result; who has ended with it, and all its tokens."""
@@ -180,30 +181,33 @@ class _Line:
         self._outcome.busy[number] += seconds
         ids = [request.request_id for request in step.sampled]
         result = StepResult(step.step_id, ids, [1] * len(ids), [30_001 + i % 97 for i in ids])
-        outputs = self.scheduler.update(self.scheduler.replicas[number], result, seconds)
+        replica = self.scheduler.replicas[number]
+        outputs = self.scheduler.update(replica, result, seconds)
         for request in outputs.requests:
             if request not in self._has_token:
                 self._has_token.add(request)
                 self._outcome.ttft.append(self.now - self._turns[request].arrival)
         if self._seconds[number]:
             heapq.heappush(self._ends, (self.now + self._seconds[number][0], number))
-        self._decide()
+        self._decide(replica)
         return [(self._turns.pop(request), list(request.token_ids)) for request, _ in outputs.ends]
 
-    def _decide(self) -> None:
-        """One step in flight, as one that is held back until the last one ends."""
-        has_decided = True
-        while has_decided:
-            has_decided = False
-            for number, replica in enumerate(self.scheduler.replicas):
-                if self._steps[number] or (step := self.scheduler.schedule(replica)) is None:
-                    continue
-                has_decided = True
-                seconds = cpu_seconds(step.work) if step.request_ids else 0.0
-                self._outcome.num_requests[number] += len(step.admitted)
-                self._steps[number].append(step)
-                self._seconds[number].append(seconds)
-                heapq.heappush(self._ends, (self.now + seconds, number))
+    def _decide(self, first: Replica | None) -> None:
+        """One step in flight, as one that is held back until the last one ends. first: whose turn it is."""
+        placement = self.scheduler.placement
+        deciders = deque([first] if first is not None else [])
+        while deciders:
+            replica = deciders.popleft()
+            number = replica.replica_id
+            if self._steps[number] or (step := self.scheduler.schedule(replica)) is None:
+                deciders += placement.take_wanted()
+                continue
+            deciders += placement.take_wanted()
+            seconds = cpu_seconds(step.work) if step.request_ids else 0.0
+            self._outcome.num_requests[number] += len(step.admitted)
+            self._steps[number].append(step)
+            self._seconds[number].append(seconds)
+            heapq.heappush(self._ends, (self.now + seconds, number))
 
     def outcome(self) -> Outcome:
         replicas = self.scheduler.replicas

@@ -85,6 +85,10 @@ class ReplicaState(Body):
     max_num_seqs: int
     weights_version: str  # as `system_fingerprint`
     replacing_weights: bool  # it lets its requests end before it gets others
+    name: str  # as in metrics; another one may have it when this one is gone
+    leaving: bool  # it takes no requests as long as there are others
+    prefix_cache: PrefixCache
+    generation_tokens: int
     groups: list[PageGroup]
 
 

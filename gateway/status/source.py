@@ -107,6 +107,10 @@ def _replica(one: admin_pb2.ReplicaStatus) -> ReplicaState:
         max_num_seqs=one.max_num_seqs,
         weights_version=one.weights_version,
         replacing_weights=one.is_replacing_weights,
+        name=one.name,
+        leaving=one.is_leaving,
+        prefix_cache=PrefixCache(queries=one.num_prefix_queries, hits=one.num_prefix_hits),
+        generation_tokens=one.num_generation_tokens,
         groups=[_group(group) for group in one.kv_groups],
     )
 

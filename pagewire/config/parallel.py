@@ -16,6 +16,14 @@ class ParallelConfig:
         valid=Range(minimum=1, maximum=1024),
         short="tp",
     )
+    pipeline_parallel_size: int = flag(
+        1,
+        "stages that the layers are divided into, each with devices of its own (--tensor-parallel-size), which compute "
+        "as many steps at the same time",
+        group="executor",
+        valid=Range(minimum=1, maximum=1024),
+        short="pp",
+    )
     distributed_executor_backend: str = flag(
         "mp",
         "who starts the processes of an executor with several devices: mp = the executor itself, on this machine; "
@@ -46,4 +54,4 @@ class ParallelConfig:
     @property
     def num_ranks(self) -> int:
         """Processes of one executor."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size

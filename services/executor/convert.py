@@ -266,6 +266,7 @@ def describe_response(info: ExecutorInfo, weights: executor_pb2.Weights) -> exec
         weight_bytes=info.weight_bytes,
         kv_cache_bytes=info.kv_cache_bytes,
         max_draft_tokens=info.max_draft_tokens,
+        pipeline_stages=info.pipeline_stages,
         whole_prompts=info.whole_prompts,
         predecessor_failed=info.predecessor_failed,
     )

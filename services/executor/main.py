@@ -27,6 +27,7 @@ from pagewire.services.executor.replacement import load_weights
 from pagewire.services.executor.servicer import ExecutorServicer
 from pagewire.services.executor.session import DeviceError
 from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
+from pagewire.services.executor.work import NOBODY_ASKS
 from pagewire.services.executor.worker import Worker
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.watchdog import Watchdog, end_process
@@ -81,6 +82,7 @@ async def serve(config: ExecutorConfig) -> None:
         lambda: start(str(find_model(config)), progress),
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
+        order=NOBODY_ASKS if ranks is None else ranks.order,
     )
     listen = config.listen.split(",")
     server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.pipe import Pipe
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.request_state import RequestState
@@ -98,7 +100,7 @@ class PipelineStage(OneStage):
         started = time.perf_counter_ns()
         if self._before is not None:
             stream = self.stream(batch.num_tokens)
-            self._earlier = self._before.receive((stream.hidden, stream.residual))
+            self._earlier = self._before.receive((stream.hidden, stream.residual), 1 + 2 * self._stage.index)
         else:
             self._earlier = (max(0, self._begun - self._ended),)
             self._take_tokens(batch, state)
@@ -117,7 +119,10 @@ class PipelineStage(OneStage):
             for pipe in self._tokens:
                 pipe.send((), (token_ids,))
         times = (*self._earlier, *self._own_times())
-        self._times = StageTimes(busy=times[1::2], waited=times[2::2], late=times[0])
+        # What the host measures where the device works by itself says nothing.
+        self._times = (
+            None if self._stream.hidden.is_cuda else StageTimes(busy=times[1::2], waited=times[2::2], late=times[0])
+        )
         self._ended = time.perf_counter_ns()
 
     def _own_times(self) -> tuple[int, int]:
@@ -136,6 +141,21 @@ class PipelineStage(OneStage):
             token_ids = torch.empty(len(sampled.rows), dtype=torch.int64, device=state.token_ids.device)
             self._tokens[0].receive((token_ids,))
             sampled.write(token_ids, state)
+
+
+def stage_in(group: Group, model: Model, limits: Limits, device: torch.device) -> OneStage:
+    """What this rank does as a stage; model: its part."""
+    if group.stage is WHOLE:
+        return ONE_STAGE
+    stream, pipes = stream_of(model, limits.max_num_batched_tokens, device), group.pipes
+    stream_bytes, token_bytes = (stream.hidden.nbytes, stream.residual.nbytes), (8 * limits.max_num_seqs,)
+    return PipelineStage(
+        group.stage,
+        stream,
+        before=None if pipes.before is None else pipes.before(stream_bytes),
+        behind=None if pipes.behind is None else pipes.behind(stream_bytes),
+        tokens=[end(token_bytes) for end in pipes.tokens],
+    )
 
 
 @dataclass(frozen=True)

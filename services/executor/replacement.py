@@ -29,6 +29,7 @@ from pagewire.services.executor import memory, stats
 from pagewire.services.executor.loading.twins import Differs, Pairs, twins
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
+from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.probe import BrokenModel, probe
 from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.served_model import DUMMY, ServedModel, digest_of, load_served
@@ -108,7 +109,8 @@ def _read(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group)
         )
     # Without the cache of packed weights: each replacement would leave an entry there.
     settings = dataclasses.replace(config, weights_cache="")
-    served = load_served(settings, path, runner.device, load_format, tensor=group.loading)
+    stage, tensor = group.stage, group.loading if group.stage is WHOLE else group.tensor
+    served = load_served(settings, path, runner.device, load_format, tensor=tensor, stage=stage)
     if served.digest != digest:
         raise StartupError(f"{path} was written to while it was read; replace the weights once it is complete")
     pairs = twins(runner.model, served.model) + twins(runner.pooling, served.pooling, "pooling")

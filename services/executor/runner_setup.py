@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.phases import Phases
+from pagewire.services.executor.pipeline import OneStage, stage_in
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,11 @@ class Setup:
     pooling: Pooling = LAST_STATE
     group: Group = ALONE_GROUP
 
+    @cached_property
+    def stage(self) -> OneStage:
+        """What every runner does as one."""
+        return stage_in(self.group, self.model, self.limits, self.device)
+
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
         make: Callable[..., ModelRunner] = ModelRunner
         if self.config.fault_injection:
@@ -60,6 +66,7 @@ class Setup:
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
             tokens=tokens_of(self.group, limits.max_num_seqs, self.device),
+            stage=self.stage,
         )
 
 

@@ -65,6 +65,7 @@ class ExecutorInfo:
     vector_size: int = 0
     whole_prompts: bool = False
     predecessor_failed: bool = False
+    pipeline_stages: int = 1
     weights_digest: str = ""  # of those that it starts with
 
     @property
@@ -103,7 +104,8 @@ def start_runner(
     # The number of OpenMP threads belongs to the thread that sets it.
     torch.set_num_threads(config.num_threads or max(1, int(usable_cores() * config.cpu_share)))
     with phases("weights"):
-        served = load_served(config, Path(model_path), device, config.load_format, progress, group.tensor)
+        path = Path(model_path)
+        served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
         group.check_same("weights", served.digest)
     model, pooling = served.model, served.pooling
     _check_model(model, device)
@@ -251,4 +253,5 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         vector_size=setup.pooling.size or model.config.hidden_size,
         whole_prompts=setup.pooling.whole_prompts,
         predecessor_failed=predecessor_failed(),
+        pipeline_stages=setup.group.stage.count,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire import telemetry
+from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.step import Step
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
@@ -86,6 +87,24 @@ LOAD_SECONDS = Gauge("pagewire:executor_load_seconds", "Time that starting took,
 CPU_BACKEND = Gauge(
     "pagewire:executor_cpu_kernels", "1 for the CPU kernels in use: cpp, torch (slow), or triton (tests)", ["backend"]
 )
+
+
+STAGE_BUSY_SECONDS = Counter(
+    "pagewire:executor_stage_busy_seconds", "Time that each stage of a pipeline has computed", ["stage"]
+)
+STAGE_IDLE_SECONDS = Counter(
+    "pagewire:executor_stage_idle_seconds",
+    "Time that each stage of a pipeline has waited with a step at hand: for the stage before it, the first one for the "
+    "last tokens",
+    ["stage"],
+)
+
+
+def record_stages(times: StageTimes) -> None:
+    """Of a step of a pipeline."""
+    for stage, (busy, waited) in enumerate(zip(times.busy, times.waited, strict=True)):
+        STAGE_BUSY_SECONDS.labels(stage).inc(busy / 1e9)
+        STAGE_IDLE_SECONDS.labels(stage).inc(waited / 1e9)
 
 
 def step_kind(step: Step) -> str:

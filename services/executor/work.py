@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pagewire.services.executor.clock import Clock
 from pagewire.services.executor.runner import Runner
@@ -47,6 +48,34 @@ class Called:
 
 
 Item = Opened | Submitted | Closed | Called | Doubted
+
+
+class Order(Protocol):
+    """Who wants to know what the device thread is given to do, and in which order."""
+
+    is_strict: bool  # nothing is done but what it was told
+
+    def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
+        """Puts the item behind all others. On any thread."""
+
+    def begins(self, item: Item) -> None:
+        """The device thread takes it up."""
+
+    def ended(self, item: Item) -> None: ...
+
+
+class _NobodyAsks:
+    is_strict = False
+
+    def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
+        put(item)
+
+    def begins(self, item: Item) -> None: ...
+
+    def ended(self, item: Item) -> None: ...
+
+
+NOBODY_ASKS: Order = _NobodyAsks()
 
 
 @dataclass(frozen=True)

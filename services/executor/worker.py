@@ -25,7 +25,17 @@ from pagewire.services.executor.session import Deliver, DeviceError, Session, St
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep, Step
 from pagewire.services.executor.step_watch import IMAGES_S, INSTALL_S, RECORDING_S, StepWatch
-from pagewire.services.executor.work import Called, Closed, Doubted, Item, Launched, Opened, Submitted
+from pagewire.services.executor.work import (
+    NOBODY_ASKS,
+    Called,
+    Closed,
+    Doubted,
+    Item,
+    Launched,
+    Opened,
+    Order,
+    Submitted,
+)
 from pagewire.watchdog import Pulse
 
 logger = logging.getLogger(__name__)
@@ -41,9 +51,12 @@ class Worker:
         on_cuda: bool,
         pulse: Pulse | None = None,
         quiet: float = QUIET_S,
+        order: Order = NOBODY_ASKS,
     ) -> None:
         """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
-        that is done on. quiet: seconds without a request after which steps are recorded."""
+        that is done on. quiet: seconds without a request after which steps are recorded. order: hears of what there is
+        to do."""
+        self._order = order
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
@@ -76,15 +89,15 @@ class Worker:
     def open(self, deliver: Deliver) -> Session:
         """A new session; steps of older ones that were not executed yet never will be."""
         session = Session(deliver)
-        self._submitted.put(Opened(session))
+        self._put(Opened(session))
         return session
 
     def submit(self, session: Session, step: Step) -> None:
-        self._submitted.put(Submitted(session, step))
+        self._put(Submitted(session, step))
 
     def close(self, session: Session) -> None:
         """No more steps: those submitted are executed, then the session's rows are freed."""
-        self._submitted.put(Closed(session))
+        self._put(Closed(session))
 
     def tell(self, error: DeviceError) -> None:
         """Last words to the scheduler: why its stream ends, and no other is to be opened. On any thread."""
@@ -102,8 +115,11 @@ class Worker:
         """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
         in it is one of the device."""
         called = Called(function, reason)
-        self._submitted.put(called)
+        self._put(called)
         return called.done
+
+    def _put(self, item: Item) -> None:
+        self._order.arrived(item, self._submitted.put)
 
     @property
     def runner(self) -> Runner:
@@ -127,7 +143,9 @@ class Worker:
         try:
             while (item := self._next(recording)) is not None:
                 self._watch.begin(_allowance(item, runner))
+                self._order.begins(item)
                 self._handle(runner, item)
+                self._order.ended(item)
                 self._watch.end()
         except BaseException as error:
             self.fail(error)
@@ -191,6 +209,8 @@ class Worker:
         """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
         cause is the device, or the model."""
         logger.error("a step failed", exc_info=error)
+        if self._order.is_strict:
+            raise error  # steps that follow are under way
         try:
             probe(runner, self.loaded.result().vocab_size)
         except BrokenModel:
@@ -254,6 +274,9 @@ class Worker:
         execute_ns = clock.wait_ns()
         self._watch.done(execute_ns / 1e9)
         idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
+        if (stages := item.output.stages) is not None:
+            execute_ns, idle_ns = max(stages.busy), None if idle_ns is None else stages.late
+            stats.record_stages(stages)
         session.last_clock = clock
         tokens = item.output.wait()
         if session.is_over:

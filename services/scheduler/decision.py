@@ -206,17 +206,17 @@ class Decision:
                 turns.pass_over(request)
                 num_passed += 1
                 continue
+            if not rows.quarantine.admits(request, is_alone=self._is_idle and not step.request_ids):
+                return
+            computed = rows.find_room(request)
+            if computed is None:
+                return
             if not self._takes(request):
                 turns.pass_over(request)
                 num_left += 1
                 if num_left == _MAX_LEFT:
                     return
                 continue
-            if not rows.quarantine.admits(request, is_alone=self._is_idle and not step.request_ids):
-                return
-            computed = rows.find_room(request)
-            if computed is None:
-                return
             # A suspect, for which the others pause, would wait for them.
             if not is_suspect(request) and kv.awaits(request, computed):
                 turns.pass_over(request)

@@ -69,6 +69,11 @@ class IndexedGroup:
             return 0
         return -(-num_tokens // self._group.block_size) - num_cached // self._group.block_size
 
+    def is_held(self, block_hash: bytes) -> bool:
+        """Whether those that run hold a block with these contents, or are to compute it."""
+        block = self._group.pool.find(block_hash)
+        return block is None or block.ref_count > 0
+
     @property
     def num_admissible(self) -> int:
         """Blocks that a newcomer may take while others run."""

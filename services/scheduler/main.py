@@ -9,6 +9,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.discovery import discover
 from pagewire.keys.interceptor import interceptors
 from pagewire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.services.scheduler import log_line
 from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.link_servicer import SchedulerLinkServicer
 from pagewire.services.scheduler.servicer import SchedulerServicer
@@ -35,6 +36,7 @@ async def serve(config: SchedulerConfig) -> None:
     await rpc.start(servers)
     tasks = [
         told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
+        asyncio.create_task(log_line.tell(engine.scheduler), name="log-line"),
         asyncio.create_task(engine.run(), name="engine"),
         asyncio.create_task(report_availability(engine, *servers), name="availability"),
     ]

@@ -38,18 +38,17 @@ class Place:
             )
         return rows.load
 
-    def newcomer(self, request: Request, num_cached: int, output_tokens: float) -> Newcomer:
-        """A waiting request, as it would be here. num_cached: of its tokens, as the index tells."""
+    def newcomer(self, request: Request, hashes: Sequence[bytes], output_tokens: float) -> Newcomer:
+        """A waiting request, as it would be here. hashes: of those of its blocks that are found here, as the index
+        tells."""
         kv = self._rows.kv
         assert kv is not None
-        num_lacking = 0
-        if kv.indexed is not None:
-            num_lacking = kv.indexed.num_lacking(request.num_tokens, num_cached)
-            num_free = kv.indexed.num_admissible
-            if num_lacking <= num_free < kv.indexed.num_lacking(request.num_tokens, 0):
-                # Some of those that it finds may be among the free ones.
-                missing = kv.num_missing_blocks(request, kv.get_computed_blocks(request), keep_free=True)
-                num_lacking = num_free + max(missing)
+        if kv.indexed is None:
+            return Newcomer(request.num_tokens, 0, 0, output_tokens)
+        num_cached = len(hashes) * kv.indexed.block_size
+        # If nobody holds the last one of them, they are among the free ones, or most of them.
+        num_held = num_cached if hashes and kv.indexed.is_held(hashes[-1]) else 0
+        num_lacking = kv.indexed.num_lacking(request.num_tokens, num_held)
         return Newcomer(request.num_tokens, num_cached, num_lacking, output_tokens)
 
     def has_room_for(self, request: Request) -> bool:
@@ -76,12 +75,6 @@ class Place:
             self._rows.index = index
             if self._rows.kv is not None and self._rows.kv.indexed is not None:
                 self._rows.kv.indexed.share(index)
-
-    @property
-    def tokens_per_hash(self) -> int:
-        """That a block of the index is for."""
-        assert self._rows.kv is not None
-        return self._rows.kv.indexed.block_size if self._rows.kv.indexed is not None else 0
 
     def indexed_hashes(self, request: Request) -> Sequence[bytes]:
         """Under which the index has blocks of a request's tokens but the last."""

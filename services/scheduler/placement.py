@@ -119,11 +119,13 @@ class Placement:
         left: who is to be computed where, so that what they share with it will be found there.
         """
         near: list[Replica] = []
+        num_fresh = 0  # to whom nobody is left; the others may be the least busy still
         for replica in self._by_load():
-            if len(near) == _NUM_LEAST_LOADED:
+            if num_fresh == _NUM_LEAST_LOADED:
                 break
             if replica.suits(request) and not replica.is_leaving and not replica.has_suspect:
                 near.append(replica)
+                num_fresh += replica.replica_id not in left
         if not near:
             near = [replica for replica in self._by_load() if replica.suits(request)][:_NUM_LEAST_LOADED]
             staying = [replica for replica in near if not replica.is_leaving]
@@ -132,12 +134,12 @@ class Placement:
         if decider is not None and (not decider.is_leaving or all(one.is_leaving for one in near)):
             takers[decider.replica_id] = decider
         depths: dict[int, int] = {}
-        tokens_per_block = 0
-        if (asked := decider or next(iter(near), None)) is not None:
-            hashes, tokens_per_block = self._hashes(asked, request), asked.place.tokens_per_hash
-            depths = self.index.depths(hashes, len(hashes), takers, _NUM_HOLDERS)
+        hashes: Sequence[bytes] = ()
+        if self._is_by_prefix and (asked := decider or next(iter(near), None)) is not None:
+            hashes = asked.place.indexed_hashes(request)
+            depths = self.index.depths(hashes, takers, _NUM_HOLDERS)
             for replica_id, others in left.items() if hashes else ():
-                shared = max(_num_shared(hashes, self._hashes(asked, other)) for other in others)
+                shared = max(_num_shared(hashes, asked.place.indexed_hashes(other)) for other in others)
                 depths[replica_id] = max(depths.get(replica_id, 0), shared)
         for replica_id in depths.keys() - takers.keys():
             holder = self._replicas[replica_id]
@@ -145,7 +147,7 @@ class Placement:
                 takers[replica_id] = holder
         output_tokens = min(self._outputs.mean, max(1.0, request.max_num_tokens - request.num_tokens))
         return {
-            replica_id: replica.place.newcomer(request, depths.get(replica_id, 0) * tokens_per_block, output_tokens)
+            replica_id: replica.place.newcomer(request, hashes[: depths.get(replica_id, 0)], output_tokens)
             for replica_id, replica in takers.items()
         }
 
@@ -180,9 +182,6 @@ class Placement:
     @property
     def _is_by_prefix(self) -> bool:
         return True
-
-    def _hashes(self, replica: Replica, request: Request) -> Sequence[bytes]:
-        return replica.place.indexed_hashes(request) if self._is_by_prefix else ()
 
     def _by_load(self) -> Iterator[Replica]:
         return (self._replicas[rank[-1]] for rank in self._order)
@@ -232,7 +231,7 @@ class RoundRobin(LeastLoad):
     def candidates(self, request: Request, decider: Replica | None, left: Left = NO_LEFT) -> dict[int, Newcomer]:
         suiting = [one for one in self._by_load() if one.suits(request) and not one.has_suspect]
         takers = [one for one in suiting if not one.is_leaving] or suiting
-        return {one.replica_id: one.place.newcomer(request, 0, 1.0) for one in takers}
+        return {one.replica_id: one.place.newcomer(request, (), 1.0) for one in takers}
 
     def rank(self, replica_id: int, newcomer: Newcomer, queued: Queued) -> tuple[float, ...]:
         turn = (replica_id - self._last - 1) % (max(self._replicas) + 1)

@@ -29,27 +29,31 @@ class PrefixIndex:
             if len(present) == 1:
                 (self._holders[block_hash],) = present
 
-    def depths(self, hashes: Sequence[bytes], most: int, wanted: Collection[int], num_holders: int) -> dict[int, int]:
+    def depths(self, hashes: Sequence[bytes], wanted: Collection[int], num_holders: int) -> dict[int, int]:
         """How many of the first blocks of these hashes replicas hold, those with most first.
 
         Blocks in front go last, so whoever holds one is taken to hold those before it, too.
 
-        most: blocks that may be found. wanted: replicas to be told of in any case, if they hold any. num_holders: of
-        all others, so many that hold most.
+        wanted: replicas to be told of in any case, if they hold any. num_holders: of all others, so many that hold
+        most.
         """
         found: dict[int, int] = {}
         missing = set(wanted)
-        for place in range(min(most, len(hashes)) - 1, -1, -1):
+        last: int | set[int] | None = None
+        for place in range(len(hashes) - 1, -1, -1):
             present = self._holders.get(hashes[place])
-            if present is None:
+            if present is None or present is last:
                 continue
-            for replica_id in present if isinstance(present, set) else (present,):
-                if replica_id in missing:
-                    missing.discard(replica_id)
-                    found[replica_id] = place + 1
-                elif num_holders > 0 and replica_id not in found:
+            last = present if isinstance(present, int) else None
+            for replica_id in missing & present if isinstance(present, set) else missing & {present}:
+                missing.discard(replica_id)
+                found[replica_id] = place + 1
+            for replica_id in () if num_holders <= 0 else present if isinstance(present, set) else (present,):
+                if replica_id not in found:
                     num_holders -= 1
                     found[replica_id] = place + 1
+                    if num_holders == 0:
+                        break
             if not missing and num_holders <= 0:
                 break
         return found

@@ -165,6 +165,7 @@ class Replica:
         refused = self._end_refused(step, result) if step.num_image_bytes or result.errors else []
         outputs = outcome(step, result)
         outputs.refused = refused
+        self._rows.num_generation_tokens += len(outputs.token_ids)
         self._rows.costs.learn(step.work, seconds)
         if self._ledger.is_contended:
             self._ledger.charge_outputs((request.account for request in outputs.requests), outputs.num_tokens)
@@ -235,6 +236,11 @@ class Replica:
     def num_prefix_hits(self) -> int:
         """Tokens found."""
         return self._rows.num_prefix_hits
+
+    @property
+    def num_generation_tokens(self) -> int:
+        """Tokens generated."""
+        return self._rows.num_generation_tokens
 
     @property
     def max_num_seqs(self) -> int:

@@ -28,6 +28,7 @@ class Rows:
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens looked up in the prefix cache
         self.num_prefix_hits = 0  # tokens found
+        self.num_generation_tokens = 0
         self.running: list[Request] = []
         self.kv: KVCacheManager | None = None
         self.index: IndexedBlocks | None = None  # that is to know which blocks are here

@@ -63,4 +63,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             max_num_seqs=sum(replica.max_num_seqs for replica in replicas),
             model_info=convert.from_info(info) if info else None,
             num_executors=len(replicas),
+            executors=[
+                scheduler_pb2.ExecutorLoad(
+                    name=replica.name,
+                    num_running=replica.num_running,
+                    max_num_seqs=replica.max_num_seqs,
+                    num_blocks=replica.num_blocks,
+                    num_free_blocks=replica.num_free_blocks,
+                    is_leaving=replica.is_leaving,
+                )
+                for replica in replicas
+            ],
         )

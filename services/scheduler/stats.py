@@ -4,6 +4,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.recent import Rate
 from pagewire.services.scheduler.replica import Replica
+from pagewire.services.scheduler.replica_stats import REPLICAS
 from pagewire.services.scheduler.request import FinishReason
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import StepClock
@@ -83,6 +84,7 @@ class Stats:
         self._scheduler = scheduler
         self._known: dict[Replica, tuple[int, ...]] = {}  # of each replica, as counted so far
         self._of_removed = [0] * len(_COUNTERS)
+        REPLICAS.scheduler = scheduler
         NUM_RUNNING.set_function(lambda: scheduler.num_running)
         NUM_WAITING.set_function(lambda: scheduler.num_waiting)
         NUM_EXECUTORS.set_function(lambda: len(self._present()))

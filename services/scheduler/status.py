@@ -35,7 +35,15 @@ def describe(engine: Engine, status: ServiceStatus, with_kv_maps: bool) -> None:
 
 
 def _replica(replica: Replica, address: str, with_kv_maps: bool) -> ReplicaStatus:
-    status = ReplicaStatus(address=address, is_attached=replica.info is not None)
+    status = ReplicaStatus(
+        address=address,
+        is_attached=replica.info is not None,
+        name=replica.name,
+        is_leaving=replica.is_leaving,
+        num_prefix_queries=replica.num_prefix_queries,
+        num_prefix_hits=replica.num_prefix_hits,
+        num_generation_tokens=replica.num_generation_tokens,
+    )
     if replica.info is not None:
         status.num_running = replica.num_running
         status.max_num_seqs = replica.max_num_seqs

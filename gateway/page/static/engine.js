@@ -59,23 +59,25 @@ function showServices({ services, num_gateways: numGateways }) {
   byId("services-note").textContent = `${count(numGateways)} gateway process${numGateways === 1 ? " is" : "es are"} connected; the one listed answers this page.`;
 }
 
-function showReplicas({ replicas, prefix_cache: cache }) {
-  const shape = JSON.stringify(replicas.map(({ address, groups }) => [address, groups.length]));
+function showReplicas({ replicas }) {
+  const shape = JSON.stringify(replicas.map(({ name, address, groups }) => [name, address, groups.length]));
   if (byId("replicas").dataset.shape !== shape) {
     byId("replicas").dataset.shape = shape;
     maps = replicas.map(({ groups }) => groups.map((group, index) => new PageMap(groups.length > 1 ? `Group ${index + 1}` : "")));
     byId("replicas").replaceChildren(...replicas.map((replica, index) =>
-      make("article", { class: "replica" }, make("header", {}, make("h3", { textContent: `Executor ${index + 1}` }), make("p", { class: "note" })),
+      make("article", { class: "replica" }, make("header", {}, make("h3", { textContent: replicas.length > 1 ? replica.name : "Executor" }), make("p", { class: "note" })),
         ...maps[index].map(({ element }) => element))));
     if (!replicas.length) byId("replicas").append(make("p", { class: "note", textContent: "The scheduler cannot be asked now." }));
   }
-  const hits = cache.queries ? `, ${Math.round((100 * cache.hits) / cache.queries)}% of prompt tokens found in the cache` : "";
   replicas.forEach((replica, index) => {
-    const rows = `${count(replica.running)} of ${count(replica.max_num_seqs)} rows taken${index ? "" : hits}`;
+    const { queries, hits } = replica.prefix_cache;
+    const found = queries ? `, ${Math.round((100 * hits) / queries)}% of prompt tokens found in the cache` : "";
+    const rows = `${count(replica.running)} of ${count(replica.max_num_seqs)} rows taken${found}`;
     const nothing = replica.groups.length ? "" : "; it keeps nothing between steps";
+    const goes = replica.leaving ? "; it ends, and takes no new requests" : "";
     const ends = replica.replacing_weights ? ", which end before it gets others" : "";
     const weights = replica.weights_version ? `; weights ${replica.weights_version}${ends}` : "";
-    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights : "Away. Its requests go on when it is back, or elsewhere.";
+    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights + goes : "Away. Its requests go on when it is back, or elsewhere.";
     replica.groups.forEach((group, place) => maps[index][place].show(group));
   });
 }

@@ -150,7 +150,7 @@ class SchedulerStatus(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., num_generation_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups", "weights_version", "is_replacing_weights")
+    __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups", "weights_version", "is_replacing_weights", "name", "is_leaving", "num_prefix_queries", "num_prefix_hits", "num_generation_tokens")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,11 @@ class ReplicaStatus(_message.Message):
     KV_GROUPS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_REPLACING_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     address: str
     is_attached: bool
     num_running: int
@@ -165,7 +170,12 @@ class ReplicaStatus(_message.Message):
     kv_groups: _containers.RepeatedCompositeFieldContainer[KVGroupStatus]
     weights_version: str
     is_replacing_weights: bool
-    def __init__(self, address: _Optional[str] = ..., is_attached: _Optional[bool] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroupStatus, _Mapping]]] = ..., weights_version: _Optional[str] = ..., is_replacing_weights: _Optional[bool] = ...) -> None: ...
+    name: str
+    is_leaving: bool
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_generation_tokens: int
+    def __init__(self, address: _Optional[str] = ..., is_attached: _Optional[bool] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroupStatus, _Mapping]]] = ..., weights_version: _Optional[str] = ..., is_replacing_weights: _Optional[bool] = ..., name: _Optional[str] = ..., is_leaving: _Optional[bool] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ...) -> None: ...
 
 class KVGroupStatus(_message.Message):
     __slots__ = ("num_blocks", "block_size", "num_free", "num_cached", "num_used", "num_shared", "window", "is_state", "map", "blocks_per_cell")

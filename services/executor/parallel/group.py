@@ -11,11 +11,13 @@ import torch
 
 from pagewire.errors import StartupError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.pipe import NO_PIPES, Pipes
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 LEADER = 0  # the rank that samples, and answers the scheduler
 # For the reason to arrive of what the collectives have shown.
-_REASON_S = 2.0
+REASON_S = 2.0
 
 
 class RankLost(RuntimeError):
@@ -32,8 +34,9 @@ class Failure:
         self._lock = threading.Lock()
         self._is_known = threading.Event()
 
-    def set(self, reason: str) -> bool:
-        """Whether it is the first."""
+    def set(self, reason: str, after: float = 0.0) -> bool:
+        """Whether it is the first. after: seconds in which a better one may come."""
+        self._is_known.wait(after)
         with self._lock:
             if self.reason is not None:
                 return False
@@ -47,7 +50,7 @@ class Failure:
         """Raises RankLost if there is a reason, or there must be one."""
         if self.reason is None and not (self._memory is not None and self._memory.has_ended):
             return
-        self._is_known.wait(_REASON_S)
+        self._is_known.wait(REASON_S)
         raise RankLost(self.reason or "a rank was lost, or ranks did not do the same: the log of the leader says which")
 
 
@@ -63,6 +66,8 @@ class Group:
     loading: Communicator = ALONE  # the same ones, for weights that are read while steps go on
     num_local: int = 1  # ranks that share this machine
     failure: Failure = field(default_factory=Failure)
+    stage: Stage = WHOLE  # which it is, of how many
+    pipes: Pipes = NO_PIPES  # to other stages
 
     def check(self) -> None:
         """To be called before anybody is told what collectives have returned. Raises RankLost."""

@@ -11,7 +11,8 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -31,9 +32,26 @@ class Pipe(Protocol):
     def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
         """The tensors may be overwritten afterwards. Raises PeerLost."""
 
-    def receive(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
         """Waits, writes to the tensors, which have the shapes and dtypes of those that were sent, and returns the
         numbers. Raises PeerLost."""
+
+
+# Makes an end of a pipe whose messages have tensors of so many bytes at most.
+PipeEnd = Callable[[Sequence[int]], Pipe]
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """The ends that a rank has: to the stages before and behind, and for sampled ids, which go from the leader to each
+    rank of the first stage."""
+
+    before: PipeEnd | None = None
+    behind: PipeEnd | None = None
+    tokens: Sequence[PipeEnd] = ()
+
+
+NO_PIPES = Pipes()
 
 
 class LocalPipe:
@@ -45,7 +63,7 @@ class LocalPipe:
     def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
         self._messages.put((tuple(numbers), [tensor.clone() for tensor in tensors]))
 
-    def receive(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
         message = self._messages.get()
         if message is None:
             raise PeerLost("the other end is closed")
@@ -65,11 +83,14 @@ class LocalPipe:
 class SharedPipe:
     """Of two processes of one machine. A ring of messages is in memory without a name, a byte back frees a place."""
 
-    def __init__(self, connection: socket.socket, descriptor: int, num_places: int) -> None:
-        """connection: one end of a pair of stream sockets; descriptor: as `memory_for` has made it for num_places."""
+    def __init__(self, connection: socket.socket, descriptor: int, num_places: int, most_bytes: Sequence[int]) -> None:
+        """connection: one end of a pair of stream sockets. descriptor: of memory that both ends have, of no size yet.
+        most_bytes: of each tensor of a message."""
         self._connection = connection
-        self._memory = torch.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), dtype=torch.uint8)
-        self._place_bytes, self._num_places = len(self._memory) // num_places, num_places
+        self._place_bytes, self._num_places = sum(map(_padded, most_bytes)), num_places
+        num_bytes = max(1, num_places * self._place_bytes)
+        os.ftruncate(descriptor, num_bytes)  # whoever is first; the other one gives it the same size
+        self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
         self._next = 0
         self._num_free = num_places  # to the sender
 
@@ -84,7 +105,7 @@ class SharedPipe:
         except OSError as error:
             raise PeerLost(str(error)) from error
 
-    def receive(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
         (count,) = struct.unpack("<q", self._receive_bytes(8))
         numbers = struct.unpack(f"<{count}q", self._receive_bytes(8 * count))
         for place, tensor in zip(self._places(tensors), tensors, strict=True):
@@ -117,11 +138,9 @@ class SharedPipe:
         return received
 
 
-def memory_for(tensor_bytes: Sequence[int], num_places: int) -> int:
-    """The descriptor of memory for so many messages of tensors that have so many bytes at most."""
-    descriptor = os.memfd_create("pagewire-pipe", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, max(1, num_places * sum(map(_padded, tensor_bytes))))
-    return descriptor
+def make_memory() -> int:
+    """The descriptor of memory without a name."""
+    return os.memfd_create("pagewire-pipe", os.MFD_CLOEXEC)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -61,11 +61,11 @@ class LeadersTokens:
 
 def tokens_of(group: Group, max_samples: int, device: torch.device) -> Tokens:
     """max_samples: most positions that a step samples."""
-    if group.size == 1:
+    if group.tensor.size == 1 or not group.stage.is_last:
         return OWN_TOKENS
     if group.rank == LEADER:
-        return LeadersTokens(group.world)
-    return FollowersTokens(group.world, LEADER, max_samples, device)
+        return LeadersTokens(group.tensor)
+    return FollowersTokens(group.tensor, LEADER, max_samples, device)
 
 
 class FollowersTokens:

@@ -26,6 +26,7 @@ from pagewire.services.executor.ranks.formation import (
     secret_of,
 )
 from pagewire.services.executor.ranks.link import Link, connect, introduce
+from pagewire.services.executor.ranks.piping import pipes_of, take_ends
 from pagewire.services.executor.replacement import LoadedWeights, load_weights
 from pagewire.services.executor.startup import start_runner
 from pagewire.services.executor.step import StepOutput
@@ -92,7 +93,8 @@ class Follower:
             failure = Failure(memory)
             threading.Thread(target=self._watch, args=(link, failure), name="leader", daemon=True).start()
             if memory is not None:
-                group = group_with_memory(config, config.rank, memory, failure)
+                pipes = pipes_of(take_ends(link, config), config.rank, config)
+                group = group_with_memory(config, config.rank, memory, failure, pipes)
             else:
                 group = group_with_torch(config, config.rank, find_store(answer.store), failure)
             self._serve(link, group)

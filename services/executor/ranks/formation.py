@@ -10,9 +10,12 @@ import torch.distributed as dist
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.services.executor.parallel.group import Failure, Group
+from pagewire.services.executor.parallel.pipe import Pipes
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.parallel.torch_distributed import TorchCommunicator
 from pagewire.services.executor.ranks.link import host_of, is_local
+from pagewire.services.executor.ranks.piping import pipes_through_torch
 from pagewire.services.executor.startup import resolve_device
 
 # What each rank may have its own of. Of the model it is the weights that are compared, once they are read.
@@ -24,7 +27,7 @@ _OWN_FLAGS = frozenset(
         *("model", "revision", "download_dir", "weights_cache", "num_threads", "cpu_share"),
     }
 )
-_WORLD, _TENSOR, _LOADING = range(3)  # channels in shared memory
+_WORLD, _LOADING, _TENSOR = range(3)  # channels in shared memory; of _TENSOR one for each stage
 
 
 def common_flags(config: ExecutorConfig) -> dict[str, str]:
@@ -51,20 +54,30 @@ def shares_memory(config: ExecutorConfig) -> bool:
     return is_local(config.leader) and resolve_device(config.device).type == "cpu"
 
 
+def stage_of_rank(config: ExecutorConfig, rank: int) -> Stage:
+    """The leader, rank 0, is the first of the last stage, which samples."""
+    count = config.pipeline_parallel_size
+    return WHOLE if count == 1 else Stage(count - 1 - rank // config.tensor_parallel_size, count)
+
+
 def make_memory(config: ExecutorConfig, descriptor: int | None = None) -> SharedMemory:
     """descriptor: of what the leader has made."""
-    return SharedMemory([config.num_ranks] * 3, descriptor)
+    sizes = [config.num_ranks] * 2 + [config.tensor_parallel_size] * config.pipeline_parallel_size
+    return SharedMemory(sizes, descriptor)
 
 
-def group_with_memory(config: ExecutorConfig, rank: int, memory: SharedMemory, failure: Failure) -> Group:
+def group_with_memory(config: ExecutorConfig, rank: int, memory: SharedMemory, failure: Failure, pipes: Pipes) -> Group:
+    stage = stage_of_rank(config, rank)
     return Group(
         rank,
         config.num_ranks,
         world=memory.channel(_WORLD, rank),
-        tensor=memory.channel(_TENSOR, rank),
+        tensor=memory.channel(_TENSOR + stage.index, rank % config.tensor_parallel_size),
         loading=memory.channel(_LOADING, rank),
         num_local=config.num_ranks if config.distributed_executor_backend == "mp" else 1,
         failure=failure,
+        stage=stage,
+        pipes=pipes,
     )
 
 
@@ -86,13 +99,17 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=config.num_ranks)
     assert dist.group.WORLD is not None
-    world = TorchCommunicator(dist.group.WORLD)
+    world, tensor = TorchCommunicator(dist.group.WORLD), config.tensor_parallel_size
+    # Every rank makes all of them, in the same order.
+    of_stages = [dist.new_group(list(range(first, first + tensor))) for first in range(0, config.num_ranks, tensor)]
     return Group(
         rank,
         config.num_ranks,
         world=world,
-        tensor=world,
+        tensor=TorchCommunicator(of_stages[rank // tensor]),
         loading=TorchCommunicator(dist.new_group()),  # of a thread of its own
         num_local=config.num_ranks if config.distributed_executor_backend == "mp" else 1,
         failure=failure,
+        stage=stage_of_rank(config, rank),
+        pipes=pipes_through_torch(config.tensor_parallel_size, config.pipeline_parallel_size, rank),
     )

@@ -30,6 +30,7 @@ from pagewire.services.executor.ranks.formation import (
     shares_memory,
 )
 from pagewire.services.executor.ranks.link import Link, Refused
+from pagewire.services.executor.ranks.piping import give_ends, make_ends, pipes_of
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankHello, RankReport
 from pagewire.watchdog import BEAT_S, Silence
@@ -67,6 +68,7 @@ class Leader:
         self._secret = secret_of(config)
         self._memory = make_memory(config) if shares_memory(config) else None
         self._store = make_store(config) if self._memory is None else None
+        self._ends = make_ends(config) if self._memory is not None else {}
         self.failure = Failure(self._memory)
         processes = {} if self._local is None else self._local.processes
         self._followers = {rank: _Follower(rank, processes.get(rank)) for rank in range(1, config.num_ranks)}
@@ -89,7 +91,8 @@ class Leader:
                 self.check_start()
                 self._changed.wait(_LOOK_EVERY_S)
         if self._memory is not None:
-            return group_with_memory(self._config, 0, self._memory, self.failure)
+            pipes = pipes_of(self._ends, 0, self._config)
+            return group_with_memory(self._config, 0, self._memory, self.failure, pipes)
         assert self._store is not None
         return group_with_torch(self._config, 0, self._store, self.failure)
 
@@ -201,6 +204,7 @@ class Leader:
         descriptor = None if self._memory is None else self._memory.descriptor
         store = "" if self._store is None else f"{self._store.host}:{self._store.port}"
         links.welcome(link, self._secret, hello, store, descriptor)
+        give_ends(link, self._ends, hello.rank)
 
     def _listen(self, follower: _Follower) -> None:
         """Until the follower has gone."""

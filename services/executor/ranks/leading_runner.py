@@ -10,7 +10,8 @@ from pagewire.services.executor import convert
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.parallel.group import REASON_S, Group
+from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.pooling import Pooling
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.runner import Runner
@@ -21,17 +22,26 @@ from pagewire.v1.rank_link_pb2 import RankCommand
 class LeadingRunner:
     """A `Runner`. All of it raises RankLost once a rank is lost."""
 
-    def __init__(self, runner: Runner, leader: Leader, group: Group) -> None:
+    def __init__(self, runner: Runner, leader: Leader, group: Group, tells: bool = True) -> None:
+        """tells: it tells the followers; else they know already (`ahead.py`)."""
         self._runner, self._leader, self._group = runner, leader, group
+        self._tells = tells
 
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
-        self._leader.send(RankCommand(step=convert.step_to_proto(step)))
-        output = self._runner.execute(step, launching)
+        if self._tells:
+            self._leader.send(RankCommand(step=convert.step_to_proto(step)))
+        try:
+            output = self._runner.execute(step, launching)
+        except PeerLost as error:
+            self._leader.failure.set(f"another stage has gone: {error}", after=REASON_S)
+            self._group.check()
+            raise
         self._group.check()
         return output
 
     def reset(self) -> None:
-        self._leader.send(RankCommand(reset=True))
+        if self._tells:
+            self._leader.send(RankCommand(reset=True))
         self._runner.reset()
 
     def on_other_weights(self) -> None:

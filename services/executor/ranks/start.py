@@ -7,11 +7,13 @@ import dataclasses
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.ranks.ahead import Ahead
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.leading_runner import LeadingRunner
 from pagewire.services.executor.replacement import LoadedWeights, load_weights
 from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.work import NOBODY_ASKS, Order
 from pagewire.v1.executor_pb2 import Weights
 
 
@@ -21,6 +23,7 @@ class LeadersStart:
     def __init__(self, config: ExecutorConfig, leader: Leader) -> None:
         self._config, self._leader = config, leader
         self._group = Group()
+        self.order: Order = Ahead(leader) if config.pipeline_parallel_size > 1 else NOBODY_ASKS
 
     def runner(self, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
         """As `start_runner`."""
@@ -31,7 +34,7 @@ class LeadersStart:
             self._leader.check_start()  # another rank may be the cause
             raise
         self._leader.wait_ready()
-        return LeadingRunner(runner, self._leader, self._group), info
+        return LeadingRunner(runner, self._leader, self._group, tells=self.order is NOBODY_ASKS), info
 
     def weights(self, runner: Runner, wanted: Weights) -> LoadedWeights:
         """As `load_weights`."""

@@ -1,4 +1,4 @@
-"""A pipeline in one process: each stage is a model runner of its own, on a thread of its own."""
+"""A pipeline in one process: each rank is a model runner of its own, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,42 +10,64 @@ from typing import Any
 
 import torch
 
+from pagewire.config import ExecutorConfig
 from pagewire.services.executor.cuda_graphs import Steps
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import Failure, Group
 from pagewire.services.executor.parallel.pipe import LocalPipe
 from pagewire.services.executor.parallel.stage import Stage
-from pagewire.services.executor.pipeline import PipelineStage, stream_of
+from pagewire.services.executor.parallel.tokens import tokens_of
+from pagewire.services.executor.pipeline import PipelineStage, stage_in, stream_of
+from pagewire.services.executor.ranks.formation import group_with_memory, make_memory
+from pagewire.services.executor.ranks.piping import make_ends, pipes_of
 from pagewire.services.executor.step import HostTokens, Step, StepOutput
 
 CPU = torch.device("cpu")
 
 
-class Staged:
-    """What a `Driver` takes for a runner. A step is given to all stages; they work at their own pace."""
+def local_runners(
+    models: Sequence[Model], limits: Limits, num_blocks: int, make_graphs: Callable[[], Steps | None], tokens: LocalPipe
+) -> list[ModelRunner]:
+    """models: of the stages, first to last. tokens: for sampled ids."""
+    count = len(models)
+    forward, runners = [LocalPipe() for _ in models], []
+    for index, model in enumerate(models):
+        stage = PipelineStage(
+            Stage(index, count),
+            stream_of(model, limits.max_num_batched_tokens, CPU),
+            before=forward[index - 1] if index else None,
+            behind=forward[index] if index < count - 1 else None,
+            tokens=[tokens] if index in (0, count - 1) else [],
+        )
+        runners.append(ModelRunner(model, limits, num_blocks, CPU, graphs=make_graphs(), stage=stage))
+    return runners
 
-    def __init__(
-        self,
-        models: Sequence[Model],
-        limits: Limits,
-        num_blocks: int,
-        make_graphs: Callable[[], Steps | None] = lambda: None,
-    ) -> None:
-        """models: of the stages, first to last."""
-        count = len(models)
-        self.forward, self.tokens = [LocalPipe() for _ in models], LocalPipe()
-        self.runners = []
-        for index, model in enumerate(models):
-            stage = PipelineStage(
-                Stage(index, count),
-                stream_of(model, limits.max_num_batched_tokens, CPU),
-                before=self.forward[index - 1] if index else None,
-                behind=self.forward[index] if index < count - 1 else None,
-                tokens=[self.tokens] if index in (0, count - 1) else [],
-            )
-            self.runners.append(ModelRunner(model, limits, num_blocks, CPU, graphs=make_graphs(), stage=stage))
-        self._steps: list[SimpleQueue[tuple[Step, Future[StepOutput]] | None]] = [SimpleQueue() for _ in models]
+
+def joined_runners(
+    load: Callable[[Group], Model], tensor: int, stages: int, limits: Limits, num_blocks: int
+) -> list[ModelRunner]:
+    """Joined as processes are, through memory and sockets. load: the part of a rank."""
+    config = ExecutorConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    memory, ends = make_memory(config), make_ends(config)
+    failure = Failure(memory)
+    runners = []
+    for rank in reversed(range(config.num_ranks)):
+        group = group_with_memory(config, rank, memory, failure, pipes_of(ends, rank, config))
+        model = load(group)
+        stage, tokens = stage_in(group, model, limits, CPU), tokens_of(group, limits.max_num_seqs, CPU)
+        runners.append(ModelRunner(model, limits, num_blocks, CPU, stage=stage, tokens=tokens))
+    return runners
+
+
+class Staged:
+    """What a `Driver` takes for a runner. A step is given to all ranks; they work at their own pace."""
+
+    def __init__(self, runners: Sequence[ModelRunner]) -> None:
+        """The leader's last."""
+        self.runners = runners
+        self._steps: list[SimpleQueue[tuple[Step, Future[StepOutput]] | None]] = [SimpleQueue() for _ in runners]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, daemon=True)
             for pair in zip(self.runners, self._steps, strict=True)
@@ -93,7 +115,7 @@ class Pending:
         *earlier, last = self._futures
         host = last.result(30).wait()
         for future in earlier:
-            assert future.result(30).request_ids == []
+            future.result(30)
         return host
 
     @property

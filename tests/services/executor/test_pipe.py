@@ -11,9 +11,10 @@ import threading
 import pytest
 import torch
 
-from pagewire.services.executor.parallel.pipe import PeerLost, SharedPipe, memory_for
+from pagewire.services.executor.parallel.pipe import PeerLost, SharedPipe, make_memory
 
 NUM_PLACES = 3
+MOST_BYTES = [64 * 33 * 2, 5 * 8]
 SIZES = [(5, 7), (1, 3), (64, 33), (2, 1)]
 
 
@@ -33,11 +34,11 @@ def messages(count: int) -> list[tuple[tuple[int, ...], list[torch.Tensor]]]:
 
 def pair() -> tuple[socket.socket, socket.socket, int]:
     one, other = socket.socketpair()
-    return one, other, memory_for([64 * 33 * 2, 5 * 8], NUM_PLACES)
+    return one, other, make_memory()
 
 
 def send_all(connection: socket.socket, descriptor: int, count: int) -> None:
-    pipe = SharedPipe(connection, descriptor, NUM_PLACES)
+    pipe = SharedPipe(connection, descriptor, NUM_PLACES, MOST_BYTES)
     for numbers, tensors in messages(count):
         pipe.send(numbers, tensors)
     signal.pause()  # it lives until it is killed
@@ -53,7 +54,7 @@ def test_messages_of_another_process_come_whole_and_in_order_and_its_death_is_no
     process = multiprocessing.get_context("fork").Process(target=send_all, args=(one, descriptor, 40), daemon=True)
     process.start()
     one.close()
-    pipe = SharedPipe(other, descriptor, NUM_PLACES)
+    pipe = SharedPipe(other, descriptor, NUM_PLACES, MOST_BYTES)
     for numbers, tensors in messages(40):
         found, received = receive(pipe, tensors)
         assert found == numbers
@@ -68,7 +69,10 @@ def test_messages_of_another_process_come_whole_and_in_order_and_its_death_is_no
 
 def test_who_sends_waits_for_a_free_place() -> None:
     one, other, descriptor = pair()
-    sender, receiver = SharedPipe(one, descriptor, NUM_PLACES), SharedPipe(other, descriptor, NUM_PLACES)
+    sender, receiver = (
+        SharedPipe(one, descriptor, NUM_PLACES, MOST_BYTES),
+        SharedPipe(other, descriptor, NUM_PLACES, MOST_BYTES),
+    )
     sent: list[int] = []
 
     def send() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.pipe import LocalPipe
 from pagewire.services.executor.parallel.stage import Stage, divide
 from tests.services.executor.models.tiny import load, save_tiny
-from tests.services.executor.staged import Staged
+from tests.services.executor.staged import Staged, joined_runners, local_runners
 from tests.services.executor.stepping import GREEDY, LIMITS, Driver, alone, make_driver, prompt
 
 NUM_TOKENS = 12
@@ -34,13 +36,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def staged(path: Path, count: int, **options: Any) -> Iterator[Staged]:
-    models = [load(path, stage=Stage(index, count), **options) for index in range(count)]
-    pipeline = Staged(models, LIMITS, 64, recorded)
+def running(runners: Sequence[ModelRunner]) -> Iterator[Staged]:
+    pipeline = Staged(runners)
     try:
         yield pipeline
     finally:
         pipeline.stop()
+
+
+def staged(path: Path, count: int, tokens: LocalPipe | None = None, **options: Any) -> AbstractContextManager[Staged]:
+    models = [load(path, stage=Stage(index, count), **options) for index in range(count)]
+    return running(local_runners(models, LIMITS, 64, recorded, tokens or LocalPipe()))
 
 
 def recorded() -> Any:
@@ -77,6 +83,21 @@ def test_stages_have_the_tokens_of_the_whole(tmp_path: Path, family: str, count:
         assert found == alone(whole, prompt(3 + request_id, seed=request_id), NUM_TOKENS)
 
 
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 3), (2, 2)])
+def test_ranks_that_share_layers_are_a_stage_together(tmp_path: Path, tensor: int, stages: int) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+    save_tiny(tmp_path, "Qwen3", **SIZES | sizes | {"tie_word_embeddings": True})
+    whole = load(tmp_path)
+    runners = joined_runners(
+        lambda group: load(tmp_path, tensor=group.tensor, stage=group.stage), tensor, stages, LIMITS, 64
+    )
+    with running(runners) as pipeline:
+        driver = Driver(pipeline, 64)  # type: ignore[arg-type]
+        tokens = generate_in_turns(driver, stages)
+    for request_id, found in tokens.items():
+        assert found == alone(whole, prompt(3 + request_id, seed=request_id), NUM_TOKENS)
+
+
 def test_rows_go_to_others_while_tokens_are_under_way(tmp_path: Path) -> None:
     """A request ends with a token in flight, and its row is another one's before the first stage has heard of it."""
     save_tiny(tmp_path, "Llama", **SIZES)
@@ -96,13 +117,14 @@ def test_rows_go_to_others_while_tokens_are_under_way(tmp_path: Path) -> None:
 
 def test_tokens_that_nobody_waits_for_do_not_pile_up(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Llama", **SIZES)
-    with staged(tmp_path, 2) as pipeline:
+    tokens = LocalPipe()
+    with staged(tmp_path, 2, tokens) as pipeline:
         driver = Driver(pipeline, 64)  # type: ignore[arg-type]
         for request_id in range(20):
             driver.add(request_id, prompt(4, seed=request_id))
             driver.step({request_id: 4})
             driver.finish(request_id)
-        assert pipeline.tokens.num_waiting <= 4
+        assert tokens.num_waiting <= 4
 
 
 def test_the_times_of_a_step_are_those_of_all_stages(tmp_path: Path) -> None:

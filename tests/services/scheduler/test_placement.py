@@ -239,7 +239,7 @@ def test_the_index_is_a_relation(changes: list[tuple[bool, int, int]], most: int
         assert index.hashes_of(replica_id) == {hashes[number] for one, number in model if one == replica_id}
     assert len(index) == len({number for _, number in model})
     depths = {one: max(n for o, n in model if o == one and n < most) + 1 for one, n in model if n < most}
-    found = index.depths(hashes, most, wanted, num)
+    found = index.depths(hashes[:most], wanted, num)
     assert found.items() <= depths.items()
     assert wanted & depths.keys() <= found.keys()
     others = sorted((depths[one] for one in depths.keys() - wanted), reverse=True)[:num]

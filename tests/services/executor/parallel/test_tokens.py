@@ -47,7 +47,7 @@ def generate(path: Path, group: Group, recorded: bool) -> list[list[int]]:
 def test_followers_have_the_leaders_tokens(tmp_path: Path, recorded: bool) -> None:
     memory = SharedMemory([SIZE])
     expected = generate(tmp_path, Group(), recorded)
-    groups = [Group(rank, SIZE, world=memory.channel(0, rank)) for rank in range(SIZE)]
+    groups = [Group(rank, SIZE, tensor=memory.channel(0, rank)) for rank in range(SIZE)]
     paths = [tmp_path / str(rank) for rank in range(SIZE)]
     for rank, tokens in enumerate(on_ranks(SIZE, lambda rank: generate(paths[rank], groups[rank], recorded))):
         assert tokens == expected, f"rank {rank}"

@@ -1,0 +1,60 @@
+"""Telling the stages of a pipeline of a step when it arrives, long before the last one, the leader, is at it.
+
+What the leader's device thread will do is certain when it is put into its queue, but for what waits behind a call
+between steps: that is told when its turn comes. All else is told in the order of the queue, so all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from pagewire.services.executor import convert
+from pagewire.services.executor.parallel.group import RankLost
+from pagewire.services.executor.ranks.leader import Leader
+from pagewire.services.executor.session import Session
+from pagewire.services.executor.work import Called, Closed, Item, Opened, Submitted
+from pagewire.v1.rank_link_pb2 import RankCommand
+
+
+class Ahead:
+    """A `work.Order`."""
+
+    is_strict = True
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._lock = threading.Lock()
+        self._session: Session | None = None  # whose steps the followers were told last
+        self._behind: set[int] = set()  # ids of items that are to be told in their turn
+
+    def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
+        with self._lock:
+            if self._behind or isinstance(item, Called):
+                self._behind.add(id(item))
+            else:
+                self._tell(item)
+            put(item)
+
+    def begins(self, item: Item) -> None:
+        with self._lock:
+            if id(item) in self._behind:
+                self._tell(item)
+
+    def ended(self, item: Item) -> None:
+        with self._lock:
+            self._behind.discard(id(item))
+
+    def _tell(self, item: Item) -> None:
+        with contextlib.suppress(RankLost):  # the device thread notices
+            if isinstance(item, Opened):
+                self._session = item.session
+                self._leader.send(RankCommand(reset=True))
+            elif isinstance(item, Submitted) and item.session is self._session:
+                self._leader.send(RankCommand(step=convert.step_to_proto(item.step)))
+            elif isinstance(item, Closed) and item.session is self._session:
+                self._session = None
+                self._leader.send(RankCommand(reset=True))
+            elif isinstance(item, Called):
+                self._session = None

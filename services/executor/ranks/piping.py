@@ -1,0 +1,102 @@
+"""The pipes between the ranks of a pipeline: which there are, and how ranks get their ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch.distributed as dist
+
+from pagewire.config import ExecutorConfig
+from pagewire.services.executor.parallel.group import LEADER
+from pagewire.services.executor.parallel.pipe import Pipe, PipeEnd, Pipes, SharedPipe, make_memory
+from pagewire.services.executor.parallel.torch_pipe import TorchPipe
+from pagewire.services.executor.ranks.link import Link
+from pagewire.v1.rank_link_pb2 import RankWelcome
+
+# (from rank, to rank, what goes through it)
+_Plan = list[tuple[int, int, str]]
+# Of each pipe that a rank has an end of, by its place in the plan: descriptors of a socket and of memory.
+Ends = dict[int, tuple[int, int]]
+
+
+def plan(tensor: int, stages: int) -> _Plan:
+    """Ranks count from the last stage, whose first is the leader, to the first stage. tensor: ranks of a stage."""
+    streams = [(rank, rank - tensor, "stream") for stage in range(stages - 1, 0, -1) for rank in _ranks(stage, tensor)]
+    return streams + [(LEADER, rank, "tokens") for rank in _ranks(stages - 1, tensor) if stages > 1]
+
+
+def _ranks(place: int, tensor: int) -> range:
+    return range(place * tensor, (place + 1) * tensor)
+
+
+def _plan_of(config: ExecutorConfig) -> _Plan:
+    return plan(config.tensor_parallel_size, config.pipeline_parallel_size)
+
+
+def make_ends(config: ExecutorConfig) -> dict[int, Ends]:
+    """By rank: the ends of all pipes, of processes of one machine."""
+    ends: dict[int, Ends] = {}
+    for index, (sender, receiver, _) in enumerate(_plan_of(config)):
+        memory, pair = make_memory(), socket.socketpair()
+        for rank, end in zip((sender, receiver), pair, strict=True):
+            ends.setdefault(rank, {})[index] = (end.detach(), memory)
+    return ends
+
+
+def give_ends(link: Link, ends: Mapping[int, Ends], rank: int) -> None:
+    """To a follower that was let in; the leader has no use for them. Raises OSError."""
+    for _, (connection, memory) in sorted(ends.get(rank, {}).items()):
+        link.send(RankWelcome(), connection)
+        link.send(RankWelcome(), memory)
+        socket.socket(fileno=connection).close()  # so that its death is seen at the other end
+
+
+def take_ends(link: Link, config: ExecutorConfig) -> dict[int, Ends]:
+    """What the leader gives, as `make_ends` has it. Raises EOFError, OSError."""
+    mine = [index for index, (*ranks, _) in enumerate(_plan_of(config)) if config.rank in ranks]
+    return {config.rank: {index: (_descriptor(link), _descriptor(link)) for index in mine}}
+
+
+def _descriptor(link: Link) -> int:
+    descriptor = link.receive_with_descriptor(RankWelcome)[1]
+    if descriptor is None:
+        raise EOFError("the leader has given no pipe")
+    return descriptor
+
+
+def pipes_of(ends: Mapping[int, Ends], rank: int, config: ExecutorConfig) -> Pipes:
+    """A rank's, of processes of one machine."""
+    places = config.pipeline_parallel_size + 3  # a step in each stage, one that waits, and room
+    made = {
+        index: partial(_shared, connection, memory, places)
+        for index, (connection, memory) in ends.get(rank, {}).items()
+    }
+    return _arranged(_plan_of(config), rank, made)
+
+
+def _shared(connection: int, memory: int, num_places: int, most_bytes: Sequence[int]) -> Pipe:
+    return SharedPipe(socket.socket(fileno=connection), memory, num_places, most_bytes)
+
+
+def pipes_through_torch(tensor: int, stages: int, rank: int) -> Pipes:
+    """A rank's, through torch.distributed: each pipe has a process group, so that what goes forward never waits for
+    what comes back."""
+    made: dict[int, PipeEnd] = {}
+    planned = plan(tensor, stages)
+    for index, (sender, receiver, _) in enumerate(planned):
+        group = dist.new_group([sender, receiver])  # all ranks make all of them
+        if rank in (sender, receiver):
+            made[index] = _through(group, receiver if rank == sender else sender)
+    return _arranged(planned, rank, made)
+
+
+def _through(group: dist.ProcessGroup, peer: int) -> Callable[[Sequence[int]], Pipe]:
+    return lambda most_bytes: TorchPipe(group, peer)
+
+
+def _arranged(planned: _Plan, rank: int, made: Mapping[int, PipeEnd]) -> Pipes:
+    streams = {planned[index][:2].index(rank): end for index, end in made.items() if planned[index][2] == "stream"}
+    tokens = [end for index, end in sorted(made.items()) if planned[index][2] == "tokens"]
+    return Pipes(before=streams.get(1), behind=streams.get(0), tokens=tokens)

@@ -1,0 +1,98 @@
+"""What operators see of each replica: metrics, load, status, a line in the log."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from pagewire import telemetry
+from pagewire.services.scheduler.log_line import LoadLine, tell
+from pagewire.services.scheduler.replica_stats import REPLICAS
+from pagewire.v1 import admin_pb2, admin_pb2_grpc
+from tests.fakes import FakeExecutor
+from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.service_line import ServiceLine
+from tests.services.scheduler.test_replicas import assert_complete, executors, prompt_of, submit
+
+
+async def test_load_status_and_metrics_tell_replicas_apart(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, *executors(2)).running() as line:
+        await line.wait_for_executors(2)
+        call, collected = await submit(line, 6, 30)
+        await collected.read_until_finished(call, *range(1, 7))
+        assert_complete(collected, 6, 30)
+        await line.wait_until_free()
+        load = await line.load()
+        assert [one.name for one in load.executors] == ["executor-0", "executor-1"]
+        assert sum(one.num_blocks for one in load.executors) == load.num_blocks
+        assert not any(one.num_running or one.is_leaving for one in load.executors)
+        assert sum(one.num_free_blocks for one in load.executors) == load.num_free_blocks
+        exposition = telemetry.exposition()
+        stub = admin_pb2_grpc.AdminServiceStub(line.channel)
+        status = (await stub.GetStatus(admin_pb2.GetStatusRequest())).services[0].scheduler
+    for one in status.replicas:
+        generated = f'pagewire:executor_generation_tokens_total{{executor="{one.name}"}} {one.num_generation_tokens}.0'
+        assert generated in exposition
+        assert f'pagewire:executor_prefix_cache_queries_total{{executor="{one.name}"}} 60.0' in exposition
+    assert sum(one.num_generation_tokens for one in status.replicas) == 180
+    assert [one.num_prefix_queries for one in status.replicas] == [60, 60]
+
+
+def test_one_that_is_gone_has_no_metrics() -> None:
+    line = PureLine(FakeExecutor(), FakeExecutor())
+    REPLICAS.scheduler = line.scheduler
+    assert 'executor_requests_running{executor="executor-1"}' in telemetry_of_replicas()
+    line.leave(1)
+    assert 'executor="executor-1"' not in telemetry_of_replicas()
+    line.join(FakeExecutor())
+    assert 'executor_requests_running{executor="executor-1"}' in telemetry_of_replicas()
+
+
+def telemetry_of_replicas() -> str:
+    return "\n".join(
+        f'{sample.name.removeprefix("pagewire:")}{{executor="{sample.labels["executor"]}"}}'
+        for metric in REPLICAS.collect()
+        for sample in metric.samples
+    )
+
+
+def test_the_line_of_the_log_says_what_has_happened_since_the_last() -> None:
+    line = PureLine(FakeExecutor(max_num_seqs=2), FakeExecutor(max_num_seqs=2))
+    log = LoadLine(line.scheduler)
+    assert log.text(10) == "", "nothing yet"
+    for number in range(6):
+        line.add(prompt_of(number), max_tokens=20)
+    for index in (0, 1):
+        line.schedule(index)
+        line.receive(index)
+    one = "2 running, 0.2 tokens/s, KV cache 2%, prefix hits 0%"
+    assert log.text(10) == f"executor-0: {one}; executor-1: {one}; 2 waiting"
+    line.run()
+    text = log.text(10)
+    assert "executor-0: 0 running" in text and text.endswith("0 waiting")
+    assert log.text(10) == "", "all is said"
+
+
+def test_of_many_replicas_the_line_has_sums() -> None:
+    line = PureLine(*(FakeExecutor() for _ in range(12)))
+    for number in range(15):
+        line.add(prompt_of(number), max_tokens=20)
+    for index in range(12):
+        line.schedule(index)
+    text = LoadLine(line.scheduler).text(10)
+    assert text == (
+        "12 executors: 15 running (1 to 2 on each), 0.0 tokens/s, KV cache 1% to 2%, prefix hits 0%; 0 waiting"
+    )
+
+
+async def test_the_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    line = PureLine(FakeExecutor())
+    line.add(prompt_of(1), max_tokens=20)
+    line.schedule()
+    with caplog.at_level(logging.INFO):
+        telling = asyncio.create_task(tell(line.scheduler, 0.01))
+        async with asyncio.timeout(10):
+            while "executor-0: 1 running" not in caplog.text:  # noqa: ASYNC110 - a log
+                await asyncio.sleep(0.01)
+        telling.cancel()
