@@ -24,12 +24,6 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
         group="network",
         valid=PORT,
     )
-    distributed_executor_backend: str = flag(
-        "mp",
-        "who starts executors: mp = processes of this machine; ray = a Ray cluster, as actors on any of its nodes",
-        group="executor",
-        choices=("mp", "ray"),
-    )
     uds_dir: str | None = flag(
         None,
         "directory of this user for the Unix sockets between the services, made private (default: a new one)",
