@@ -112,7 +112,6 @@ async def measure(num_passes: int, store: Store) -> None:
         asked = [body] if name in WITHOUT_CHOICES else [body | {"n": n} for n in NUM_CHOICES]
         least = [min([await seconds(app, path, one) for _ in range(num_passes)]) for one in asked]
         print(f"{name:<20}" + "".join(f"{1e9 * value / NUM_TOKENS:>14.0f}" for value in least), flush=True)
-    await gateway.channel.close()
 
 
 def main() -> None:

@@ -4,16 +4,18 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from fastapi import Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import error_details, telemetry, tenants
-from pagewire.admin import Neighbour
+from pagewire.admin import Neighbour, each_once, metrics_behind
 from pagewire.config import GatewayConfig
+from pagewire.discovery import discover
 from pagewire.gateway import metrics
+from pagewire.gateway.balanced_stub import AWAY, BalancedStub
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.files.files import Files
@@ -32,6 +34,7 @@ from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.keys import Door
 from pagewire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.streams import Peer
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
@@ -45,7 +48,6 @@ AWAY_POLL_S = 0.1
 # After a broken call: seconds in which the link, on the same connection, has noticed too. Streams of a service that
 # stops break a little after it has refused calls.
 NOTICED_S = 1.0
-AWAY = "the tokenizer service cannot be reached; try again"
 
 Answered = TypeVar("Answered")
 Metadata = Sequence[tuple[str, str]]
@@ -62,8 +64,8 @@ class Gateway:
         self.batches = Batches(store, self.files)
         self.door = Door(config.api_key, config.api_key_file)
         self.shutdown = GracefulShutdown()
-        self.channel = tls.channel(config.tokenizer_address)
-        self.link = TokenizerLink(self.channel, config.recovery_timeout, config.hang_timeout)
+        tokenizers = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
+        self.link = TokenizerLink(tokenizers, tls.listed_channel, config.recovery_timeout, config.hang_timeout)
         log = OutputLog(store, config.response_store_size, config.response_store_ttl)
         self.background = Background(self.link, store, self.responses, log)
         bounds = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)
@@ -71,11 +73,10 @@ class Gateway:
             open_log(config.generation_store or "disk", store.directory, bounds),
             keep_all_streams=config.resumable_streams,
         )
-        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.inference: Any = BalancedStub(self.link, inference_pb2_grpc.InferenceServiceStub)
         self.searches = Searches(self.inference, self.call_to_its_end)
-        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
-        self._health = health_pb2_grpc.HealthStub(self.channel)
-        self.status = StatusSource(Neighbour("tokenizer", config.tokenizer_address, self.channel), self.why_not_ready)
+        self.admin: Any = BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub)
+        self.status = StatusSource(self._tokenizers, self.why_not_ready)
         self._default_model = ""
 
     async def default_model(self) -> str:
@@ -83,6 +84,9 @@ class Gateway:
         if not self._default_model:
             self._default_model = (await self.list_models())[0].id
         return self._default_model
+
+    def _tokenizers(self) -> list[Neighbour]:
+        return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
 
     async def list_models(self) -> Sequence[inference_pb2.Model]:
         return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
@@ -98,6 +102,8 @@ class Gateway:
         for attempt in itertools.count(1):
             is_away, num_breaks = self.link.is_available and not self.link.is_up, self.link.num_breaks
             timeout = _at_most(AWAY_TIMEOUT_S if is_away else CALL_TIMEOUT_S)
+            if is_away:
+                await self._comes(timeout)
             try:
                 return await method(request, timeout=timeout, metadata=metadata, wait_for_ready=is_away)
             except grpc.aio.AioRpcError as error:
@@ -132,6 +138,34 @@ class Gateway:
                 await self._noticed(num_breaks)
         raise AssertionError("unreachable")
 
+    async def call_each(self, name: str, request: object, metadata: Metadata = ()) -> list[Any]:
+        """A unary call to every tokenizer service that is there, as `call` otherwise. name: of the method."""
+        peers = [peer for peer in self.link.peers if peer.is_up]
+        if len(peers) < 2:
+            return [await self.call(getattr(self.inference, name), request, metadata)]
+        stubs = [inference_pb2_grpc.InferenceServiceStub(peer.channel) for peer in peers]
+        timeout = _at_most(CALL_TIMEOUT_S)
+        answers = await asyncio.gather(
+            *(getattr(stub, name)(request, timeout=timeout, metadata=metadata) for stub in stubs),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            # Of one that dies, requests go on elsewhere.
+            if isinstance(answer, BaseException) and not (
+                isinstance(answer, grpc.aio.AioRpcError) and _has_died(answer)
+            ):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _comes(self, timeout: float) -> None:
+        """Returns when a tokenizer service is there, or in `timeout` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                changed = self.link.changed
+                while not self.link.is_up:
+                    await changed.wait()
+                    changed = self.link.changed
+
     async def _noticed(self, num_breaks: int) -> None:
         """Returns when the link has broken more often than that, too, which it soon has after a call has."""
         with suppress(TimeoutError):
@@ -145,27 +179,35 @@ class Gateway:
         """Why the line cannot serve; "" if it can."""
         if self.shutdown.announced:
             return "this gateway is shutting down"
-        request = health_pb2.HealthCheckRequest(service=LINK_NAME)
-        try:
-            health = await self._health.Check(request, timeout=PROBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            return f"the tokenizer service does not answer: {error.code().name}: {error.details()}"
-        if not self.link.is_up:
-            return "the stream to the tokenizer service is not up yet"
-        if health.status != health_pb2.HealthCheckResponse.SERVING:
-            return "the tokenizer service is up, but what is behind it is not ready: still loading, or restarting"
-        return ""
+        if not self.link.peers:
+            return "no tokenizer service is known yet"
+        reasons = await asyncio.gather(*map(_why_not_ready, self.link.peers))
+        return "" if "" in reasons else reasons[0]
 
     async def metrics(self) -> bytes:
         """Metrics of every service that answers."""
-        services = [admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())]
-        try:
-            behind = await self.admin.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=2 * PROBE_TIMEOUT_S)
-            services.extend(behind.services)
-        except grpc.aio.AioRpcError as error:
-            metrics.logger.debug("no metrics from behind the gateway: %s", error.details())
+        own = admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())
+        request = admin_pb2.GetMetricsRequest()
+        behind = await asyncio.gather(
+            *(metrics_behind(one, request, 2 * PROBE_TIMEOUT_S) for one in self._tokenizers())
+        )
+        services = [own, *each_once(behind)]
         # Parsing a few thousand lines takes longer than a token may wait.
         return await asyncio.to_thread(metrics.merge, services)
+
+
+async def _why_not_ready(peer: Peer[Any, Any]) -> str:
+    """As `Gateway.why_not_ready`, of one tokenizer service."""
+    request = health_pb2.HealthCheckRequest(service=LINK_NAME)
+    try:
+        health = await health_pb2_grpc.HealthStub(peer.channel).Check(request, timeout=PROBE_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        return f"the tokenizer service does not answer: {error.code().name}: {error.details()}"
+    if not peer.is_up:
+        return "the stream to the tokenizer service is not up yet"
+    if health.status != health_pb2.HealthCheckResponse.SERVING:
+        return "the tokenizer service is up, but what is behind it is not ready: still loading, or restarting"
+    return ""
 
 
 def _has_died(error: grpc.aio.AioRpcError) -> bool:

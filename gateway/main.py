@@ -111,7 +111,7 @@ async def serve(
     Raises StartupError.
     """
     tenants.check_header(config.tenant_header)
-    tls = ServiceTls(config, [config.tokenizer_address])
+    tls = ServiceTls(config, config.tokenizer_address.split(","))
     scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
@@ -149,7 +149,6 @@ async def serve(
     finally:
         await rpc.cancel([stopped, *serving, watching, batches, background, link, keeper])
         await gateway.keeper.close()
-        await gateway.channel.close()
         await store.close()
 
 

@@ -1,6 +1,7 @@
 """The gateway's own metrics, and one exposition of the metrics of all services."""
 
 import logging
+from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -61,9 +62,14 @@ class _Families:
 
 def merge(services: Iterable[ServiceMetrics]) -> bytes:
     """Every service's metrics in Prometheus text format 0.0.4: one family per name, its samples told apart by the
-    label `service`."""
+    label `service` and, where there are several of a service, by `address`."""
+    services = list(services)
+    counts = Counts(service.service for service in services)
     families: dict[str, Metric] = {}
     for service in services:
+        own = {"service": service.service}
+        if counts[service.service] > 1:
+            own["address"] = service.address
         for family in text_string_to_metric_families(service.exposition):
             merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             if merged.type != family.type:
@@ -73,5 +79,5 @@ def merge(services: Iterable[ServiceMetrics]) -> bytes:
                 )  # fmt: skip
                 continue
             for sample in family.samples:
-                merged.samples.append(sample._replace(labels={**sample.labels, "service": service.service}))
+                merged.samples.append(sample._replace(labels={**sample.labels, **own}))
     return generate_latest(_Families(families.values()))

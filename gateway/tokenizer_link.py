@@ -1,13 +1,14 @@
-"""The one stream to the tokenizer that carries every generation of this gateway."""
+"""The streams to the tokenizers that carry every generation of this gateway."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
 import grpc
 
+from pagewire.discovery import Discovery, Listed
 from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice, Reply
 from pagewire.rpc import RpcError
-from pagewire.streams import Pings, ResubmittingLink
+from pagewire.streams import OpenCall, Pings, ResubmittingLink
 from pagewire.v1 import inference_link_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
@@ -21,11 +22,20 @@ LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkService
 class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectResponse]):
     """Submits the choices of replies and hands them their outputs; `run()` keeps the stream up."""
 
-    def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float, hang_timeout: float = 0.0) -> None:
-        """recovery_timeout: seconds without the tokenizer service after which generations end with UNAVAILABLE.
-        hang_timeout: seconds without a sign of life after which it is taken to hang; 0 = never."""
-        pings = Pings(channel, LINK_NAME, hang_timeout)
-        super().__init__("tokenizer service", InferenceLinkServiceStub(channel).Connect, recovery_timeout, pings)
+    def __init__(
+        self,
+        discovery: Discovery,
+        connect: Callable[[Listed], grpc.aio.Channel],
+        recovery_timeout: float,
+        hang_timeout: float = 0.0,
+    ) -> None:
+        """recovery_timeout: seconds without a tokenizer service after which generations end with UNAVAILABLE.
+        hang_timeout: seconds without a sign of life after which one is taken to hang; 0 = never."""
+        super().__init__("tokenizer service", discovery, connect, recovery_timeout)
+        self._hang_timeout = hang_timeout
+
+    def open(self, channel: grpc.aio.Channel) -> tuple[OpenCall[ConnectRequest, ConnectResponse], Pings]:
+        return InferenceLinkServiceStub(channel).Connect, Pings(channel, LINK_NAME, self._hang_timeout)
 
     def generate(
         self,

@@ -5,14 +5,14 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import grpc
 
 from pagewire import error_details, telemetry
 from pagewire.rpc_error import RpcError
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
-from pagewire.v1.admin_pb2 import ServiceState, ServiceStatus
+from pagewire.v1.admin_pb2 import ServiceMetrics, ServiceState, ServiceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,33 @@ async def status_behind(
     return services
 
 
+async def metrics_behind(
+    neighbour: Neighbour, request: admin_pb2.GetMetricsRequest, timeout: float = _TIMEOUT_S
+) -> list[ServiceMetrics]:
+    """A neighbour's metrics and those behind it; none if it does not answer within `timeout` seconds."""
+    try:
+        stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
+        services = list((await stub.GetMetrics(request, timeout=timeout)).services)
+    except grpc.aio.AioRpcError as error:
+        logger.debug("no metrics of the %s at %s: %s", neighbour.service, neighbour.address, error.details())
+        return []
+    services[0].address = neighbour.address
+    return services
+
+
+Told = TypeVar("Told", ServiceStatus, ServiceMetrics)
+
+
+def each_once(told: Sequence[Sequence[Told]]) -> list[Told]:
+    """What several neighbours tell, some of them of the same services behind them: what is known of each."""
+    found: dict[tuple[str, str], Told] = {}
+    for one in (one for part in told for one in part):
+        known = found.setdefault((one.service, one.address), one)
+        if isinstance(known, ServiceStatus) and known.state == ServiceState.SERVICE_STATE_UNREACHABLE:
+            found[one.service, one.address] = one
+    return list(found.values())
+
+
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def __init__(
         self,
@@ -77,22 +104,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.GetMetricsResponse:
         own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
-        response = admin_pb2.GetMetricsResponse(services=[own])
-        answers = await asyncio.gather(
-            *(
-                admin_pb2_grpc.AdminServiceStub(one.channel).GetMetrics(request, timeout=_TIMEOUT_S)
-                for one in self._behind()
-            ),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, grpc.aio.AioRpcError):
-                logger.debug("no metrics from behind the %s: %s", self._service, answer.details())
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                response.services.extend(answer.services)
-        return response
+        behind = await asyncio.gather(*(metrics_behind(one, request) for one in self._behind()))
+        return admin_pb2.GetMetricsResponse(services=[own, *(one for services in behind for one in services)])
 
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -115,20 +128,45 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return await self._replace_weights(request)
 
 
-def replace_behind(channel: grpc.aio.Channel) -> ReplaceWeights:
-    """Leaves it to the next service."""
-    stub = admin_pb2_grpc.AdminServiceStub(channel)
+def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
+    """Leaves it to all services behind this one, at the same time."""
 
     async def replace(request: admin_pb2.ReplaceWeightsRequest) -> admin_pb2.ReplaceWeightsResponse:
-        try:
-            return await stub.ReplaceWeights(request)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error):
-                raise RpcError(
-                    grpc.StatusCode.UNAVAILABLE,
-                    f"the scheduler went away ({error.details()}): GetStatus or /v1/status says which weights are in"
-                    " force; try again",
-                ) from error
-            raise RpcError.from_call(error) from error
+        neighbours = behind()
+        answers = await asyncio.gather(*(_replace_at(one, request) for one in neighbours), return_exceptions=True)
+        done = [answer for answer in answers if isinstance(answer, admin_pb2.ReplaceWeightsResponse)]
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if not neighbours:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "no scheduler is there to replace weights; try again later")
+        if not errors:
+            return admin_pb2.ReplaceWeightsResponse(
+                version=done[0].version,
+                previous_version=done[0].previous_version,
+                num_executors=sum(answer.num_executors for answer in done),
+            )
+        if done and isinstance(errors[0], RpcError):
+            where = [one.address for one, answer in zip(neighbours, answers, strict=True) if answer in done]
+            raise RpcError(
+                errors[0].code,
+                f"weights {done[0].version} are in force at {', '.join(where)} only: {errors[0].message}; ask again"
+                " once that is mended",
+            )
+        raise errors[0]
 
     return replace
+
+
+async def _replace_at(
+    neighbour: Neighbour, request: admin_pb2.ReplaceWeightsRequest
+) -> admin_pb2.ReplaceWeightsResponse:
+    """Raises RpcError."""
+    try:
+        return await admin_pb2_grpc.AdminServiceStub(neighbour.channel).ReplaceWeights(request)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error):
+            raise RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the scheduler went away ({error.details()}): GetStatus or /v1/status says which weights are in"
+                " force; try again",
+            ) from error
+        raise RpcError.from_call(error) from error

@@ -47,7 +47,10 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
     )
     address = "" if config.grpc_port == ServeConfig.grpc_port else f" --address {grpc.removeprefix('grpcs://')}"
     executors = local_executors.names(config)
-    replicas = "" if len(executors) == 1 else f"\n  {len(executors)} executors: {executors[0]} to {executors[-1]}"
+    if executors:
+        replicas = "" if len(executors) == 1 else f"\n  {len(executors)} executors: {executors[0]} to {executors[-1]}"
+    else:
+        replicas = f"\n  Executors on a Ray cluster: {config.data_parallel_size}"
     calls = (
         ""
         if model is None

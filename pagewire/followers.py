@@ -49,7 +49,7 @@ _started: list[LocalFollowers] = []
 
 def start(config: ExecutorConfig) -> None:
     """Those of an executor that this process is about to become, if it has any."""
-    if config.num_ranks > 1 and config.rank == 0 and config.distributed_executor_backend == "mp":
+    if config.starts_followers:
         _started.append(LocalFollowers(config))
 
 

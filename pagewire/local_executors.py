@@ -15,8 +15,13 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def names(config: ServeConfig) -> list[str]:
-    """Of those that are processes of this machine. One alone is "executor"."""
+    """Of those that are processes of this machine. One alone is "executor". Raises StartupError."""
     count = config.data_parallel_size
+    if config.distributed_executor_backend == "external":
+        raise StartupError(
+            "--distributed-executor-backend external: `pagewire serve` starts its executors itself; start them with "
+            "`pagewire executor`, and the other services one by one"
+        )
     if config.distributed_executor_backend == "ray":
         return []
     return ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
@@ -36,17 +41,17 @@ def devices(
 
     Raises StartupError if there are too few.
     """
-    count = len(names(config))
+    count, each = len(names(config)), config.num_ranks
     visible = environ.get(_VISIBLE)
     if visible is not None:
         present = [one for one in visible.split(",") if one.strip() not in ("", "-1")]
     else:
         present = [str(number) for number in range(len(list(driver.iterdir())) if driver.is_dir() else 0)]
-    if count <= 1 or config.device == "cpu" or not present:
+    if count * each <= 1 or config.device == "cpu" or not present:
         return [{} for _ in range(count)]
-    if len(present) < count:
+    if len(present) < count * each:
         raise StartupError(
-            f"--data-parallel-size {count} takes {count} CUDA devices, {len(present)} are here: start fewer executors, "
-            "or run them on --device cpu"
+            f"--data-parallel-size {count}{f' x {each}' if each > 1 else ''} takes {count * each} CUDA devices, "
+            f"{len(present)} are here: start fewer executors, or run them on --device cpu"
         )
-    return [{_VISIBLE: one} for one in present[:count]]
+    return [{_VISIBLE: ",".join(present[first : first + each])} for first in range(0, count * each, each)]

@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc
 
+from pagewire.gateway.balanced_stub import BalancedStub
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.reply import PendingChoice, Reply
 from pagewire.rpc import RpcError
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ def is_search(request: GenerateRequest) -> bool:
 class Searches:
     """Stands where the link to the tokenizer service does for other requests."""
 
-    def __init__(self, stub: InferenceServiceStub, call_to_its_end: CallToItsEnd) -> None:
+    def __init__(self, stub: BalancedStub, call_to_its_end: CallToItsEnd) -> None:
+        """stub: of the public service."""
         self._stub = stub
         self._call_to_its_end = call_to_its_end
 

@@ -32,8 +32,8 @@ async def abort_requests(request: Request, body: AbortBody) -> Aborted:
     ids = [name for given in body.ids for name in (given, _PREFIX.sub("", given, count=1))]
     upstream = inference_pb2.AbortRequestsRequest(request_ids=ids, all=bool(body.abort_all))
     whose = tenants.metadata() if tenants.whose_requests() is not None else []
-    answer = await gateway.call(gateway.inference.AbortRequests, upstream, whose)
-    return Aborted(status="aborted", aborted=answer.num_aborted)
+    answers = await gateway.call_each("AbortRequests", upstream, whose)
+    return Aborted(status="aborted", aborted=sum(answer.num_aborted for answer in answers))
 
 
 @router.get("/load")
@@ -110,8 +110,8 @@ async def _compute(gateway: Gateway, kind: common_pb2.ModelKind) -> None:
 
 
 async def _num_requests(gateway: Gateway) -> int:
-    counted = await gateway.call(gateway.inference.CountRequests, inference_pb2.CountRequestsRequest())
-    return counted.num_requests
+    counted = await gateway.call_each("CountRequests", inference_pb2.CountRequestsRequest())
+    return sum(one.num_requests for one in counted)
 
 
 def _generates(model: inference_pb2.Model) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import UNSET
 
 from pagewire import __version__
-from pagewire.admin import Neighbour, own_status, status_behind
+from pagewire.admin import Neighbour, each_once, own_status, status_behind
 from pagewire.gateway.status.schema import (
     Latency,
     PageGroup,
@@ -31,8 +31,10 @@ _STATES = {
 
 
 class StatusSource:
-    def __init__(self, tokenizer: Neighbour, why_not_ready: Callable[[], Awaitable[str]]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizers: Callable[[], Sequence[Neighbour]], why_not_ready: Callable[[], Awaitable[str]]
+    ) -> None:
+        self._tokenizers = tokenizers
         self._why_not_ready = why_not_ready
         self._lock = asyncio.Lock()
         self._latest: Status | None = None
@@ -48,37 +50,43 @@ class StatusSource:
 
     async def _ask(self) -> Status:
         request = admin_pb2.GetStatusRequest(with_kv_maps=True)
-        reason, behind = await asyncio.gather(self._why_not_ready(), status_behind(self._tokenizer, request))
-        return to_status([own_status("gateway", is_serving=not reason), *behind], reason)
+        reason, behind = await asyncio.gather(
+            self._why_not_ready(), asyncio.gather(*(status_behind(one, request) for one in self._tokenizers()))
+        )
+        return to_status([own_status("gateway", is_serving=not reason), *each_once(behind)], reason)
 
 
 def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
     """reason: why the line cannot serve; "" if it can."""
-    empty = ServiceStatus()
-    tokenizer = next((one for one in services if one.HasField("tokenizer")), empty).tokenizer
-    scheduler = next((one for one in services if one.HasField("scheduler")), empty).scheduler
+    tokenizers = [one.tokenizer for one in services if one.HasField("tokenizer")]
+    schedulers = [one.scheduler for one in services if one.HasField("scheduler")]
     return Status(
         object="status",
         time=time.time(),
         version=__version__,
         ready=not reason,
         reason=reason,
-        num_gateways=tokenizer.num_clients,
+        num_gateways=max((one.num_clients for one in tokenizers), default=0),  # each has a stream to each
         services=[_health(one) for one in services],
-        requests=RequestCounts(running=scheduler.num_running, waiting=scheduler.num_waiting),
+        requests=RequestCounts(
+            running=sum(one.num_running for one in schedulers), waiting=sum(one.num_waiting for one in schedulers)
+        ),
         throughput=Throughput(
-            generation_tokens_per_second=scheduler.generation_tokens_per_second,
-            prompt_tokens_per_second=scheduler.prompt_tokens_per_second,
-            generation_tokens=scheduler.num_generation_tokens,
-            prompt_tokens=scheduler.num_prompt_tokens,
+            generation_tokens_per_second=sum(one.generation_tokens_per_second for one in schedulers),
+            prompt_tokens_per_second=sum(one.prompt_tokens_per_second for one in schedulers),
+            generation_tokens=sum(one.num_generation_tokens for one in schedulers),
+            prompt_tokens=sum(one.num_prompt_tokens for one in schedulers),
         ),
         latency=Latency(
-            time_to_first_token=_latencies(tokenizer.time_to_first_token),
-            inter_token=_latencies(tokenizer.inter_token_latency),
+            time_to_first_token=_latencies([one.time_to_first_token for one in tokenizers]),
+            inter_token=_latencies([one.inter_token_latency for one in tokenizers]),
         ),
-        prefix_cache=PrefixCache(queries=scheduler.num_prefix_queries, hits=scheduler.num_prefix_hits),
-        preemptions=scheduler.num_preemptions,
-        replicas=[_replica(one) for one in scheduler.replicas],
+        prefix_cache=PrefixCache(
+            queries=sum(one.num_prefix_queries for one in schedulers),
+            hits=sum(one.num_prefix_hits for one in schedulers),
+        ),
+        preemptions=sum(one.num_preemptions for one in schedulers),
+        replicas=[_replica(one) for scheduler in schedulers for one in scheduler.replicas],
     )
 
 
@@ -93,10 +101,14 @@ def _health(one: ServiceStatus) -> ServiceHealth:
     )
 
 
-def _latencies(recent: admin_pb2.RecentLatency) -> RecentLatencies:
-    if not recent.count:
+def _latencies(recent: Sequence[admin_pb2.RecentLatency]) -> RecentLatencies:
+    """Of several services: about the middle of their medians, and no more than the highest 95th percentile."""
+    recent = [one for one in recent if one.count]
+    if not recent:
         return RecentLatencies(count=0, p50=None, p95=None)
-    return RecentLatencies(count=recent.count, p50=recent.p50_seconds, p95=recent.p95_seconds)
+    count = sum(one.count for one in recent)
+    median = sum(one.p50_seconds * one.count for one in recent) / count
+    return RecentLatencies(count=count, p50=median, p95=max(one.p95_seconds for one in recent))
 
 
 def _replica(one: admin_pb2.ReplicaStatus) -> ReplicaState:

@@ -33,7 +33,17 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
         group="network",
         valid=Range(above=0),
     )
-    tokenizer_address: str = flag("localhost:50051", "the tokenizer service", group="network")
+    tokenizer_address: str = flag(
+        "localhost:50051", "the tokenizer services, comma separated; requests are divided among them", group="network"
+    )
+    tokenizer_discovery: str = flag(
+        "static",
+        "how tokenizer services are found; static: where --tokenizer-address says, dns: at all addresses that names "
+        "there have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "LABEL=VALUE:PORT",
+        group="network",
+        choices=("static", "dns", "kubernetes"),
+    )
     data_dir: str | None = flag(
         None,
         "directory on a local disk for what the gateway keeps, shared by all gateways of this port (default: "

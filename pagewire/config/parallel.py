@@ -26,10 +26,10 @@ class ParallelConfig:
     )
     distributed_executor_backend: str = flag(
         "mp",
-        "who starts the processes of an executor with several devices: mp = the executor itself, on this machine; "
-        "external = somebody else, each with --rank and --leader",
+        "who starts executors and their processes: mp = who needs them, here; ray = a Ray cluster, executors as actors "
+        "on any of its nodes; external = somebody else, each process with --rank and --leader",
         group="executor",
-        choices=("mp", "external"),
+        choices=("mp", "ray", "external"),
     )
     rank: int = flag(
         0,
@@ -50,6 +50,11 @@ class ParallelConfig:
         group="executor",
         secret=True,
     )
+
+    @property
+    def starts_followers(self) -> bool:
+        """Whether this process is to start the others of its executor. An actor of Ray's does, too."""
+        return self.num_ranks > 1 and self.rank == 0 and self.distributed_executor_backend != "external"
 
     @property
     def num_ranks(self) -> int:

@@ -24,12 +24,6 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
         group="network",
         valid=PORT,
     )
-    distributed_executor_backend: str = flag(
-        "mp",
-        "who starts executors: mp = processes of this machine; ray = a Ray cluster, as actors on any of its nodes",
-        group="executor",
-        choices=("mp", "ray"),
-    )
     uds_dir: str | None = flag(
         None,
         "directory of this user for the Unix sockets between the services, made private (default: a new one)",
@@ -45,6 +39,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 # What the stack itself sets for its services: not flags of `pagewire serve`.
 SET_BY_STACK = (
     *("listen", "public_listen", "public_admin", "metrics_port", "reuse_port"),
-    *("tokenizer_address", "scheduler_address", "executor_address", "executor_discovery", "cpu_share"),
+    *("tokenizer_discovery", "scheduler_discovery", "executor_discovery"),
+    *("tokenizer_address", "scheduler_address", "executor_address", "cpu_share"),
     *("rank", "leader", "group_secret"),
 )

@@ -20,7 +20,17 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         "serve metrics and status on --public-listen, too; pagewire serve does without --admin-port",
         group="network",
     )
-    scheduler_address: str = flag("localhost:50052", "the scheduler service", group="network")
+    scheduler_address: str = flag(
+        "localhost:50052", "the scheduler services, each with executors of its own, comma separated", group="network"
+    )
+    scheduler_discovery: str = flag(
+        "static",
+        "how scheduler services are found; static: where --scheduler-address says, dns: at all addresses that names "
+        "there have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "LABEL=VALUE:PORT",
+        group="network",
+        choices=("static", "dns", "kubernetes"),
+    )
     served_model_name: str | None = flag(
         None, "names that clients use, comma separated; the first is reported (default: MODEL)", group="model"
     )

@@ -39,7 +39,7 @@ def plan(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> list[tupl
     demand = cluster.demand(config, ray.nodes())
     executor = ExecutorConfig(**{one.name: getattr(config, one.name) for one in fields(ExecutorConfig)})
     if not demand["num_gpus"]:
-        executor = replace(executor, num_threads=int(demand["num_cpus"]))
+        executor = replace(executor, num_threads=int(demand["num_cpus"]) // config.num_ranks)
     count = config.data_parallel_size
     names = ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
     common: dict[str, Any] = {

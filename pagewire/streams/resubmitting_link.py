@@ -1,17 +1,21 @@
-"""The client side of a multiplexed stream that loses no request when it breaks."""
+"""The client side of multiplexed streams that loses no request when one breaks."""
 
 import asyncio
 import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from pagewire.discovery import Discovery, Listed
 from pagewire.rpc import RpcError
-from pagewire.streams.link import MAX_BACKOFF_S, Link, OpenCall
+from pagewire.streams.balancing import choose
+from pagewire.streams.link import MAX_BACKOFF_S, OpenCall
+from pagewire.streams.peer import Peer
+from pagewire.streams.peer_list import PeerList
 from pagewire.streams.pings import Pings
 
 logger = logging.getLogger(__name__)
@@ -21,18 +25,22 @@ MAX_SEND_BYTES = 16 * 1024 * 1024
 # Seconds after which a new stream is taken to last. A service that dies again and again as it gets the same requests
 # lives shorter, and these must not come back for ever.
 SETTLED_S = 2 * MAX_BACKOFF_S
+# Seconds after which requests leave a peer that says that it is not ready, if another one is: it may be so in a moment.
+UNREADY_S = 2.0
 
 
 class LinkedRequest(ABC):
     """One request, with what it takes to go on after a break."""
 
-    __slots__ = ("lost_at", "number", "was_sent")
+    __slots__ = ("affinity", "lost_at", "number", "peer", "was_sent")
 
     def __init__(self) -> None:
-        self.number = 0  # unique on the link; 0 = not submitted
-        self.was_sent = False  # the other side may have let it in
+        self.number = 0  # unique on the link, another one wherever it is sent; 0 = not submitted
+        self.was_sent = False  # another side may have let it in
         # time.monotonic() when the stream broke under it, until there is output again.
         self.lost_at: float | None = None
+        self.affinity = b""  # of requests that had better be at the same peer
+        self.peer: Any = None  # that has it; None: it waits for one
 
     @abstractmethod
     def to_submit(self) -> Any:
@@ -49,37 +57,42 @@ In = TypeVar("In")
 
 
 class ResubmittingLink(ABC, Generic[R, Out, In]):
-    """Carries requests until they end, over one stream after another.
+    """Carries requests until they end, each over the stream of one of several peers that do the same work.
 
-    The other side speaks first on every stream, and nothing is sent before: what was sent has arrived, unless the
-    stream broke just then. After a break, every live request is submitted again; those that have waited for
-    recovery_timeout seconds, without a stream that lasts, end with UNAVAILABLE.
+    When a stream breaks, its requests are submitted again, to another peer or, where none is up, to the first that is;
+    those that have waited for recovery_timeout seconds, without a stream that lasts, end with UNAVAILABLE. A peer that
+    leaves the list gets no new requests, unless there is no other, and is left when it has none.
 
     A subclass builds the messages and reads them.
     """
 
     def __init__(
-        self, name: str, open_call: OpenCall[Out, In], recovery_timeout: float, pings: Pings | None = None
+        self,
+        name: str,
+        discovery: Discovery,
+        connect: Callable[[Listed], grpc.aio.Channel],
+        recovery_timeout: float,
     ) -> None:
-        """open_call starts the call (`stub.Connect`); name is for the log and for errors ("tokenizer service"). pings:
-        have a hang count as a death."""
+        """connect: makes channels to peers. name is for the log and for errors ("tokenizer service")."""
         self._name = name
+        self._connect = connect
         self._recovery_timeout = recovery_timeout
-        self._link: Link[Out, In] = Link(name, open_call, self, pings, self._notify)
-        self._pings = pings
+        self._list = PeerList(discovery, self._make_peer)
+        self.peers: list[Peer[Out, In]] = self._list.peers  # changes in place
         self._numbers = itertools.count(1)
         self._live: dict[int, R] = {}
-        self._unsent: dict[int, R] = {}  # those of the live ones that this stream has not carried
-        self._aborts: list[int] = []
-        self._wake = asyncio.Event()  # there may be something to send
         self._idle = asyncio.Event()  # no request is live
         self._idle.set()
-        self._away_since: float | None = time.monotonic()  # None = the stream is up
+        self._away_since: float | None = time.monotonic()  # None = a peer is up
         self._has_been_up = False
         self.num_breaks = 0  # of streams that were up
         self._given_up = False
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+
+    @abstractmethod
+    def open(self, channel: grpc.aio.Channel) -> tuple[OpenCall[Out, In], Pings | None]:
+        """What starts a peer's stream (`stub.Connect`), and what asks how the peer is."""
 
     @abstractmethod
     def build_message(self, submits: list[Any], aborts: list[int]) -> Out:
@@ -89,11 +102,14 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     def on_response(self, message: In) -> None:
         """Hands outputs to their requests: see answered() and finish(). An exception here breaks the stream."""
 
+    def check_greeting(self, peer: Peer[Out, In], message: In) -> None:
+        """A stream's first message. Raises RpcError if the peer is not to be used now."""
+
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
-        """Whether the other side has spoken on the present stream."""
+        """Whether a peer has spoken on its present stream."""
         return self._away_since is None
 
     @property
@@ -103,8 +119,8 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be served now: the other side is there, and says that it is ready."""
-        return self.is_up and (self._pings is None or self._pings.is_serving)
+        """Whether requests would be served now: a peer is there, and says that it is ready."""
+        return any(peer.is_ready for peer in self.peers)
 
     @property
     def changed(self) -> asyncio.Event:
@@ -119,28 +135,31 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         """Returns when no request is live."""
         await self._idle.wait()
 
+    def choose(self, affinity: bytes = b"") -> Peer[Out, In] | None:
+        """Whose a new request is; None: no peer is up."""
+        up = [peer for peer in self.peers if peer.is_up]
+        able = [peer for peer in up if peer.is_ready] or up
+        staying = [peer for peer in able if peer.is_listed] or able
+        return choose(staying, affinity) if staying else None
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: R) -> None:
-        """Starts a request, or queues it while the other side is away.
+        """Starts a request, or queues it while all peers are away.
 
-        Raises RpcError UNAVAILABLE if that has been for recovery_timeout seconds.
+        Raises RpcError UNAVAILABLE if they have been for recovery_timeout seconds.
         """
         if self._given_up:
             raise self._unavailable()
-        request.number = next(self._numbers)
         request.lost_at = self._away_since
-        self._live[request.number] = self._unsent[request.number] = request
         self._idle.clear()
-        self._wake.set()
+        self._place(request)
 
     def abort(self, request: R) -> None:
         """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
         if request.number in self._live:
-            self.finish(request)
-            if self._unsent.pop(request.number, None) is None:
-                self._aborts.append(request.number)
-                self._wake.set()
+            self._leave(request)
+            self._forget(request)
 
     def fail(self, request: R, error: RpcError) -> None:
         """Ends a request with an error, here and at the other side; does nothing if it has ended."""
@@ -153,7 +172,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
             self.fail(request, RpcError(code, message))
 
     def answered(self, number: int) -> R | None:
-        """The request for which output has arrived; None if it was aborted and this was on its way."""
+        """The request for which output has arrived; None if it was aborted, or moved, and this was on its way."""
         request = self._live.get(number)
         if request is not None:
             request.lost_at = None
@@ -161,78 +180,115 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
 
     def finish(self, request: R) -> None:
         """Lets go of a request that the other side has ended."""
+        if request.peer is not None:
+            request.peer.num_requests -= 1
+        self._forget(request)
+
+    def _forget(self, request: R) -> None:
+        request.peer = None
         del self._live[request.number]
+        self._list.on_progress()
         if not self._live:
             self._idle.set()
 
-    # -- the stream --------------------------------------------------------------------------------------------------
+    def _place(self, request: R) -> None:
+        """Has it sent to the peer that is to have it; it waits while there is none."""
+        self._live.pop(request.number, None)
+        request.number = next(self._numbers)  # what a peer that had it before still says is for nobody
+        self._live[request.number] = request
+        request.peer = self.choose(request.affinity)
+        if request.peer is not None:
+            request.peer.submit(request)
+
+    def _leave(self, request: R) -> None:
+        """Has its peer end it."""
+        if request.peer is not None:
+            request.peer.abort(request.number)
+
+    # -- the peers ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keeps the stream up and sends, until cancelled."""
+        """Keeps the streams up and sends, until cancelled."""
         self._watch()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._link.run(), name=f"{self._name} link")
-                tasks.create_task(self._send_all(), name=f"{self._name} sender")
+            await self._list.run()
         finally:
             self._stop_timer()
 
-    async def _send_all(self) -> None:
-        """The only sender: whatever is unsent goes out together."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self.is_up and (self._unsent or self._aborts):
-                # Nothing happens between these two: what was taken goes out on this stream or, if it breaks, is taken
-                # again for the next.
-                message = self._take_message()
-                await self._link.send(message)
+    def _make_peer(self, listed: Listed) -> Peer[Out, In]:
+        channel = self._connect(listed)
+        open_call, pings = self.open(channel)
+        return Peer(f"{self._name} at {listed.address}", listed, channel, open_call, pings, self)
 
-    def _take_message(self) -> Out:
-        aborts, self._aborts = self._aborts, []
+    def take_message(self, peer: Peer[Out, In]) -> Out:
+        aborts, peer.aborts = peer.aborts, []
         submits: list[Any] = []
         size = 0
-        while self._unsent and size < MAX_SEND_BYTES:
-            request = self._unsent.pop(next(iter(self._unsent)))
+        while peer.unsent and size < MAX_SEND_BYTES:
+            request = peer.unsent.pop(next(iter(peer.unsent)))
             submits.append(request.to_submit())
             request.was_sent = True
             size += submits[-1].ByteSize()
         return self.build_message(submits, aborts)
 
-    async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> None:
-        # What was aborted is unknown to this stream.
-        self._aborts.clear()
-        self._unsent = dict(self._live)
+    def on_up(self, peer: Peer[Out, In]) -> None:
+        self._away_since = None
+        self._has_been_up = True
+        self._given_up = False
+        self._start_timer(SETTLED_S, self._settle)
+        for request in [request for request in self._live.values() if request.peer is None]:
+            self._place(request)
+        self._notify()
 
-    def on_message(self, message: In) -> None:
-        if self._away_since is not None:
-            self._away_since = None
-            self._has_been_up = True
-            self._given_up = False
+    def on_down(self, peer: Peer[Out, In]) -> None:
+        now = time.monotonic()
+        self.num_breaks += 1
+        lost = [request for request in self._live.values() if request.peer is peer]
+        for request in lost:
+            request.peer = None
+            if request.lost_at is None:
+                request.lost_at = now
+        if any(other.is_up for other in self.peers):
             self._start_timer(SETTLED_S, self._settle)
-            self._wake.set()
-            self._notify()
-        self.on_response(message)
-
-    def on_disconnect(self, reason: str) -> None:
-        if self._away_since is None:
-            self._away_since = time.monotonic()
-            self.num_breaks += 1
-            for request in self._live.values():
-                if request.lost_at is None:
-                    request.lost_at = self._away_since
+            self._move(lost, now)
+        else:
+            self._away_since = now
             self._watch()
-            self._notify()
+        self._list.on_progress()
+        self._notify()
+
+    def on_ping(self, peer: Peer[Out, In]) -> None:
+        self._notify()
+        if peer.is_up and not peer.is_ready and len(self.peers) > 1:
+            asyncio.get_running_loop().call_later(UNREADY_S, self._leave_unready, peer)
+
+    def _leave_unready(self, peer: Peer[Out, In]) -> None:
+        """Its requests go to others, if these are ready."""
+        if peer.is_up and not peer.is_ready and self.is_ready:
+            requests = [request for request in self._live.values() if request.peer is peer]
+            for request in requests:
+                self._leave(request)
+            self._move(requests, time.monotonic())
+            self._list.on_progress()
+
+    def _move(self, requests: Sequence[R], now: float) -> None:
+        """To peers that are up; whoever has been without a stream that lasts for too long ends."""
+        for request in requests:
+            if request.lost_at is not None and request.lost_at <= now - self._recovery_timeout:
+                request.peer = None
+                self.fail(request, self._unavailable())
+            else:
+                self._place(request)
 
     # -- the bound on recovery ---------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """The stream lasts: it is not lost any more who merely waits for output."""
+        """The streams last: it is not lost any more who merely waits for output."""
         for request in self._live.values():
             request.lost_at = None
 
     def _watch(self) -> None:
-        """Has the first end that has waited too long while the other side is away."""
+        """Has the first end that has waited too long while all peers are away."""
         assert self._away_since is not None
         first = min((r.lost_at for r in self._live.values() if r.lost_at is not None), default=self._away_since)
         self._start_timer(max(0.0, first + self._recovery_timeout - time.monotonic()), self._expire)

@@ -203,6 +203,8 @@ class ModelRunner:
         num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
         extras = self._prepare_extras(batch)
         if extras is None:
+            if self._device.type == "cuda" and self._tokens is not OWN_TOKENS:
+                graphs = self._eager  # NCCL: all ranks capture what they do together, or none; extras are not captured
             tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
             return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))[:num_sampled]

@@ -233,6 +233,8 @@ def _report_bytes(info: ExecutorInfo, runner: ModelRunner, device: torch.device)
 def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
     limits, model, device = runner.limits, setup.model, setup.device
     name = str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+    if setup.group.size > 1:
+        name = f"{setup.group.size} x {name}"
     return ExecutorInfo(
         incarnation=secrets.randbits(64),
         model=setup.config.model,

@@ -55,6 +55,9 @@ _STEP_TOKENS = Histogram(
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
 )
 RANKS = Gauge("pagewire:executor_ranks", "Processes that serve the model together, this one included")
+RANK_WAIT_SECONDS = Gauge(
+    "pagewire:executor_rank_wait_seconds", "How long this process has waited for the others in their steps, in all"
+)
 _REQUESTS = Gauge("pagewire:executor_rows_used", "Requests that hold a row")
 WEIGHTS_VERSION = Gauge("pagewire:executor_weights_version", "1, of the weights in force", ["version"])
 WEIGHTS_LOAD_SECONDS = Histogram(

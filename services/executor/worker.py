@@ -296,7 +296,7 @@ class Worker:
         logger.critical("fatal error of the device", exc_info=None if isinstance(cause, RankLost) else cause)
         if isinstance(cause, BrokenModel):
             error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
-        elif isinstance(cause, RankLost):
+        elif isinstance(cause, RankLost) and not cause.in_a_step:
             error = DeviceError(str(cause), grpc.StatusCode.UNAVAILABLE)
         else:
             error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")

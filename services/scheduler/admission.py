@@ -31,6 +31,8 @@ _MAX_STAGGER = 60.0
 _PIECES = 8
 # Who comes back when told to should not be refused again because a forecast was a little short.
 _SURE = 0.6
+# Of more executors than this, those with the fewest requests are looked at: there it will run.
+_MOST_REPLICAS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,12 @@ class Load:
 
 
 def load_of(scheduler: Scheduler, request: Request) -> Load | None:
-    """As the request, which is not among those that wait, finds it. None: there is no executor."""
-    replicas = [replica for replica in scheduler.replicas if replica.info]
+    """As the request, which is not among those that wait, finds it. None: there is no executor. Costs the same however
+    many there are."""
+    replicas = scheduler.placement.least_loaded(_MOST_REPLICAS)
     if not replicas:
         return None
-    num = len(replicas)
+    num, num_executors = len(replicas), scheduler.placement.num_present
     num_running = num_prefills = num_short_prefills = num_prefill_tokens = num_output_tokens = max_output_tokens = 0
     for replica in replicas:
         num_running += replica.num_running
@@ -76,8 +79,8 @@ def load_of(scheduler: Scheduler, request: Request) -> Load | None:
     num_open_rows = sum(replica.num_open_rows for replica in replicas)
     num_before, num_tokens_before = scheduler.waiting_before(request)
     return Load(
-        replica=max(replicas, key=lambda replica: replica.costs.num_steps),
-        num_executors=num,
+        replica=scheduler.placement.best_known or replicas[0],
+        num_executors=num_executors,
         num_decodes=(num_running - num_prefills) / num,
         num_prefills=num_prefills / num,
         num_prefill_tokens=num_prefill_tokens / num,
@@ -85,9 +88,10 @@ def load_of(scheduler: Scheduler, request: Request) -> Load | None:
         max_output_tokens=max_output_tokens / num,
         num_open_rows=num_open_rows / num,
         free_kv_tokens=sum(map(_free_kv_tokens, replicas)) / num,
-        num_before=num_before / num,
-        num_tokens_before=num_tokens_before / num,
-        num_short_prompts=(num_short_prefills + min(scheduler.num_short_waiting, num_open_rows)) / num,
+        num_before=num_before / num_executors,
+        num_tokens_before=num_tokens_before / num_executors,
+        num_short_prompts=num_short_prefills / num
+        + min(scheduler.num_short_waiting / num_executors, num_open_rows / num),
         num_tokens=request.num_tokens,
         is_long=request.is_long,
     )

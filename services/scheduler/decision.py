@@ -6,7 +6,8 @@ these go on. Feature code does not belong here: how much prompts may take is `st
 `waiting.py`'s.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.kv_cache import NewBlocks
@@ -22,8 +23,15 @@ from pagewire.services.scheduler.waiting import Turns, WaitingQueue
 # Requests that are left to other replicas, after which a step takes no more: it goes through no longer queue.
 _MAX_LEFT = 32
 
-# Whether the replica that asks takes a waiting request whose turn it is.
-Takes = Callable[[Request], bool]
+
+class Taker(Protocol):
+    """Says whom of those that wait a replica takes in the step that it decides."""
+
+    def takes(self, request: Request) -> bool:
+        """Whether it takes this one, whose turn it is."""
+
+    def is_anothers(self, request: Request) -> bool:
+        """Whether that is known not to be; no look-up."""
 
 
 class Decision:
@@ -35,7 +43,7 @@ class Decision:
         ledger: Ledger,
         target: PrefillTarget,
         waiting: WaitingQueue,
-        takes: Takes,
+        taker: Taker,
         in_flight: Sequence[ScheduledStep],
     ) -> None:
         """in_flight: the steps that are, oldest first."""
@@ -47,7 +55,8 @@ class Decision:
         self._ledger = ledger
         self._target = target
         self._waiting = waiting
-        self._takes = takes
+        self._taker = taker
+        self._takes = taker.takes
         self._in_flight = in_flight
         self._is_idle = not in_flight
         self._order = rows.running  # the tail is preempted first
@@ -188,7 +197,10 @@ class Decision:
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
     def _turns(self) -> Turns:
-        return Turns(self._waiting, self._limits.max_running_per_tenant, self._rows.suits)
+        return Turns(self._waiting, self._limits.max_running_per_tenant, self._suits)
+
+    def _suits(self, request: Request) -> bool:
+        return not self._taker.is_anothers(request) and self._rows.suits(request)
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
         """Admits waiting requests in their turns until one does not fit. Who waits for another's blocks is passed over,

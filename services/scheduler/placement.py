@@ -8,8 +8,10 @@ better place, so the best one takes it.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
+from pagewire.services.scheduler.left_behind import NO_LEFT, Left, LeftBehind
 from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.prefix_index import IndexedBlocks, PrefixIndex
 from pagewire.services.scheduler.replica import Replica
@@ -21,11 +23,10 @@ from pagewire.services.scheduler.suspicion import is_suspect
 # Replicas that are looked at: of those with the longest prefix, and of those with the fewest requests.
 _NUM_HOLDERS = 4
 _NUM_LEAST_LOADED = 4
+_MAX_NEAR = 16
+# Replicas to which others were left of late, and of each so many of these, that a request may share its beginning with.
+_NUM_LEFT = 8
 _UNKNOWN_COSTS = UnknownCosts()
-
-# Requests that are left to replicas, by their ids.
-Left = Mapping[int, Sequence[Request]]
-NO_LEFT: Left = {}
 
 # Whether no row is open, how many run, when it last took somebody, its id.
 _Rank = tuple[bool, int, int, int]
@@ -44,7 +45,8 @@ class Placement:
         self._num_steps = 0  # with newcomers
         self._last_taken: dict[int, int] = {}  # the last of these, of each replica
         self._outputs = OutputLengths()
-        self._best_known: Replica | None = None  # whose steps are known best
+        self.best_known: Replica | None = None  # whose steps are known best
+        self.left_behind = LeftBehind()
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
@@ -60,9 +62,10 @@ class Placement:
         self.note(replica)
         del self._replicas[replica.replica_id]
         self._last_taken.pop(replica.replica_id, None)
+        self.left_behind.remove(replica.replica_id)
         self.wanted.discard(replica)
-        if self._best_known is replica:
-            self._best_known = None
+        if self.best_known is replica:
+            self.best_known = None
 
     def note(self, replica: Replica) -> None:
         """Who runs there may be others than before."""
@@ -85,23 +88,41 @@ class Placement:
 
     def on_result(self, replica: Replica, outputs: Outputs) -> None:
         self._outputs.on_step(len(outputs.token_ids), len(outputs.ends))
-        if self._best_known is None or replica.costs.num_steps > self._best_known.costs.num_steps:
-            self._best_known = replica
+        if self.best_known is None or replica.costs.num_steps > self.best_known.costs.num_steps:
+            self.best_known = replica
         self.note(replica)
 
     # -- places ------------------------------------------------------------------------------------------------------
 
     def look(self, replica: Replica) -> "Look":
-        """For one decision of a replica."""
+        """For one decision of a replica. Who was left to it, it sees for itself; whom it leaves again, others do."""
+        self.left_behind.forget(replica.replica_id)
         return Look(self, replica)
 
     def choice(self, request: Request) -> Replica | None:
         """Whose a waiting request is, if all decided now; None: nobody has room for it."""
-        return Look(self, None).place(request)
+        return self.kept_for(request) or Look(self, None).place(request)
+
+    def leave(self, request: Request, replica: Replica, newcomer: Newcomer) -> None:
+        """It is this replica's, until that has decided: one look at a request is enough for all others."""
+        self.left_behind.leave(request, replica.replica_id, newcomer)
+        self.wanted.add(replica)
+
+    def kept_for(self, request: Request) -> Replica | None:
+        """To whom a waiting request was left that can still take it, and has not decided since."""
+        replica = self._replicas.get(self.left_behind.holder(request))
+        if replica is None or replica.info is None or replica.is_leaving or not replica.suits(request):
+            return None
+        return replica
 
     def least_loaded(self, num: int = _NUM_LEAST_LOADED) -> list[Replica]:
         """Replicas with an executor, the least busy first."""
         return [self._replicas[rank[-1]] for rank in self._order[:num]]
+
+    @property
+    def num_present(self) -> int:
+        """Replicas with an executor."""
+        return len(self._order)
 
     def near(self, request: Request) -> list[Replica]:
         """Those that hold most of its prefix, and those with the fewest requests."""
@@ -121,7 +142,7 @@ class Placement:
         near: list[Replica] = []
         num_fresh = 0  # to whom nobody is left; the others may be the least busy still
         for replica in self._by_load():
-            if num_fresh == _NUM_LEAST_LOADED:
+            if num_fresh == _NUM_LEAST_LOADED or len(near) == _MAX_NEAR:
                 break
             if replica.suits(request) and not replica.is_leaving and not replica.has_suspect:
                 near.append(replica)
@@ -138,8 +159,8 @@ class Placement:
         if self._is_by_prefix and (asked := decider or next(iter(near), None)) is not None:
             hashes = asked.place.indexed_hashes(request)
             depths = self.index.depths(hashes, takers, _NUM_HOLDERS)
-            for replica_id, others in left.items() if hashes else ():
-                shared = max(_num_shared(hashes, asked.place.indexed_hashes(other)) for other in others)
+            for replica_id, others in islice(reversed(left.items()), _NUM_LEFT) if hashes else ():
+                shared = max(_num_shared(hashes, asked.place.indexed_hashes(other)) for other in others[-_NUM_LEFT:])
                 depths[replica_id] = max(depths.get(replica_id, 0), shared)
         for replica_id in depths.keys() - takers.keys():
             holder = self._replicas[replica_id]
@@ -155,8 +176,8 @@ class Placement:
         """The smaller, the better a place."""
         replica = self._replicas[replica_id]
         load, costs = replica.place.load, replica.costs
-        if not costs.are_known and self._best_known is not None:
-            costs = self._best_known.costs
+        if not costs.are_known and self.best_known is not None:
+            costs = self.best_known.costs
         seconds = load.seconds(newcomer, queued, costs if costs.are_known else _UNKNOWN_COSTS)
         return seconds, load.num_running + queued.num, self._last_taken.get(replica_id, 0), replica_id
 
@@ -204,49 +225,17 @@ def _num_shared(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:
     return bisect_left(range(min(len(ours), len(theirs))), True, key=lambda i: ours[i] != theirs[i])
 
 
-class LeastLoad(Placement):
-    """Where the fewest run, whatever is cached."""
-
-    def rank(self, replica_id: int, newcomer: Newcomer, queued: Queued) -> tuple[float, ...]:
-        num = self._replicas[replica_id].num_running + queued.num
-        return not self.has_place(replica_id, newcomer, queued), num, self._last_taken.get(replica_id, 0), replica_id
-
-    @property
-    def _is_by_prefix(self) -> bool:
-        return False
-
-
-class RoundRobin(LeastLoad):
-    """One after the other, of those with room; for comparison."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = -1
-
-    def on_step(self, replica: Replica, step: ScheduledStep | None) -> None:
-        super().on_step(replica, step)
-        if step is not None and step.admitted:
-            self._last = replica.replica_id
-
-    def candidates(self, request: Request, decider: Replica | None, left: Left = NO_LEFT) -> dict[int, Newcomer]:
-        suiting = [one for one in self._by_load() if one.suits(request) and not one.has_suspect]
-        takers = [one for one in suiting if not one.is_leaving] or suiting
-        return {one.replica_id: one.place.newcomer(request, (), 1.0) for one in takers}
-
-    def rank(self, replica_id: int, newcomer: Newcomer, queued: Queued) -> tuple[float, ...]:
-        turn = (replica_id - self._last - 1) % (max(self._replicas) + 1)
-        return not self.has_place(replica_id, newcomer, queued), queued.num, turn
-
-
 class Look:
-    """Goes through the waiting requests in their turns, for one decision, and counts what others are to take."""
+    """Goes through the waiting requests in their turns, for one decision, and leaves some to others."""
 
     def __init__(self, placement: Placement, replica: Replica | None) -> None:
         self._placement = placement
         self._replica = replica
         self._verdicts: dict[Request, bool] = {}
-        self._queued: dict[int, Queued] = {}  # left to others
-        self._left: dict[int, list[Request]] = {}  # who they are
+
+    def is_anothers(self, request: Request) -> bool:
+        """Whether it was left to another replica, which is still to decide."""
+        return request.left_to is not None and self._placement.kept_for(request) not in (None, self._replica)
 
     def takes(self, request: Request) -> bool:
         """Whether the replica that decides is to take this request, whose turn it is."""
@@ -265,25 +254,24 @@ class Look:
             if best is not None and best is not replica:
                 placement.wanted.add(best)
             return best is replica
-        places = placement.candidates(request, replica, self._left)
+        places = placement.candidates(request, replica, placement.left_behind.requests)
         own = places.get(replica.replica_id)
         if own is None:
             return False
         if not placement.has_place(replica.replica_id, own):
             # It could make room. So could each of the others, unless one need not.
             return not any(placement.has_place(replica_id, one) for replica_id, one in places.items())
+        queue_of = placement.left_behind.queue_of
         # It is not worth waiting for a place, unless more is cached there.
         better = {
             replica_id: one
             for replica_id, one in places.items()
-            if one.num_cached > own.num_cached or placement.has_place(replica_id, one, self._queue_of(replica_id))
+            if one.num_cached > own.num_cached or placement.has_place(replica_id, one, queue_of(replica_id))
         }
         best_id = self._best(better | {replica.replica_id: own})
         if best_id == replica.replica_id:
             return True
-        self._queued.setdefault(best_id, Queued()).add(places[best_id])
-        self._left.setdefault(best_id, []).append(request)
-        placement.wanted.add(placement.replica(best_id))
+        placement.leave(request, placement.replica(best_id), places[best_id])
         return False
 
     def place(self, request: Request) -> Replica | None:
@@ -296,11 +284,5 @@ class Look:
         return self._placement.replica(self._best(places))
 
     def _best(self, places: dict[int, Newcomer]) -> int:
-        rank = self._placement.rank
-        return min(places, key=lambda replica_id: rank(replica_id, places[replica_id], self._queue_of(replica_id)))
-
-    def _queue_of(self, replica_id: int) -> Queued:
-        return self._queued.get(replica_id, NOBODY)
-
-
-PLACEMENTS = {"cache_aware": Placement, "least_load": LeastLoad, "round_robin": RoundRobin}
+        rank, queue_of = self._placement.rank, self._placement.left_behind.queue_of
+        return min(places, key=lambda replica_id: rank(replica_id, places[replica_id], queue_of(replica_id)))

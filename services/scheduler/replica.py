@@ -12,7 +12,7 @@ from typing import Any
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.cost_model import StepCosts
-from pagewire.services.scheduler.decision import Decision, Takes
+from pagewire.services.scheduler.decision import Decision, Taker
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Ledger
 from pagewire.services.scheduler.group_blocks import GroupBlocks
@@ -134,12 +134,12 @@ class Replica:
         longs = sum(one.is_long and one.is_prefilling for one in self.running)
         return self.num_open_rows > 0 and longs >= self._rows.limits.max_long_partial_prefills
 
-    def schedule(self, waiting: WaitingQueue, takes: Takes) -> ScheduledStep | None:
+    def schedule(self, waiting: WaitingQueue, taker: Taker) -> ScheduledStep | None:
         """Decides the next step, or None if nobody can run now. `can_schedule` must be true."""
         step = ScheduledStep(self._last_step_id + 1)
         rows = self._rows
         rows.load = None
-        Decision(rows, self._ledger, self._target, waiting, takes, self._in_flight).fill(step)
+        Decision(rows, self._ledger, self._target, waiting, taker, self._in_flight).fill(step)
         # An idle executor hears of its free rows at once, a busy one with its next step.
         if not step.request_ids and (self._in_flight or not rows.finished_request_ids):
             return None

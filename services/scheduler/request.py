@@ -79,6 +79,7 @@ class Request:
         "is_accepted",
         "is_long",
         "is_resubmitted",
+        "left_to",
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
@@ -181,6 +182,8 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.hashed_for = ""  # the version of the weights that they are for
         self.other_hashes: dict[str, list[bytes]] = {}  # those for other weights, while these are replaced
+        # Owned by the placement: id of the replica that is to take it, and how often that had decided then.
+        self.left_to: tuple[int, int] | None = None
         self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 

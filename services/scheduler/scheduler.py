@@ -18,7 +18,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import Account, Ledger
 from pagewire.services.scheduler.loss import Loss
 from pagewire.services.scheduler.outcome import Outputs
-from pagewire.services.scheduler.placement import PLACEMENTS
+from pagewire.services.scheduler.placement_rules import PLACEMENTS
 from pagewire.services.scheduler.policy import POLICIES
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import FinishReason, Request
@@ -174,7 +174,7 @@ class Scheduler:
         """Decides the replica's next step, or None if nobody can run now or enough steps are in flight."""
         if not replica.can_schedule:
             return None
-        step = replica.schedule(self._waiting, self.placement.look(replica).takes)
+        step = replica.schedule(self._waiting, self.placement.look(replica))
         self.placement.on_step(replica, step)
         left = next((request for request in self._waiting if request.awaited is None), None)
         others = self.placement.least_loaded() if left is not None else []

@@ -6,11 +6,10 @@ import re
 import time
 from pathlib import Path
 
-import grpc
-
 from pagewire import rpc, telemetry
 from pagewire.admin import Neighbour, replace_behind
 from pagewire.config import TokenizerConfig
+from pagewire.discovery import Discovery, discover
 from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
 from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
@@ -37,26 +36,26 @@ _LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkServic
 
 async def serve(config: TokenizerConfig) -> None:
     """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
-    tls = ServiceTls(config, [*config.listen.split(","), config.scheduler_address])
+    schedulers = discover(config.scheduler_discovery, "--scheduler-address", config.scheduler_address)
+    tls = ServiceTls(config, [*config.listen.split(","), *config.scheduler_address.split(",")])
     telemetry.serve_metrics(config)
     pool = await asyncio.to_thread(load_pool, config)
     release_unused_memory()
     try:
-        async with tls.channel(config.scheduler_address) as channel:
-            await _serve(config, pool, channel, tls)
+        await _serve(config, pool, schedulers, tls)
     finally:
         pool.close()
 
 
-async def _serve(config: TokenizerConfig, pool: TokenizerPool, channel: grpc.aio.Channel, tls: ServiceTls) -> None:
+async def _serve(config: TokenizerConfig, pool: TokenizerPool, schedulers: Discovery, tls: ServiceTls) -> None:
     link = SchedulerLink(
-        channel,
-        config.scheduler_address,
+        schedulers,
+        tls.listed_channel,
         recovery_timeout=config.recovery_timeout,
         hang_timeout=config.hang_timeout,
     )
     generator = make_generator(config, pool, link)
-    servers = make_servers(config, generator, channel, tls)
+    servers = make_servers(config, generator, tls)
     await rpc.start(servers)
     tasks = [
         told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
@@ -132,14 +131,15 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
     return parsers
 
 
-def make_servers(
-    config: TokenizerConfig, generator: TextGenerator, channel: grpc.aio.Channel, tls: ServiceTls = NO_TLS
-) -> list[rpc.Server]:
-    """The gRPC server for gateways and, if there is to be one, that for clients, which differ in the link; `channel`
-    leads to the scheduler, whose metrics and status are asked for."""
+def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: ServiceTls = NO_TLS) -> list[rpc.Server]:
+    """The gRPC server for gateways and, if there is to be one, that for clients, which differ in the link; they ask the
+    schedulers, too, for metrics and status."""
     servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
     link = InferenceLinkServicer(generator)
-    behind = [Neighbour("scheduler", config.scheduler_address, channel)]
+
+    def behind() -> list[Neighbour]:
+        return [Neighbour("scheduler", peer.address, peer.channel) for peer in generator.link.peers]
+
     listen, public = config.listen.split(","), config.public_listen.split(",")
     links = rpc.Server(listen, config.shutdown_timeout, interceptors=[ServiceTenants()], credentials=tls.of_services())
     servers = [links]
@@ -156,7 +156,7 @@ def make_servers(
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         if server is servers[0] or config.public_admin:
-            server.add_admin("tokenizer", lambda: behind, link.describe, replace_behind(channel))
+            server.add_admin("tokenizer", behind, link.describe, replace_behind(behind))
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers

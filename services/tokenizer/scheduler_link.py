@@ -1,18 +1,19 @@
-"""The stream to the scheduler: every request of this service over one connection that may break and come back."""
+"""The streams to the schedulers: every request of this service, over connections that may break and come back."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
 from pagewire import error_details
+from pagewire.discovery import Discovery, Listed
 from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
-from pagewire.streams import LinkedRequest, Pings, ResubmittingLink
+from pagewire.streams import LinkedRequest, OpenCall, Peer, Pings, ResubmittingLink
 from pagewire.v1 import scheduler_link_pb2
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 # Seconds for which a request that needs to know the model waits for a scheduler, as one is about to come.
 _START_TIMEOUT_S = 10.0
 _NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
+
+
+_OpenCall = OpenCall[SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
 
 
 class TokenListener(Protocol):
@@ -60,9 +64,10 @@ class SubmittedRequest(LinkedRequest):
 
     __slots__ = ("deadline", "listener", "message", "received")
 
-    def __init__(self, message: TokenSubmission, listener: TokenListener) -> None:
-        """Keeps the message and changes it."""
+    def __init__(self, message: TokenSubmission, listener: TokenListener, affinity: bytes = b"") -> None:
+        """Keeps the message and changes it. affinity: equal ones had better be at the same scheduler."""
         super().__init__()
+        self.affinity = affinity
         self.message = message
         self.deadline = deadline_of(message.context)
         self.listener = listener
@@ -90,20 +95,45 @@ class SchedulerLink(
     """Submits requests and hands out their tokens; `run()` keeps the stream up."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, address: str, *, recovery_timeout: float, hang_timeout: float = 0.0
+        self,
+        discovery: Discovery,
+        connect: Callable[[Listed], grpc.aio.Channel],
+        *,
+        recovery_timeout: float,
+        hang_timeout: float = 0.0,
     ) -> None:
-        """recovery_timeout: seconds without the scheduler after which requests end with UNAVAILABLE. hang_timeout:
-        seconds without a sign of life after which it is taken to hang; 0 = never."""
-        pings = Pings(channel, _NAME, hang_timeout)
-        super().__init__(f"scheduler at {address}", SchedulerLinkServiceStub(channel).Connect, recovery_timeout, pings)
-        self._address = address
+        """recovery_timeout: seconds without a scheduler after which requests end with UNAVAILABLE. hang_timeout:
+        seconds without a sign of life after which one is taken to hang; 0 = never."""
+        super().__init__("scheduler", discovery, connect, recovery_timeout)
+        self._hang_timeout = hang_timeout
         self._model_info: ModelInfo | None = None
+        self._differs: set[str] = set()  # addresses of those that were said to serve something else
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)
 
     @property
     def model_info(self) -> ModelInfo | None:
         """The model behind the scheduler; None until it said so once, which it does before it is available."""
         return self._model_info
+
+    def open(self, channel: grpc.aio.Channel) -> tuple[_OpenCall, Pings]:
+        return SchedulerLinkServiceStub(channel).Connect, Pings(channel, _NAME, self._hang_timeout)
+
+    def check_greeting(
+        self, peer: Peer[Any, SchedulerLinkServiceConnectResponse], message: SchedulerLinkServiceConnectResponse
+    ) -> None:
+        """Schedulers are interchangeable: one that serves something else than others do waits until they are gone."""
+        if message.hello == self._model_info or not self.is_up:
+            self._differs.discard(peer.address)
+            return
+        if peer.address not in self._differs:
+            self._differs.add(peer.address)
+            logger.warning(
+                "the scheduler at %s is not used: it serves %s with requests of up to %d tokens, while others serve %s "
+                "with %d; give all schedulers executors of the same model and --max-model-len",
+                *(peer.address, message.hello.model, message.hello.max_model_len),
+                *(self._model_info.model, self._model_info.max_model_len) if self._model_info else ("", 0),
+            )
+        raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "it serves something else than others do")
 
     async def wait_for_model(self) -> ModelInfo:
         """The model, as soon as a scheduler has said which. Raises RpcError (UNAVAILABLE)."""
@@ -162,8 +192,6 @@ class SchedulerLink(
             raise ValueError(f"the scheduler announced {start} tokens and sent {len(token_ids)}")
 
     def _on_hello(self, model_info: ModelInfo) -> None:
-        logger.info(
-            "scheduler at %s serves %s, max_model_len %d",
-            *(self._address, model_info.model, model_info.max_model_len),
-        )
+        if model_info != self._model_info:
+            logger.info("%s is served, max_model_len %d", model_info.model, model_info.max_model_len)
         self._model_info = model_info

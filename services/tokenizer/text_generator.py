@@ -17,6 +17,7 @@ import grpc
 from pagewire import error_details
 from pagewire.rpc import RpcError, timeout_of
 from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.affinity import affinity_of
 from pagewire.services.tokenizer.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.composed import ComposedGeneration, goes_by
 from pagewire.services.tokenizer.detokenizer import Detokenizers
@@ -53,6 +54,7 @@ class LiveGeneration:
 
     def __init__(self, link: SchedulerLink, submission: GenerateSubmission, deliver: Deliver) -> None:
         self._link = link
+        self._affinity = affinity_of(submission) if len(link.peers) > 1 else b""
         self.request_id = submission.request.request_id
         self.tenant = submission.context.tenant
         self._deliver = deliver
@@ -62,7 +64,7 @@ class LiveGeneration:
 
     def submit(self, message: TokenSubmission, stream: TextStream) -> None:
         """Raises RpcError (UNAVAILABLE)."""
-        self._request = SubmittedRequest(message, stream)
+        self._request = SubmittedRequest(message, stream, self._affinity)
         self._link.submit(self._request)
 
     def abort(self) -> None:

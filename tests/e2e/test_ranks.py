@@ -9,20 +9,26 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
+import torch
 
 from pagewire import rpc
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.v1 import common_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc, scheduler_pb2
 from tests.e2e.conftest import short_directory
 from tests.e2e.line import free_port
 from tests.e2e.test_scheduler_and_executor import Stub, scheduler
+from tests.services.executor.models.tiny import load as load_tiny
+from tests.services.executor.models.tiny import save_tiny
 from tests.services.executor.stepping import CPU, prompt, write_tiny_llama
 from tests.services.executor.stepping import alone as generate_alone
+from tests.services.executor.test_replacement import save_other
+from tests.services.executor.test_servicer import first_step, next_step
 
 NUM_TOKENS, PROMPT = 500, prompt(9)
 FLAGS = ["--device", "cpu", "--dtype", "float32", "--load-format", "dummy", "--max-model-len", "512"]
-FLAGS += ["--kv-cache-memory-bytes", "16MiB", "--hang-timeout", "3", "--tensor-parallel-size", "2"]
+FLAGS += ["--kv-cache-memory-bytes", "16MiB", "--hang-timeout", "6", "--tensor-parallel-size", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +128,50 @@ async def test_a_group_goes_on_whatever_happens_to_one_of_its_processes(
         follower = executor.follower
         executor.process.kill()
         await until_gone(follower)
+
+
+async def direct(executor: Executor, num_tokens: int) -> list[int]:
+    """By a scheduler of its own, which takes the executor from the other one."""
+    async with rpc.channel(executor.address) as channel:
+        call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+        await call.write(executor_pb2.StepRequest(term=2**62))
+        await call.read()
+        tokens: list[int] = []
+        for step_id in range(1, num_tokens + 1):
+            await call.write(first_step(PROMPT) if step_id == 1 else next_step(step_id))
+            result = await call.read()
+            assert isinstance(result, executor_pb2.StepResult)
+            tokens += result.token_ids
+        await call.done_writing()
+    return tokens
+
+
+async def test_weights_are_replaced_in_all_processes(tmp_path: Path, sockets: Path) -> None:
+    save_tiny(tmp_path / "a", "Llama", vocab_size=200, max_position_embeddings=512)
+    save_other(tmp_path / "a", tmp_path / "b")
+    save_other(tmp_path / "a", tmp_path / "none", change=lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
+    before, after = (generate_alone(load_tiny(tmp_path / name), PROMPT, 20) for name in "ab")
+    assert before != after
+    executor = Executor(sockets, "--model", str(tmp_path / "a"), "--load-format", "auto")
+    keeping = asyncio.create_task(executor.keep())
+    try:
+        async with asyncio.timeout(100), rpc.channel(executor.address) as channel:
+            stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+            await stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
+            assert await direct(executor, 20) == before
+            wanted = executor_pb2.Weights(model=str(tmp_path / "none"))
+            with pytest.raises(grpc.aio.AioRpcError, match="not a number"):
+                await stub.LoadWeights(executor_pb2.LoadWeightsRequest(weights=wanted))
+            wanted = executor_pb2.Weights(model=str(tmp_path / "b"))
+            loaded = (await stub.LoadWeights(executor_pb2.LoadWeightsRequest(weights=wanted))).weights
+            assert await direct(executor, 20) == before, "they are not in force yet"
+            await stub.InstallWeights(executor_pb2.InstallWeightsRequest(weights=loaded, term=2**62))
+            assert await direct(executor, 20) == after
+        assert not executor.endings
+    finally:
+        await rpc.cancel([keeping])
+        executor.process.kill()
+        await executor.process.wait()
 
 
 async def test_processes_that_others_start_meet_over_tcp(model: Path, expected: list[int], sockets: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import grpc
 
 from pagewire import rpc
+from pagewire.discovery import Discovery, Static
 from pagewire.rpc import RpcError
-from pagewire.streams import LinkedRequest, ResubmittingLink, Session
+from pagewire.secure_rpc import NO_TLS
+from pagewire.streams import LinkedRequest, OpenCall, Pings, ResubmittingLink, Session
 from pagewire.v1 import common_pb2, inference_link_pb2, inference_link_pb2_grpc
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -141,8 +143,9 @@ class CountingService(inference_link_pb2_grpc.InferenceLinkServiceServicer):
 
 
 @asynccontextmanager
-async def serving(directory: Path, service: CountingService) -> AsyncIterator[None]:
-    server = rpc.Server([f"unix:{directory}/s.sock"])
+async def serving(directory: Path, service: CountingService, name: str = "s") -> AsyncIterator[None]:
+    """name: of its socket."""
+    server = rpc.Server([f"unix:{directory}/{name}.sock"])
     server.add(service, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, SERVICE)
     await server.start()
     try:
@@ -176,10 +179,12 @@ class CountedRequest(LinkedRequest):
 
 
 class CountingLink(ResubmittingLink[CountedRequest, ConnectRequest, ConnectResponse]):
-    def __init__(self, channel: grpc.aio.Channel, recovery_timeout: float) -> None:
-        stub = inference_link_pb2_grpc.InferenceLinkServiceStub(channel)
-        super().__init__("counting service", stub.Connect, recovery_timeout)
+    def __init__(self, discovery: Discovery, recovery_timeout: float) -> None:
+        super().__init__("counting service", discovery, NO_TLS.listed_channel, recovery_timeout)
         self.num_messages = 0
+
+    def open(self, channel: grpc.aio.Channel) -> tuple[OpenCall[ConnectRequest, ConnectResponse], Pings | None]:
+        return inference_link_pb2_grpc.InferenceLinkServiceStub(channel).Connect, None
 
     def build_message(self, submits: list[GenerateSubmission], aborts: list[int]) -> ConnectRequest:
         self.num_messages += 1
@@ -201,14 +206,16 @@ class CountingLink(ResubmittingLink[CountedRequest, ConnectRequest, ConnectRespo
 
 
 @asynccontextmanager
-async def linked(directory: Path, recovery_timeout: float = 20.0) -> AsyncIterator[CountingLink]:
-    async with rpc.channel(f"unix:{directory}/s.sock") as channel:
-        link = CountingLink(channel, recovery_timeout)
-        task = asyncio.create_task(link.run())
-        try:
-            yield link
-            assert not task.done()
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+async def linked(
+    directory: Path, recovery_timeout: float = 20.0, discovery: Discovery | None = None
+) -> AsyncIterator[CountingLink]:
+    """discovery: of the services; without one, there is one that is served as `serving` does."""
+    link = CountingLink(discovery or Static([f"unix:{directory}/s.sock"]), recovery_timeout)
+    task = asyncio.create_task(link.run())
+    try:
+        yield link
+        assert not task.done()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

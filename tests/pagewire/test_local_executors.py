@@ -29,7 +29,7 @@ def test_each_replica_has_a_name_an_address_and_its_share(tmp_path: Path) -> Non
     assert list(parsed) == ["gateway", "tokenizer", "scheduler", "executor-0", "executor-1"]
     executors = [parsed["executor-0"], parsed["executor-1"]]
     assert all(isinstance(one, ExecutorConfig) and one.cpu_share == 0.5 for one in executors)
-    assert parsed["scheduler"].executor_addresses == tuple(one.listen for one in executors)
+    assert parsed["scheduler"].executor_address == ",".join(one.listen for one in executors)
     assert len({one.listen for one in executors}) == 2
 
 
@@ -59,6 +59,21 @@ def test_on_cuda_each_replica_has_a_device_of_its_own(tmp_path: Path) -> None:
     assert local_executors.devices(ServeConfig(), {"CUDA_VISIBLE_DEVICES": "0,1"}) == [{}], "as without the flag"
     with pytest.raises(StartupError, match="takes 2 CUDA devices, 1 are here"):
         local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_on_cuda_each_rank_has_a_device_of_its_own() -> None:
+    config = ServeConfig(data_parallel_size=2, tensor_parallel_size=2)
+    assert local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}) == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "2,3"},
+    ]
+    with pytest.raises(StartupError, match="--data-parallel-size 2 x 2 takes 4 CUDA devices, 3 are here"):
+        local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+
+
+def test_processes_that_others_start_are_not_the_stacks(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="start them with `pagewire executor`"):
+        stack.services(ServeConfig(grpc_port=9001, distributed_executor_backend="external"), tmp_path)
 
 
 def test_the_banner_names_them() -> None:

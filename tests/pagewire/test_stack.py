@@ -9,7 +9,7 @@ import pytest
 
 from pagewire import cli, flags, launch, stack
 from pagewire.banner import banner
-from pagewire.config import ServeConfig
+from pagewire.config import RayExecutorsConfig, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -78,7 +78,13 @@ def test_executors_on_ray_are_kept_by_one_process_and_found_by_its_file(tmp_path
     # Each node finds the model itself; this machine has it already.
     assert f"--model={tmp_path}" in services["tokenizer"].command
     expected = {"--model=owner/model", "--revision=v1", "--data-parallel-size=3", "--num-threads=2"}
-    assert expected | {f"--address-file={addresses}"} <= set(services["ray-executors"].command)
+    command = services["ray-executors"].command
+    assert expected | {f"--address-file={addresses}"} <= set(command)
+    kept = flags.parse(
+        RayExecutorsConfig, command[command.index("ray-executors") + 1 :], prog="", description="", environ={}
+    )
+    assert kept.distributed_executor_backend == "mp", "the ranks of an executor are on one node"
+    assert "Executors on a Ray cluster: 3" in banner(found, None, 1.0)
 
 
 CHAT = inference_pb2.Model(has_chat_template=True)

@@ -64,12 +64,14 @@ class GetMetricsResponse(_message.Message):
     def __init__(self, services: _Optional[_Iterable[_Union[ServiceMetrics, _Mapping]]] = ...) -> None: ...
 
 class ServiceMetrics(_message.Message):
-    __slots__ = ("service", "exposition")
+    __slots__ = ("service", "exposition", "address")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     EXPOSITION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     service: str
     exposition: str
-    def __init__(self, service: _Optional[str] = ..., exposition: _Optional[str] = ...) -> None: ...
+    address: str
+    def __init__(self, service: _Optional[str] = ..., exposition: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("with_kv_maps",)

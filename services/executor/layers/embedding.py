@@ -11,7 +11,7 @@ from torch.nn import functional
 from pagewire.services.executor.layers.linear import Exchange
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.shares import padded_share
+from pagewire.services.executor.layers.shares import padded_share, share_size
 from pagewire.services.executor.layers.weights import (
     Dense,
     NotLoaded,
@@ -47,6 +47,7 @@ class Embedding:
             rows, self._first = indices(share), share.start
             self._exchange = Exchange(placement.tensor)
             self._exchange.num_outputs = vocab_size
+            self._exchange.share = share_size(vocab_size, placement.tensor.size)
         shard = Shard(placement.name(name), vocab_size, hidden_size, placement.format(name), rows=rows)
         self.shards: tuple[Shard, ...] = (shard,)
         self.dtype: torch.dtype = placement.dtype

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.shares import even_share, padded_share
+from pagewire.services.executor.layers.shares import even_share, padded_share, share_size
 from pagewire.services.executor.layers.weight_format import input_unit, output_unit
 from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedWeight, Shard, Stacked, stored_parts
 from pagewire.services.executor.parallel.communicator import Communicator
@@ -64,9 +64,10 @@ class Linear:
             self._exchange = Exchange(ranks, gathers_inputs=inputs is None, sums=inputs is not None)
         if ranks.size > 1 and split is Split.GATHERED:
             ((name, size),) = shards.items()
-            chosen[name] = indices(padded_share(f"the outputs of {placement.name(name)}", size, ranks))
+            unit = output_unit(placement.format(name), size, in_features)
+            chosen[name] = indices(padded_share(f"the outputs of {placement.name(name)}", size, ranks, unit))
             self._exchange = self._exchange or Exchange(ranks)
-            self._exchange.num_outputs = size
+            self._exchange.num_outputs, self._exchange.share = size, share_size(size, ranks.size, unit)
         if ranks.size > 1 and split is Split.OUTPUTS:
             for name, size in shards.items():
                 if name not in chosen:
@@ -116,14 +117,15 @@ class Linear:
 class Exchange:
     """What ranks tell each other for a product of which each has a share of the weight."""
 
-    __slots__ = ("gathers_inputs", "num_outputs", "ranks", "sums")
+    __slots__ = ("gathers_inputs", "num_outputs", "ranks", "share", "sums")
 
     def __init__(self, ranks: Communicator, *, gathers_inputs: bool = False, sums: bool = False) -> None:
-        """sums: the ranks' outputs; otherwise they are put side by side, and the first `num_outputs` taken."""
+        """sums: the ranks' outputs; otherwise they are put side by side, `share` of each, and `num_outputs` taken."""
         self.ranks = ranks
         self.gathers_inputs = gathers_inputs
         self.sums = sums
         self.num_outputs = 0
+        self.share = 0
 
     def __call__(self, weight: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.sums:
@@ -134,9 +136,8 @@ class Exchange:
 
     def gathered(self, outputs: Tensor) -> Tensor:
         """outputs [num_tokens, those of the rank] -> [num_tokens, those of all]. The last rank may have fewer."""
-        count = -(-self.num_outputs // self.ranks.size)
-        if outputs.shape[1] < count:
-            outputs = functional.pad(outputs, (0, count - outputs.shape[1]))
+        if outputs.shape[1] < self.share:
+            outputs = functional.pad(outputs, (0, self.share - outputs.shape[1]))
         gathered = self.ranks.all_gather(outputs)
         return gathered if gathered.shape[1] == self.num_outputs else gathered[:, : self.num_outputs].contiguous()
 

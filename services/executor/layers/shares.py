@@ -26,13 +26,21 @@ def even_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> ran
     return range(ranks.rank * count, (ranks.rank + 1) * count)
 
 
-def padded_share(what: str, total: int, ranks: Communicator) -> range:
-    """As many for each rank but the last, which has what remains."""
-    count = -(-total // ranks.size)
-    share = range(min(ranks.rank * count, total), min((ranks.rank + 1) * count, total))
-    if count * (ranks.size - 1) >= total:
-        raise refusal(ranks, f"{what} ({total}) cannot be split", lambda size: -(-total // size) * (size - 1) < total)
-    return share
+def padded_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> range:
+    """As many for each rank, in multiples of `unit`, but the last, which has what remains."""
+
+    def fits(size: int) -> bool:
+        return share_size(total, size, unit) * (size - 1) < total
+
+    if not fits(ranks.size):
+        raise refusal(ranks, f"{what} ({total}) cannot be split", fits)
+    count = share_size(total, ranks.size, unit)
+    return range(ranks.rank * count, min((ranks.rank + 1) * count, total))
+
+
+def share_size(total: int, num_ranks: int, unit: int = 1) -> int:
+    """Of a `padded_share`, the last rank's aside."""
+    return -(-total // (num_ranks * unit)) * unit
 
 
 def refusal(ranks: Communicator, reason: str, fits: Callable[[int], bool]) -> ModelLoadError:

@@ -23,6 +23,11 @@ REASON_S = 2.0
 class RankLost(RuntimeError):
     """A process of the group has ended, hangs or failed: the others cannot go on without it."""
 
+    def __init__(self, reason: str, in_a_step: bool = False) -> None:
+        """in_a_step: it has said so itself, of what it was told to do."""
+        super().__init__(reason)
+        self.in_a_step = in_a_step
+
 
 class Failure:
     """Why a group ends; the first reason counts. On any thread."""
@@ -30,17 +35,18 @@ class Failure:
     def __init__(self, memory: SharedMemory | None = None) -> None:
         """memory: that of the group, if it has some."""
         self.reason: str | None = None
+        self._in_a_step = False
         self._memory = memory
         self._lock = threading.Lock()
         self._is_known = threading.Event()
 
-    def set(self, reason: str, after: float = 0.0) -> bool:
-        """Whether it is the first. after: seconds in which a better one may come."""
+    def set(self, reason: str, after: float = 0.0, in_a_step: bool = False) -> bool:
+        """Whether it is the first. after: seconds in which a better one may come. in_a_step: as of RankLost."""
         self._is_known.wait(after)
         with self._lock:
             if self.reason is not None:
                 return False
-            self.reason = reason
+            self.reason, self._in_a_step = reason, in_a_step
         self._is_known.set()
         if self._memory is not None:
             self._memory.end()  # nobody waits for the others any more
@@ -51,7 +57,8 @@ class Failure:
         if self.reason is None and not (self._memory is not None and self._memory.has_ended):
             return
         self._is_known.wait(REASON_S)
-        raise RankLost(self.reason or "a rank was lost, or ranks did not do the same: the log of the leader says which")
+        reason = self.reason or "a rank was lost, or ranks did not do the same: the log of the leader says which"
+        raise RankLost(reason, self._in_a_step)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.kernels.channel import channel_bytes, channel_ended, channel_turns, channel_waited, end_channel
+from pagewire.kernels.channel import channel_bytes, channel_ended, channel_waited, end_channel
 
 
 class SharedMemory:
@@ -65,11 +65,6 @@ class Channel:
         x = x.contiguous()
         ops.broadcast(x, root, self._memory, self.rank, self.size)
         return x
-
-    @property
-    def turns(self) -> list[int]:
-        """Of each rank: the others wait for who has the fewest."""
-        return channel_turns(self._memory, self.size)
 
     @property
     def waited(self) -> float:

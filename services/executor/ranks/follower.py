@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -16,7 +17,8 @@ from pagewire.models import find_model
 from pagewire.process import release_unused_memory
 from pagewire.services.executor import convert
 from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.parallel.group import Failure, Group, RankLost
+from pagewire.services.executor.parallel.group import REASON_S, Failure, Group, RankLost
+from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.ranks.formation import (
     common_flags,
     find_store,
@@ -110,6 +112,9 @@ class Follower:
                 self._do(link.receive(RankCommand), runner, group)
         except (RankLost, EOFError, ConnectionError):
             raise
+        except PeerLost as error:
+            time.sleep(REASON_S)  # the leader sees who it was, and ends this process
+            raise RankLost(f"another stage has gone: {error}") from error
         except Exception as error:
             link.send(RankReport(failed=f"{type(error).__name__}: {error}" if _is_defect(error) else str(error)))
             group.failure.set(str(error))

@@ -74,7 +74,7 @@ def group_with_memory(config: ExecutorConfig, rank: int, memory: SharedMemory, f
         world=memory.channel(_WORLD, rank),
         tensor=memory.channel(_TENSOR + stage.index, rank % config.tensor_parallel_size),
         loading=memory.channel(_LOADING, rank),
-        num_local=config.num_ranks if config.distributed_executor_backend == "mp" else 1,
+        num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
         stage=stage,
         pipes=pipes,
@@ -108,7 +108,7 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
         world=world,
         tensor=TorchCommunicator(of_stages[rank // tensor]),
         loading=TorchCommunicator(dist.new_group()),  # of a thread of its own
-        num_local=config.num_ranks if config.distributed_executor_backend == "mp" else 1,
+        num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
         stage=stage_of_rank(config, rank),
         pipes=pipes_through_torch(config.tensor_parallel_size, config.pipeline_parallel_size, rank),

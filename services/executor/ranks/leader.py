@@ -19,6 +19,7 @@ from pagewire.errors import StartupError
 from pagewire.followers import ending
 from pagewire.services.executor import stats
 from pagewire.services.executor.parallel.group import Failure, Group, RankLost
+from pagewire.services.executor.parallel.shared_memory import Channel
 from pagewire.services.executor.ranks import link as links
 from pagewire.services.executor.ranks.formation import (
     common_flags,
@@ -58,7 +59,7 @@ class Leader:
 
     def __init__(self, config: ExecutorConfig, on_lost: Callable[[RankLost], None]) -> None:
         """on_lost: called once, on any thread, when a rank is lost after all were ready."""
-        self._local = followers.started(config) if config.distributed_executor_backend == "mp" else None
+        self._local = followers.started(config) if config.starts_followers else None
         if self._local is not None:
             config = replace(config, leader=self._local.address, group_secret=self._local.secret)
         elif not config.leader:
@@ -92,7 +93,10 @@ class Leader:
                 self._changed.wait(_LOOK_EVERY_S)
         if self._memory is not None:
             pipes = pipes_of(self._ends, 0, self._config)
-            return group_with_memory(self._config, 0, self._memory, self.failure, pipes)
+            group = group_with_memory(self._config, 0, self._memory, self.failure, pipes)
+            channels = [channel for channel in (group.world, group.tensor) if isinstance(channel, Channel)]
+            stats.RANK_WAIT_SECONDS.set_function(lambda: sum(channel.waited for channel in channels))
+            return group
         assert self._store is not None
         return group_with_torch(self._config, 0, self._store, self.failure)
 
@@ -222,6 +226,9 @@ class Leader:
                     self._lost(
                         follower, f"hangs: no sign of life for {silence.timeout:g} s (--hang-timeout {timeout:g})"
                     )
+                    if follower.process is not None:
+                        follower.process.kill()
+                    link.close()  # whoever sends to it may be waiting for it
                     return
         except (EOFError, OSError):
             self._lost(follower, self._how_it_ended(follower))
@@ -247,10 +254,11 @@ class Leader:
 
     def _lost(self, follower: _Follower, how: str) -> None:
         reason = f"rank {follower.rank} of the executor ({follower.name}) {how}"
-        if self._stopping or not self.failure.set(reason):
+        in_a_step = bool(follower.failed)
+        if self._stopping or not self.failure.set(reason, in_a_step=in_a_step):
             return
         logger.error("%s; all ranks start anew", reason)
         with self._changed:
             self._changed.notify_all()
         if all(other.is_ready for other in self._followers.values()):
-            self._on_lost(RankLost(reason))
+            self._on_lost(RankLost(reason, in_a_step))

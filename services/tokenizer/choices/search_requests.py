@@ -12,6 +12,7 @@ import grpc
 
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import LENGTH_PENALTY, InvalidRequest, resolve
+from pagewire.services.tokenizer.affinity import affinity_of
 from pagewire.services.tokenizer.choices.beam_search import BeamSearch, Continuations, Hypothesis
 from pagewire.services.tokenizer.choices.choices import num_outputs
 from pagewire.services.tokenizer.errors import invalid, invalid_request
@@ -144,6 +145,7 @@ class _Steps:
             temperature=1, max_tokens=1, seed=0, logprobs=num_logprobs, priority=prepared.params.priority
         )
         self._traceparent = traceparent
+        self._affinity = affinity_of(submission) if len(link.peers) > 1 else b""
         self.num_cached_tokens = 0  # of the prompt, when it was first seen
         self.weights_versions: set[str] = set()  # of the weights that have answered
         self._has_begun = False
@@ -158,7 +160,7 @@ class _Steps:
                 message = token_submission(self._submission, prompt, self._params, self._traceparent)
                 # The search was let in with its first token.
                 message.resubmitted = message.resubmitted or self._has_begun
-                one = SubmittedRequest(message, next_token)
+                one = SubmittedRequest(message, next_token, self._affinity)
                 self._link.submit(one)
                 submitted.append(one)
             answers = await asyncio.gather(*(next_token.answer for next_token in asked))

@@ -28,6 +28,15 @@ def test_no_stage_idles_where_as_many_decode_as_there_are_stages(num_stages: int
     assert max(idle) < 0.05
 
 
+def test_a_few_more_than_stages_are_no_fewer_cohorts() -> None:
+    """Two, one and one, not two and two."""
+    pipeline = Pipeline(3, seconds_of)
+    plain(pipeline, 4)
+    pipeline.run(until=0.5)
+    sizes = [len(step.request_ids) for step in pipeline.steps[-30:]]
+    assert {sum(sizes[i : i + 3]) for i in range(28)} == {4} and set(sizes) == {1, 2}
+
+
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 def test_cohorts_are_of_equal_size_whoever_comes_and_goes(num_stages: int) -> None:
     pipeline = Pipeline(num_stages, seconds_of)

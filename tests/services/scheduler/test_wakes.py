@@ -1,5 +1,7 @@
 """Whom an arrival, a result or an end wakes, with few replicas and with many."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.fleet.devices import DEVICES
@@ -7,6 +9,7 @@ from benchmarks.fleet.simulation import Case, Fleet
 from benchmarks.scheduler_step import result_of
 from pagewire.config import SchedulerConfig
 from pagewire.sampling_params import resolve
+from pagewire.services.scheduler.placement import Placement
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
@@ -74,3 +77,21 @@ def _decides(idle: Idle, replica: Replica) -> bool:
     step = idle.scheduler.schedule(replica)
     idle.wakes.after_decision(replica, step)
     return step is not None
+
+
+def test_a_request_is_looked_at_as_often_among_many_replicas_as_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is left to one, others pass it over until that has decided."""
+    looks: list[Request] = []
+    candidates = Placement.candidates
+
+    def counted(self: Placement, request: Request, *args: Any) -> Any:
+        looks.append(request)
+        return candidates(self, request, *args)
+
+    monkeypatch.setattr(Placement, "candidates", counted)
+    per_request = []
+    for num_replicas in (4, 24):
+        looks.clear()
+        Fleet(Case(num_replicas, 120, num_blocks=512, rate=40.0)).run()
+        per_request.append(len(looks) / 120)
+    assert per_request[1] < 2 * per_request[0], per_request

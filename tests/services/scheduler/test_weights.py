@@ -7,6 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pagewire.admin import Neighbour, replace_behind
+from pagewire.rpc import RpcError
 from pagewire.services.scheduler import rollout
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
@@ -404,3 +406,26 @@ async def test_status_says_who_has_which_weights(tmp_path: Path) -> None:
         replicas = (await stub.GetStatus(admin_pb2.GetStatusRequest())).services[0].scheduler.replicas
         assert [(r.weights_version, r.is_replacing_weights) for r in replicas] == [("old", True), ("old", False)]
         replaced.cancel()
+
+
+async def test_those_of_several_schedulers_are_replaced_by_one_call(tmp_path: Path) -> None:
+    """As a tokenizer service does it, which has several."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    first, second = (ServiceLine(tmp_path / name, executor()) for name in ("1", "2"))
+    async with first.running(), second.running():
+        await first.wait_for_executors(1)
+        await second.wait_for_executors(1)
+        neighbours = [Neighbour("scheduler", line.scheduler_address, line.channel) for line in (first, second)]
+        replace = replace_behind(lambda: neighbours)
+        replaced = await replace(admin_pb2.ReplaceWeightsRequest(model="b"))
+        assert (replaced.version, replaced.previous_version, replaced.num_executors) == ("new", "old", 2)
+        second.executor.checkpoints = {"a": "old", "b": "new"}
+        with pytest.raises(RpcError, match=f"weights newer are in force at {first.scheduler_address} only") as caught:
+            await replace(admin_pb2.ReplaceWeightsRequest(model="c"))
+        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        second.executor.checkpoints = FILES
+        assert (await replace(admin_pb2.ReplaceWeightsRequest(model="c"))).num_executors == 2
+        neighbours.clear()
+        with pytest.raises(RpcError, match="no scheduler is there"):
+            await replace(admin_pb2.ReplaceWeightsRequest(model="a"))

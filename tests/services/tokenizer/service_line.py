@@ -13,6 +13,8 @@ import grpc
 
 from pagewire import rpc
 from pagewire.config import TokenizerConfig
+from pagewire.discovery import discover
+from pagewire.secure_rpc import NO_TLS
 from pagewire.services.tokenizer.main import load_pool, make_generator, make_servers, report_availability
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
@@ -222,12 +224,10 @@ class TokenizerLine:
         if with_scheduler:
             await self.start_scheduler()
         self.pool = pool or await asyncio.to_thread(load_pool, self.config)
-        upstream = rpc.channel(self.config.scheduler_address)
-        self.link = SchedulerLink(
-            upstream, self.config.scheduler_address, recovery_timeout=self.config.recovery_timeout
-        )
+        schedulers = discover("static", "--scheduler-address", self.config.scheduler_address)
+        self.link = SchedulerLink(schedulers, NO_TLS.listed_channel, recovery_timeout=self.config.recovery_timeout)
         self.generator = make_generator(self.config, self.pool, self.link)
-        servers = make_servers(self.config, self.generator, upstream)
+        servers = make_servers(self.config, self.generator)
         for server in servers:
             await server.start()
         tasks = [asyncio.create_task(self.link.run()), asyncio.create_task(report_availability(self.link, *servers))]
@@ -243,7 +243,6 @@ class TokenizerLine:
             for server in servers:
                 await server.stop()
             await rpc.cancel(tasks)
-            await upstream.close()
             await self.kill_scheduler()
             if pool is None:
                 self.pool.close()

@@ -14,17 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.parts import Index, StoredPart, select
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weight_format import TensorSpec, WeightFormat, input_unit, output_unit
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading.quantization.gguf import GgufFormat
-from pagewire.services.executor.loading.quantization.install import random_shards, read_shard
+from pagewire.services.executor.loading.quantization.install import install_jobs, random_shards, read_shard
 from pagewire.services.executor.loading.quantization.registry import quantization_of
+from pagewire.services.executor.loading.weights.jobs import run_jobs
 from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from tests.services.executor.loading.quantization import test_awq, test_bitsandbytes, test_gptq
 from tests.services.executor.loading.quantization.checkpoints import random_words
 from tests.services.executor.loading.quantization.gguf_tensors import HALVES, random_blocks
 from tests.services.executor.loading.quantization.test_compressed_tensors import DYNAMIC_INT8, FP8, INT4, INT8
+from tests.services.executor.parallel.threads import on_ranks
 
 CPU = torch.device("cpu")
 NUM_OUTPUTS, NUM_INPUTS = 256, 512
@@ -184,3 +189,42 @@ def test_random_weights_are_shared_too(name: str) -> None:
     assert not isinstance(whole, Tensor) and not isinstance(part, Tensor)
     expected = whole.dequantize()[128:]
     assert torch.equal(part.dequantize(), expected if inputs is None else expected[:, HALF:])
+
+
+class Everything:
+    """Quantization of all modules alike."""
+
+    method = "everything"
+
+    def __init__(self, weight_format: WeightFormat) -> None:
+        self._format = weight_format
+
+    def format(self, module: str) -> WeightFormat:
+        return self._format
+
+
+@pytest.mark.parametrize(("name", "outputs"), [("fp8-block", [256, 128]), ("gptq-act-order", [192, 192])])
+def test_inputs_that_cannot_be_split_are_gathered(name: str, outputs: list[int]) -> None:
+    """Outputs are split instead, in whole blocks."""
+    quantization, x = Everything(format_of(name)), torch.randn(3, 384, generator=torch.manual_seed(0))
+
+    def product(ranks: Communicator) -> tuple[int, Tensor]:
+        placement = Placement(torch.float32, CPU, quantization, tensor=ranks)
+        layer = Linear(384, {"w": 384}, placement, bias=True, split=Split.INPUTS)
+        for _, bias in layer.load_targets():
+            bias.copy_(torch.arange(384.0)[: len(bias)] if ranks.size == 1 else layer_bias(layer))
+        run_jobs(install_jobs([layer], random_shards(1, torch.float32, CPU), lambda shard: 1), 1, lambda *_: None)
+        own = x[:, ranks.rank * (384 // ranks.size) : (ranks.rank + 1) * (384 // ranks.size)].contiguous()
+        return layer.shards[0].num_outputs, layer(own)
+
+    _, expected = product(ALONE)
+    found = on_ranks(2, product)
+    assert [num_outputs for num_outputs, _ in found] == outputs
+    for _, result in found:
+        torch.testing.assert_close(result, expected)
+
+
+def layer_bias(layer: Linear) -> Tensor:
+    rows = layer.shards[0].rows
+    assert rows is not None
+    return rows.float()
