@@ -86,7 +86,8 @@ struct Channel {
         while (!has_ended()) {
             peer.asleep.fetch_add(1);  // before the look at the turn: whoever changes it then looks at this
             const uint32_t now = peer.turn.load();
-            if ((int32_t)(now - turn) < 0) syscall(SYS_futex, (uint32_t*)&peer.turn, FUTEX_WAIT, now, &SLEEP, nullptr, 0);
+            if ((int32_t)(now - turn) < 0)
+                syscall(SYS_futex, (uint32_t*)&peer.turn, FUTEX_WAIT, now, &SLEEP, nullptr, 0);
             peer.asleep.fetch_sub(1);
             if (has_begun(peer, turn)) return true;
         }
@@ -155,7 +156,8 @@ bool sum(Channel& channel, T* x, int64_t count, int threads) {
     return true;
 }
 
-// out: rows of `stride` bytes, of which each rank has `row` bytes; this is about bytes `begin` to `end` of each rank's x.
+// out: rows of `stride` bytes, of which each rank has `row` bytes; this is about bytes `begin` to `end` of each
+// rank's x.
 bool gather(Channel& channel, const char* x, char* out, int64_t row, int64_t begin, int64_t end, int threads) {
     uint32_t turn;
     const int64_t meaning = meaning_of(GATHER, end - begin), stride = row * channel.size;
