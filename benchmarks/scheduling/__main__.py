@@ -7,8 +7,8 @@ tenants  the same, where the flood is of another tenant; the stack needs --tenan
 queue    500 long streams, then a short one
 shares   four tenants that send different things, all more than can be served: Jain's index of what they got
 
-The first two need --max-queue-time 0 where the flood takes longer than that. How long all of it takes, flood and stream,
-has to be compared with the same on a stack that takes prompts in order and whole: `pagewire serve` with
+The first two need --max-queue-time 0 where the flood takes longer than that. How long all of it takes, flood and
+stream, has to be compared with the same on a stack that takes prompts in order and whole: `pagewire serve` with
 
     --target-itl-ms 0 --max-num-partial-prefills 1000000 --max-long-partial-prefills 1000000
 """

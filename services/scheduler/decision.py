@@ -102,6 +102,8 @@ class Decision:
             # Most have room for a token, and need no call to know.
             has_room = request.num_computed_tokens < request.num_slots
             new_blocks = kv.no_blocks if has_room else self._slot_for(request)
+            if new_blocks is None and not request.is_accepted:
+                continue  # it gives back what lies behind its windows when it is, after a step in flight
             while new_blocks is None and request.status is RequestStatus.RUNNING:
                 self._preempt_tail()
                 new_blocks = self._slot_for(request)

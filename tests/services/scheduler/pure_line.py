@@ -231,12 +231,13 @@ class PureLine:
         no more steps are in flight than stages can have, and one."""
         num_stages, in_flight = self.executors[index].pipeline_stages, list(self._in_flight[index])
         assert len(in_flight) < num_stages - 1 + self.config.pipeline_depth
-        under_way = {
-            one.request_id for other in in_flight[max(0, len(in_flight) - num_stages + 1) :] for one in other.sampled
-        }
-        entering = {new.request_id for new in step.new_requests}  # those that were preempted do not wait for it
-        if num_stages > 1:
-            assert not under_way.intersection(step.request_ids).difference(entering), "a stage would wait for a token"
+        under_way = set[int]()
+        for one in [*in_flight[max(0, len(in_flight) - num_stages + 1) :], step]:
+            # Those that were preempted, and enter again, do not wait for it.
+            under_way.difference_update(new.request_id for new in one.new_requests)
+            if one is step and num_stages > 1:
+                assert not under_way.intersection(step.request_ids), "a stage would wait for a token"
+            under_way.update(request.request_id for request in one.sampled)
 
     def _check_integrity(self) -> None:
         if self._checks:

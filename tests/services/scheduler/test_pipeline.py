@@ -5,7 +5,11 @@ from itertools import pairwise
 import pytest
 
 from pagewire.services.scheduler.cost_model import StepWork
+from pagewire.services.scheduler.images import PromptImages
+from tests.fakes import FakeExecutor
 from tests.services.scheduler.pipeline import LATENCY, Pipeline
+from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.test_images import image
 
 
 def seconds_of(work: StepWork) -> float:
@@ -100,3 +104,15 @@ def test_the_target_between_two_tokens_is_that_of_all_stages(num_stages: int) ->
     ]
     gaps = [later - earlier for earlier, later in pairwise(ends)]
     assert max(gaps) < 0.040 * 1.25
+
+
+def test_a_prompt_with_an_image_keeps_what_it_has_until_the_executor_has_looked_at_that() -> None:
+    """Its last chunk may be decided before the first one is done, and lack a block that lies behind the window then: to
+    give up for that would begin the same again, for ever."""
+    executor = FakeExecutor(
+        num_blocks=8, windows={1: 3}, block_size=4, max_num_seqs=1, max_num_batched_tokens=4, pipeline_stages=4
+    )
+    line = PureLine(executor, pipeline_depth=1)
+    request = line.add([5] * 13, images=PromptImages([image(1, 0, 1)], 13), max_tokens=1)
+    line.run(max_steps=50)
+    assert request.is_finished and request.num_preemptions == 0
