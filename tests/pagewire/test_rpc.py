@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import rpc
-from pagewire.admin import replace_behind
+from pagewire.admin import Neighbour, replace_behind
 from pagewire.v1 import admin_pb2, executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 
@@ -63,8 +63,9 @@ async def test_who_replaces_weights_is_told_of_a_scheduler_that_went_away(tmp_pa
             ("refusing", "^no executor is"),
         ):
             async with grpc.aio.insecure_channel(f"unix:{tmp_path}/{name}") as channel:
+                neighbours = [Neighbour("scheduler", name, channel)]
                 with pytest.raises(rpc.RpcError, match=message) as caught:
-                    await replace_behind(channel)(admin_pb2.ReplaceWeightsRequest(model="b"))
+                    await replace_behind(neighbours.copy)(admin_pb2.ReplaceWeightsRequest(model="b"))
             assert caught.value.code is grpc.StatusCode.UNAVAILABLE
     await refusing.stop()
 
