@@ -17,7 +17,7 @@ _DEFAULT_TARGET = 0.05  # seconds
 _LEAST_SHARE = 1 / 3  # of the time that decodes take
 _MAX_STRETCH = 4.0  # times the target, where more wait for a first token than for a next one
 # Of the time that decodes take, where they are of tenants that were served less: these keep more than half their rate.
-_ALLOWED_SHARE = 3 / 4
+_ALLOWED_SHARE = 2 / 3
 NO_LIMIT = float("inf")
 
 
