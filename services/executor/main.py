@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 _REPORT_EVERY_S = 0.5
+_IN_TRANSIT_S = 0.3  # that a step takes at most from the scheduler's decision to the device thread
 _LAST_WORDS_S = 0.5
 
 
@@ -141,8 +142,12 @@ def _end_hung(worker: Worker, message: str) -> None:
 
 
 async def _until_idle(worker: Worker) -> None:
-    while not (worker.is_idle or worker.failed.done()):  # noqa: ASYNC110 - another thread's state
-        await asyncio.sleep(0.02)
+    """Returns when there was nothing to do for a moment: the first step of somebody may be on its way."""
+    idle_since = time.monotonic()
+    while not worker.failed.done() and time.monotonic() < idle_since + _IN_TRANSIT_S:
+        await asyncio.sleep(0.02)  # another thread's state
+        if not worker.is_idle:
+            idle_since = time.monotonic()
 
 
 async def _first(work: Future[Any], stopping: asyncio.Task[bool]) -> bool:

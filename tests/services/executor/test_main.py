@@ -7,7 +7,10 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -157,3 +160,14 @@ def test_progress_is_a_log_line_twice_a_second(caplog: pytest.LogCaptureFixture,
         for percent in range(100):
             progress(percent / 100, f"layer {percent}")
     assert caplog.messages[0] == "loading 0.00 layer 0" and len(caplog.messages) < 10
+
+
+async def test_an_executor_that_is_told_to_end_as_a_first_step_is_on_its_way_ends_after_it() -> None:
+    worker = SimpleNamespace(is_idle=True, failed=Future())
+    ending = asyncio.create_task(main._until_idle(cast(Any, worker)))
+    await asyncio.sleep(0.1)
+    worker.is_idle = False  # the step has arrived
+    await asyncio.sleep(0.5)
+    assert not ending.done()
+    worker.is_idle = True
+    await asyncio.wait_for(ending, 10)
