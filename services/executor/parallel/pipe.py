@@ -13,7 +13,6 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Protocol
 
 import torch
@@ -52,32 +51,6 @@ class Pipes:
 
 
 NO_PIPES = Pipes()
-
-
-class LocalPipe:
-    """Both ends, of two threads of one process."""
-
-    def __init__(self) -> None:
-        self._messages: SimpleQueue[tuple[tuple[int, ...], list[Tensor]] | None] = SimpleQueue()
-
-    def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        self._messages.put((tuple(numbers), [tensor.clone() for tensor in tensors]))
-
-    def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
-        message = self._messages.get()
-        if message is None:
-            raise PeerLost("the other end is closed")
-        for target, tensor in zip(tensors, message[1], strict=True):
-            target.copy_(tensor)
-        return message[0]
-
-    @property
-    def num_waiting(self) -> int:
-        """Messages that were not received yet."""
-        return self._messages.qsize()
-
-    def close(self) -> None:
-        self._messages.put(None)
 
 
 class SharedPipe:

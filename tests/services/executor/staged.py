@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.cuda_graphs import Steps
@@ -16,7 +17,7 @@ from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Failure, Group
-from pagewire.services.executor.parallel.pipe import LocalPipe
+from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.parallel.stage import Stage
 from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.pipeline import PipelineStage, stage_in, stream_of
@@ -25,6 +26,32 @@ from pagewire.services.executor.ranks.piping import make_ends, pipes_of
 from pagewire.services.executor.step import HostTokens, Step, StepOutput
 
 CPU = torch.device("cpu")
+
+
+class LocalPipe:
+    """Both ends, of two threads of one process."""
+
+    def __init__(self) -> None:
+        self._messages: SimpleQueue[tuple[tuple[int, ...], list[Tensor]] | None] = SimpleQueue()
+
+    def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        self._messages.put((tuple(numbers), [tensor.clone() for tensor in tensors]))
+
+    def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
+        message = self._messages.get()
+        if message is None:
+            raise PeerLost("the other end is closed")
+        for target, tensor in zip(tensors, message[1], strict=True):
+            target.copy_(tensor)
+        return message[0]
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that were not received yet."""
+        return self._messages.qsize()
+
+    def close(self) -> None:
+        self._messages.put(None)
 
 
 def local_runners(

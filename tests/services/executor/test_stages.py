@@ -15,10 +15,9 @@ from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.parallel.pipe import LocalPipe
 from pagewire.services.executor.parallel.stage import Stage, divide
 from tests.services.executor.models.tiny import load, save_tiny
-from tests.services.executor.staged import Staged, joined_runners, local_runners
+from tests.services.executor.staged import LocalPipe, Staged, joined_runners, local_runners
 from tests.services.executor.stepping import GREEDY, LIMITS, Driver, alone, make_driver, prompt
 
 NUM_TOKENS = 12
