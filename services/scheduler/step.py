@@ -1,6 +1,6 @@
 """The values that pass between the scheduler and its executors. Fields carry the names of `executor.proto`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,6 +132,8 @@ class StepResult:
     errors: Mapping[int, Any] = field(default_factory=dict)
     # Index into request_ids -> log probabilities of its prompt, which the scheduler only passes on.
     prompt_logprobs: Mapping[int, Any] = field(default_factory=dict)
+    # [s + v], drafts that were checked of each; empty: as many as were asked for.
+    num_drafted: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
