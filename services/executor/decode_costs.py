@@ -41,7 +41,7 @@ def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time
     with_drafts = BatchShape.uniform(1, 1 + runner.max_draft_tokens)
     if with_drafts.num_tokens > limits.max_num_batched_tokens:
         return DecodeCosts(tuple(steps))
-    # What goes beyond a step of as many tokens is the proposer's. (One that finds nothing in a dummy drafts nothing.)
+    # What goes beyond a step of as many tokens is the proposer's.
     rest = _seconds(runner, with_drafts, clock) - _interpolated(steps, with_drafts.num_tokens)
     return DecodeCosts(tuple(steps), max(0.0, rest) / runner.max_draft_tokens)
 

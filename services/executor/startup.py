@@ -136,7 +136,7 @@ def start_runner(
             capture_graphs(runner, setup.graph_sizes, progress)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     costs = NO_COSTS
-    if runner.max_draft_tokens:
+    if setup.speculation is not None and setup.speculation.adaptive:
         with phases("decode_costs"):
             costs = measure(runner, group)
     logger.info("ready: %s", phases)
@@ -257,6 +257,7 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         weight_bytes=sum(setup.group.of_all(model.weight_bytes)),
         kv_cache_bytes=sum(setup.group.of_all(sum(cache.nbytes for cache in runner.kv_caches))),
         max_draft_tokens=runner.max_draft_tokens,
+        draft_bounds=() if setup.speculation is None else setup.speculation.draft_bounds,
         kind=setup.pooling.kind,
         labels=setup.pooling.labels,
         vector_size=setup.pooling.size or model.config.hidden_size,

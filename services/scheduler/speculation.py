@@ -136,8 +136,8 @@ class Speculation:
             return
         num_asked = num_drafted = num_accepted = longest = 0
         for i, asked in step.drafts_of.items():
-            drafted = result.num_drafted[i] if result.num_drafted else asked
-            accepted = max(0, result.num_tokens[i] - 1)
+            drafted = result.drafted(i)
+            accepted = min(drafted, max(0, result.num_tokens[i] - 1))
             num_asked += asked
             num_drafted += drafted
             num_accepted += accepted

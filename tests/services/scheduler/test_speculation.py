@@ -156,7 +156,9 @@ def test_requests_of_one_step_have_different_numbers() -> None:
         drafts = [plan.of(request) for request in requests]
         step = ScheduledStep(1, sampled=requests, drafts_of={i: count for i, count in enumerate(drafts) if count})
         step.work.num_decodes = 2 + sum(drafts)
-        speculation.learn(step, StepResult(1, [], [1 + drafts[0], 1], []), memory_bound(step.work.num_decodes))
+        speculation.learn(
+            step, StepResult(1, [], [1 + drafts[0], 1], [], num_drafted=drafts), memory_bound(step.work.num_decodes)
+        )
     plan = speculation.plan(requests)
     assert plan.of(requests[0]) == MOST
     assert plan.of(requests[1]) <= 2
@@ -172,7 +174,7 @@ def test_another_tenants_texts_do_not_count() -> None:
             step = ScheduledStep(1, sampled=[request], drafts_of={0: drafts})
             step.work.num_decodes = 1 + drafts
             gain = 1 if request is refusing else 1 + drafts
-            speculation.learn(step, StepResult(1, [], [gain], []), memory_bound(1 + drafts))
+            speculation.learn(step, StepResult(1, [], [gain], [], num_drafted=[drafts]), memory_bound(1 + drafts))
     newcomers = [Request(i, [1], SamplingParams(), tenant=tenant) for i, tenant in ((3, "a"), (4, "b"))]
     for request in newcomers:
         request.max_num_tokens = 1 << 20
