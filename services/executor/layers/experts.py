@@ -28,6 +28,7 @@ from pagewire.services.executor.layers.weights import (
     Shard,
     stored_parts,
 )
+from pagewire.services.executor.layers.whole_experts import WholeExperts, own_experts
 from pagewire.services.executor.model_config import ModelLoadError
 
 _MAX_EXPERTS = 4096
@@ -134,15 +135,19 @@ class ExpertsLinear:
         outputs: range | None = None,
         inputs: range | None = None,
     ) -> None:
-        """outputs, inputs: of each expert's projections, what the rank has; None: all."""
+        """outputs, inputs: of each expert's projections, what the rank has; None: all. Of the experts it has its own
+        where the placement says so, else all."""
+        experts = range(config.num_experts)
+        if placement.whole_experts:
+            experts = own_experts(config.num_experts, placement.tensor)
         rows = None if outputs is None else indices(outputs)
         self.shards = tuple(
             Shard(expert.name(name), size, in_features, found and WeightOnly(found), config.bias, rows, inputs)
-            for expert in (placement.within(f"experts.{i}") for i in range(config.num_experts))
+            for expert in (placement.within(f"experts.{i}") for i in experts)
             for name, size in shards.items()
             for found in [expert.format(name)]
         )
-        self.num_experts = config.num_experts
+        self.num_experts = len(experts)
         sizes = sum(shard.num_outputs for shard in self.shards), self.shards[0].num_inputs
         self.weight: PackedWeight = (
             Dense(placement.empty(*sizes)) if all(shard.format is None for shard in self.shards) else NotLoaded(*sizes)
@@ -230,17 +235,29 @@ class Router(Linear):
 class RoutedMLP:
     """A feed-forward block: `sum of weight_e * down_e(act(gate_e(x)) * up_e(x))` over the experts e of each token x."""
 
-    __slots__ = ("activation", "correction_bias", "down", "gate_up", "num_experts", "ranks", "router", "routing")
+    __slots__ = (
+        "activation",
+        "correction_bias",
+        "down",
+        "gate_up",
+        "num_experts",
+        "ranks",
+        "router",
+        "routing",
+        "whole",
+    )
 
     def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
         """placement: of the module whose parts router and experts are, e.g. model.layers.0.mlp"""
         size, routing, activation = config.intermediate_size, config.routing, config.activation
         self.router = Router(config, placement)
-        share = _share(config, placement) if placement.tensor.size > 1 else None
+        ranks, whole = placement.tensor, placement.whole_experts
+        share = _share(config, placement) if ranks.size > 1 and not whole else None
+        self.whole = WholeExperts(config.num_experts, ranks, placement.device) if whole else None
         gate_up = dict.fromkeys(config.gate_up, size)
         self.gate_up = ExpertsLinear(config, config.hidden_size, gate_up, placement, outputs=share)
         self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement, inputs=share)
-        self.ranks = placement.tensor
+        self.ranks = ranks
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.num_experts = config.num_experts
         self.correction_bias = (
@@ -264,10 +281,15 @@ class RoutedMLP:
             routing.topk_groups,
             routing.group_best,
         )
+        if self.whole is not None:
+            return self.whole(hidden, ids, weights, self._multiply)
         order, starts = ops.sort_by_expert(ids, self.num_experts)
-        inner = self.activation(self.gate_up(hidden, order, starts))
-        combined = ops.combine_experts(self.down(inner, order, starts), weights)
+        combined = ops.combine_experts(self._multiply(hidden, order, starts), weights)
         return combined if self.ranks.size == 1 else self.ranks.all_reduce(combined)
+
+    def _multiply(self, hidden: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+        inner = self.activation(self.gate_up(hidden, order, starts))
+        return self.down(inner, order, starts)
 
     def leaves(self) -> Iterator[Linear | ExpertsLinear | CorrectionBias]:
         yield from (self.router, self.gate_up, self.down)
