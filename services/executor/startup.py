@@ -66,6 +66,7 @@ class ExecutorInfo:
     whole_prompts: bool = False
     predecessor_failed: bool = False
     pipeline_stages: int = 1
+    num_ranks: int = 1
     weights_digest: str = ""  # of those that it starts with
 
     @property
@@ -256,4 +257,5 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         whole_prompts=setup.pooling.whole_prompts,
         predecessor_failed=predecessor_failed(),
         pipeline_stages=setup.group.stage.count,
+        num_ranks=setup.group.size,
     )

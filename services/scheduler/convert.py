@@ -159,6 +159,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         weights=to_weights(message.weights),
         predecessor_failed=message.predecessor_failed,
         pipeline_stages=max(1, message.pipeline_stages),
+        num_ranks=max(1, message.num_ranks),
     )
 
 
@@ -215,6 +216,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         dict(message.vectors) if message.vectors else {},
         dict(message.errors) if message.errors else {},
         dict(message.prompt_logprobs) if message.prompt_logprobs else {},
+        list(message.num_drafted),
     )
 
 

@@ -54,6 +54,7 @@ class ExecutorInfo:
     weights: Weights = Weights()
     predecessor_failed: bool = False  # as far as is known
     pipeline_stages: int = 1  # that its layers are divided into
+    num_ranks: int = 1  # processes that it consists of
 
     @property
     def max_num_tokens(self) -> int:

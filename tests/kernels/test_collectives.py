@@ -227,7 +227,12 @@ def test_recorded_steps_send_other_rows_each_time() -> None:
 
     def run(rank: int) -> list[Tensor]:
         x, rows, starts = torch.zeros(3, 8), torch.zeros(3, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
-        recorded = record(lambda: ops.all_to_all(x, rows, starts, channel, rank, 2), Memory())
+
+        def step() -> Tensor:
+            ops.all_to_all(x, rows, starts, channel, rank, 2)
+            return x
+
+        recorded = record(step, Memory())
         results = []
         for routes in all_routes:
             x.copy_(given_by(rank, (3, 8), torch.float32))

@@ -54,7 +54,8 @@ def load_model(
     checkpoint's if it has them, else 1. quantization: None runs weights as they are stored, a method insists on it,
     "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: put over the
     keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, of which each has
-    whole experts if whole_experts, stage: which of its layers, of how many parts; all of our own models only. progress is called with the fraction done and what was read.
+    whole experts if whole_experts; stage: which of its layers, of how many parts; of our own models only. progress is
+    called with the fraction done and what was read.
 
     Raises ModelLoadError with the cause and the remedy.
     """
