@@ -248,7 +248,7 @@ class Leader:
         if follower.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = follower.process.wait(_EXIT_CODE_S)
-        if code in (-signal.SIGKILL, -signal.SIGTERM):
+        if code is None or code in (-signal.SIGKILL, -signal.SIGTERM):  # what fails by itself has said so
             self._was_killed = True
         return "ended" if code is None else f"ended ({ending(code)})"
 
