@@ -33,6 +33,8 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         max_num_batched_tokens=executor.max_num_batched_tokens,
         max_draft_tokens=executor.max_draft_tokens,
         pipeline_stages=executor.pipeline_stages,
+        decode_costs=executor.decode_costs,
+        draft_bounds=executor.draft_bounds,
         weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
     )
 
@@ -215,8 +217,10 @@ class PureLine:
             for index in range(len(self.executors)):
                 while self.schedule(index) is not None:
                     pass
+            # Who has decided may have somebody left to it by one that decides after it, and decides again.
+            wanted = self.scheduler.placement.take_wanted()
             busy = [index for index in range(len(self.executors)) if self.num_in_flight(index)]
-            if not busy:
+            if not busy and not wanted:
                 break
             for index in busy:
                 self.receive(index)
