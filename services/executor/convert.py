@@ -266,6 +266,11 @@ def describe_response(info: ExecutorInfo, weights: executor_pb2.Weights) -> exec
         weight_bytes=info.weight_bytes,
         kv_cache_bytes=info.kv_cache_bytes,
         max_draft_tokens=info.max_draft_tokens,
+        decode_costs=[executor_pb2.StepCost(num_tokens=size, seconds=cost) for size, cost in info.decode_costs.steps],
+        draft_seconds=info.decode_costs.draft_seconds,
+        draft_bounds=[
+            executor_pb2.DraftBound(num_requests=size, max_draft_tokens=most) for size, most in info.draft_bounds
+        ],
         pipeline_stages=info.pipeline_stages,
         num_ranks=info.num_ranks,
         whole_prompts=info.whole_prompts,
